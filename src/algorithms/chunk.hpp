@@ -1,0 +1,53 @@
+// chunk: one chunk of either rule, forward: from the state S entering it to its outputs and the state leaving it.
+#pragma once
+
+namespace headrace::algorithms {
+
+// What a chunk reads. Rows past the chunk's length are zero; the gate holds the decays e^{G}.
+template <class Ops>
+struct ChunkInputs {
+    typename Ops::Tile q, k, e;  // [C,K]; e is the erase key of the delta rule: k, or Comba's p
+    typename Ops::Tile v;        // [C,V]
+    const typename Ops::T* beta; // [C]
+    typename Ops::T scale;       // of the read-out
+    bool undecayed_error;        // Comba: the error is taken before the token's own gate
+};
+
+template <class Ops>
+struct ForwardTiles {
+    typename Ops::Tile P, l;            // [C,C] read scores; erase scores, later -l diag(beta)
+    typename Ops::Tile q_start, e_start, k_end;  // [C,K] decayed from the chunk's start, or to its end
+    typename Ops::Tile residual, d;     // [C,V] v - S'^T e of each token; what is written, d = beta * residual
+};
+
+// With G_i the sum of the chunk's log decays up to token i (Ge_i: without token i for Comba):
+//     P_ij = scale q_i.k_j e^{G_i - G_j}, j <= i        l_ij = e_i.k_j e^{Ge_i - G_j}, j < i
+//     residual = (I + l diag(beta))^-1 (v - (e e^{Ge}) S)     d = beta residual      (additive rule: d = v)
+//     o = scale (q e^G) S + P d                               S <- e^{G_L} S + (k e^{G_L - G})^T d
+// An empty o is not computed. The delta rule leaves `residual`.
+template <bool delta, class Ops>
+void chunk_forward(Ops& ops, const ChunkInputs<Ops>& in, const ForwardTiles<Ops>& tiles, typename Ops::Tile S,
+                   typename Ops::Tile o) {
+    using Tile = typename Ops::Tile;
+    const auto state = ops.right_state(S);
+    ops.scores(o ? tiles.P : Tile{}, delta ? tiles.l : Tile{}, in);
+    Tile d = in.v;
+    if constexpr (delta) {
+        ops.scale_before(tiles.e_start, in.e, -1);
+        ops.copy_values(tiles.residual, in.v);
+        ops.add_read(tiles.residual, tiles.e_start, state);
+        ops.scale_columns(tiles.l, in.beta, -1);
+        ops.solve(tiles.residual, tiles.l);
+        ops.scale_value_rows(tiles.d, tiles.residual, in.beta);
+        d = tiles.d;
+    }
+    if (o) {
+        ops.scale_start(tiles.q_start, in.q, in.scale);
+        ops.read(o, tiles.q_start, state);
+        ops.add_lower(o, tiles.P, d);
+    }
+    ops.scale_end(tiles.k_end, in.k);
+    ops.decay_and_write(S, tiles.k_end, d);
+}
+
+}  // namespace headrace::algorithms

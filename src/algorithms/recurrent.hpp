@@ -1,0 +1,92 @@
+// recurrent: one token of either rule, forward and adjoint: the definition of the operators on vectors and one state.
+#pragma once
+
+namespace headrace::algorithms {
+
+// One token; every pointer is a row vector. decay = e^{g} per key channel, with what its rounding left; value_decay =
+// e^{gv} per value channel or null; beta per value channel. Comba's error is taken before the decay.
+template <class T>
+struct Token {
+    const T *q, *k, *e;                  // [K]
+    const T *decay, *decay_rest;         // [K]
+    const T *v, *beta, *value_decay;     // [V]
+    T scale;
+    bool undecayed_error;
+};
+
+template <class T>
+struct TokenSpare {
+    T *decayed_q, *decayed_e;            // [K]
+    T *read, *error, *d;                 // [V]
+};
+
+// S' = Diag(decay) S Diag(value_decay)     error = v - S'^T e (Comba: S^T e)     d = beta error (additive: d = v)
+// S <- S' + k d^T                          o = scale (S'^T q + (q.k) d)
+// The state is read twice and written once.
+template <bool delta, class Ops, class T>
+void token_forward(Ops& ops, T* o, typename Ops::Tile S, const Token<T>& token, const TokenSpare<T>& spare) {
+    ops.multiply_keys(spare.decayed_q, token.q, token.decay);
+    if constexpr (delta) {
+        const T* e = token.e;
+        if (!token.undecayed_error) {
+            ops.multiply_keys(spare.decayed_e, token.e, token.decay);
+            e = spare.decayed_e;
+        }
+        ops.read_two(spare.read, spare.error, S, spare.decayed_q, e);
+        if (!token.undecayed_error) ops.multiply_values(spare.error, spare.error, token.value_decay);
+        ops.delta_values(spare.d, token.v, spare.error, token.beta);
+    } else {
+        ops.read(spare.read, S, spare.decayed_q);
+        ops.copy_values(spare.d, token.v);
+    }
+    ops.multiply_values(spare.read, spare.read, token.value_decay);
+    ops.combine(o, token.scale, spare.read, ops.dot_keys(token.q, token.k), spare.d);
+    ops.decay_and_write(S, token.decay, token.decay_rest, token.value_decay, token.k, spare.d);
+}
+
+template <class T>
+struct TokenGradients {
+    T *d_q, *d_k, *d_e, *d_decay;        // [K]; d_decay is that of the log decay
+    T *d_v, *d_beta, *d_value_decay;     // [V]; d_value_decay is that of gv
+};
+
+// D is the gradient of the state after the token (S_after) and becomes that of the state before it (S_before):
+//     D += scale q d_o^T    d_q = scale S_after d_o    y = D^T k    d_k = D d    z = beta y = d_v    d_beta = y error
+//     e against S': d_e = -S' z, D' = D - e z^T; D <- decayed D'      against S_before: d_e = -S z, D <- decayed D - e z^T
+//     d_decay = rowsum(D' * S')      d_value_decay = colsum(D' * S')
+template <bool delta, class Ops, class T>
+void token_backward(Ops& ops, const TokenGradients<T>& gradients, typename Ops::Tile D, typename Ops::Tile S_before,
+                    typename Ops::Tile S_after, const Token<T>& token, const T* d_o, const TokenSpare<T>& spare) {
+    ops.add_outer(D, token.scale, token.q, d_o);
+    ops.rows_times(gradients.d_q, token.scale, S_after, d_o);
+    T* y = spare.read;
+    ops.read(y, D, token.k);
+    ops.copy_values(gradients.d_v, y);
+    if constexpr (delta) {
+        if (token.undecayed_error) {
+            ops.read(spare.error, S_before, token.e);
+        } else {
+            ops.multiply_keys(spare.decayed_e, token.e, token.decay);
+            ops.read(spare.error, S_before, spare.decayed_e);
+            ops.multiply_values(spare.error, spare.error, token.value_decay);
+        }
+        ops.error_values(spare.error, token.v);
+        ops.multiply_values(spare.d, spare.error, token.beta);
+        ops.multiply_values(gradients.d_beta, y, spare.error);
+        ops.multiply_values(gradients.d_v, y, token.beta);
+    } else {
+        ops.copy_values(spare.d, token.v);
+    }
+    ops.rows_times(gradients.d_k, T(1), D, spare.d);
+    const T* z = gradients.d_v;
+    const bool error_after_decay = delta && !token.undecayed_error;
+    if (error_after_decay) ops.add_outer(D, T(-1), token.e, z);
+    ops.decay_backward(D, gradients.d_decay, gradients.d_value_decay, error_after_decay ? gradients.d_e : nullptr, S_before,
+                       token.decay, token.value_decay, z);
+    if (delta && token.undecayed_error) {
+        ops.rows_times(gradients.d_e, T(-1), S_before, z);
+        ops.add_outer(D, T(-1), token.e, z);
+    }
+}
+
+}  // namespace headrace::algorithms

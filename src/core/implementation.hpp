@@ -1,0 +1,38 @@
+// Implementation: one way to compute some problems; the dispatcher asks each in turn.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "core/workspace.hpp"
+
+namespace headrace {
+
+// What the running machine offers, found once per process.
+struct Machine {
+    bool avx2 = false;         // with FMA and F16C
+    bool avx512 = false;       // F, BW, DQ, VL
+    bool avx512_bf16 = false;  // avx512 and the bf16 dot product
+};
+
+class Implementation {
+  public:
+    virtual ~Implementation() = default;
+    virtual std::string name() const = 0;  // "avx512.chunk": backend.algorithm[.variant]
+    virtual bool serves(Direction direction) const = 0;
+    // Why this implementation cannot compute the problem; empty if it can. Only called when it serves the direction.
+    virtual std::string refusal(const Problem& problem, const Machine& machine) const = 0;
+    // Why a later implementation serves this problem better, though this one could; empty if none does. Not asked when
+    // this one is forced.
+    virtual std::string yields(const Problem&) const { return {}; }
+    // Takes every block that run() will use.
+    virtual void carve(const Problem& problem, Carver& carver) const = 0;
+    // `carver` is fresh over a buffer of at least carve()'s size. May read the whole problem; never fails.
+    virtual void run(const Problem& problem, Carver& carver) const = 0;
+};
+
+// All implementations, in order of preference.
+const std::vector<const Implementation*>& all_implementations();
+
+}  // namespace headrace

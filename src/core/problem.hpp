@@ -1,0 +1,54 @@
+// Problem: one validated call; nothing below this layer checks user input again.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "headrace/headrace.hpp"
+
+namespace headrace {
+
+enum class Rule { additive, delta };
+
+// Tokens [begin, end) of batch row `row` form one sequence with one state.
+struct Sequence {
+    std::int64_t row, begin, end;
+};
+
+struct Problem {
+    Operator op;
+    Direction direction;
+    Rule rule;
+    bool erase_with_p;      // comba: the error term uses p and the undecayed state
+    bool step_gate;         // g is [B,T,HV]
+    bool channel_gate;      // g is [B,T,HV,K]
+    bool head_gate;         // g_gamma
+    bool value_gate;        // gv
+    bool elementwise_beta;  // beta is [B,T,HV,V]
+
+    std::int64_t B, T, H, HV, K, V, N;
+    std::int64_t group;  // HV / H
+    DType dtype;         // of q, k, v, p, o
+    bool wide;           // dtype is f64: everything is computed in double
+    double scale;        // resolved
+    int chunk;           // hint: 0, 16, 32, 64, 128, 256
+    DType state_dtype;   // of states saved for the backward
+    int threads;         // >= 1, resolved
+    std::vector<Sequence> sequences;
+
+    Inputs in;
+    Outputs out;
+    OutputGradients d_out;
+    Gradients grads;
+    StatePool pool;
+    Options options;
+};
+
+// Whether make_problem also reads tensor contents (gates, pool indices), which explain and plan must not.
+enum class Contents { check, ignore };
+
+// The only validation: shapes, dtypes, strides, devices, aliasing, offsets, options and, with Contents::check, gate
+// values and pool rows.
+Status make_problem(const Call& call, Contents contents, Problem* problem);
+
+}  // namespace headrace

@@ -1,0 +1,169 @@
+// What make_problem asks of each tensor view: rank, sizes, strides, device, dtype, data and overlap with others.
+#include <algorithm>
+#include <iterator>
+#include <string_view>
+
+#include "core/validation.hpp"
+#include "core/views.hpp"
+
+namespace headrace {
+namespace {
+
+bool is_float(DType dtype) {
+    return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
+
+bool check_sizes(const NamedView& named, Fault& fault) {
+    const TensorView& view = *named.view;
+    if (view.rank < 1 || view.rank > TensorView::max_rank) {
+        return fault(named.name, ": expected 1 to 4 dimensions, got ", view.rank);
+    }
+    std::int64_t count = 1;
+    for (int i = 0; i < view.rank; ++i) {
+        if (view.shape[i] < 0) return fault(named.name, ": expected sizes >= 0, got shape ", shape_text(view));
+        if (view.strides[i] < 0) {
+            return fault(named.name, ": expected strides >= 0, got ", shape_text(view.strides, view.rank));
+        }
+        count = bounded_product(count, std::max<std::int64_t>(1, view.shape[i]));
+    }
+    if (count >= max_elements)
+        return fault(named.name, ": expected fewer than 2^58 elements, got shape ", shape_text(view));
+    if (span_of(view) >= max_elements) {
+        return fault(named.name, ": expected an extent of fewer than 2^58 elements, got shape ", shape_text(view),
+                     " with strides ", shape_text(view.strides, view.rank));
+    }
+    if (named.role == Role::output && !has_distinct_elements(view)) {
+        return fault(named.name, ": expected elements that do not overlap, got shape ", shape_text(view),
+                     " with strides ", shape_text(view.strides, view.rank));
+    }
+    return true;
+}
+
+bool check_kind(const NamedView& named, Fault& fault) {
+    const TensorView& view = *named.view;
+    if (view.device != Device::cpu) {
+        return fault(named.name, ": expected a CPU tensor, got ",
+                     view.device == Device::cuda ? "CUDA" : "an unknown device");
+    }
+    if (named.role == Role::index && view.dtype != DType::i32 && view.dtype != DType::i64) {
+        return fault(named.name, ": expected dtype i32 or i64, got ", name_of(view.dtype));
+    }
+    if (named.role != Role::index && !is_float(view.dtype)) {
+        return fault(named.name, ": expected a floating-point dtype, got ", name_of(view.dtype));
+    }
+    return true;
+}
+
+bool check_data(const NamedView& named, Fault& fault) {
+    const TensorView& view = *named.view;
+    if (view.numel() == 0) return true;
+    if (view.data == nullptr) return fault(named.name, ": expected data, got a null pointer");
+    if (reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) != 0) {
+        return fault(named.name, ": expected data aligned to ", size_of(view.dtype),
+                     " bytes, got an address that is not");
+    }
+    return true;
+}
+
+bool expect_dtype(const char* name, const TensorView& view, DType dtype, Fault& fault) {
+    if (!view.given() || view.dtype == dtype) return true;
+    return fault(name, ": expected dtype ", name_of(dtype), " as in q, got ", name_of(view.dtype));
+}
+
+}  // namespace
+
+std::vector<NamedView> named_views(const Problem& problem) {
+    const Inputs& in = problem.in;
+    const Gradients& grads = problem.grads;
+    const NamedView all[] = {
+        {"q", &in.q, Role::input},
+        {"k", &in.k, Role::input},
+        {"v", &in.v, Role::input},
+        {"p", &in.p, Role::input},
+        {"g", &in.g, Role::input},
+        {"gv", &in.gv, Role::input},
+        {"g_gamma", &in.g_gamma, Role::input},
+        {"beta", &in.beta, Role::input},
+        {"A_log", &in.A_log, Role::input},
+        {"dt_bias", &in.dt_bias, Role::input},
+        {"initial_state", &in.initial_state, Role::input},
+        {"cu_seqlens", &in.cu_seqlens, Role::index},
+        {"o", &problem.out.o, Role::output},
+        {"final_state", &problem.out.final_state, Role::output},
+        {"d_o", &problem.d_out.d_o, Role::input},
+        {"d_final_state", &problem.d_out.d_final_state, Role::input},
+        {"d_q", &grads.d_q, Role::output},
+        {"d_k", &grads.d_k, Role::output},
+        {"d_v", &grads.d_v, Role::output},
+        {"d_p", &grads.d_p, Role::output},
+        {"d_g", &grads.d_g, Role::output},
+        {"d_gv", &grads.d_gv, Role::output},
+        {"d_g_gamma", &grads.d_g_gamma, Role::output},
+        {"d_beta", &grads.d_beta, Role::output},
+        {"d_A_log", &grads.d_A_log, Role::output},
+        {"d_dt_bias", &grads.d_dt_bias, Role::output},
+        {"d_initial_state", &grads.d_initial_state, Role::output},
+        {"pool.states", &problem.pool.states, Role::output},
+        {"pool.indices", &problem.pool.indices, Role::index},
+        {"pool.num_accepted_tokens", &problem.pool.num_accepted_tokens, Role::index},
+    };
+    std::vector<NamedView> given;
+    given.reserve(std::size(all));
+    for (const NamedView& named : all) {
+        if (named.view->rank != 0) given.push_back(named);
+    }
+    return given;
+}
+
+bool check_each_view(const std::vector<NamedView>& views, Contents contents, Fault& fault) {
+    for (const NamedView& named : views) {
+        if (!check_sizes(named, fault) || !check_kind(named, fault)) return false;
+        // cu_seqlens is read in either case.
+        const bool is_read = contents == Contents::check || std::string_view(named.name) == "cu_seqlens";
+        if (is_read && !check_data(named, fault)) return false;
+    }
+    return true;
+}
+
+bool check_dtypes(const std::vector<NamedView>& views, Problem& problem, Fault& fault) {
+    problem.dtype = problem.in.q.dtype;
+    problem.wide = problem.dtype == DType::f64;
+    const DType state = problem.wide ? DType::f64 : DType::f32;
+    if (!expect_dtype("k", problem.in.k, problem.dtype, fault) ||
+        !expect_dtype("v", problem.in.v, problem.dtype, fault) ||
+        !expect_dtype("p", problem.in.p, problem.dtype, fault) ||
+        !expect_dtype("o", problem.out.o, problem.dtype, fault) ||
+        !expect_dtype("d_o", problem.d_out.d_o, problem.dtype, fault)) {
+        return false;
+    }
+    const TensorView &final_state = problem.out.final_state, &states = problem.pool.states;
+    if (final_state.given() && final_state.dtype != state) {
+        return fault("final_state: expected dtype ", name_of(state), " where q has ", name_of(problem.dtype), ", got ",
+                     name_of(final_state.dtype));
+    }
+    if (states.given() && states.dtype != state && (problem.wide || size_of(states.dtype) != 2)) {
+        return fault("pool.states: expected dtype ", problem.wide ? "f64" : "f32, bf16 or f16", " where q has ",
+                     name_of(problem.dtype), ", got ", name_of(states.dtype));
+    }
+    for (const NamedView& named : views) {
+        if (named.role != Role::index && named.view->dtype == DType::f64 && !problem.wide) {
+            return fault(named.name, ": expected dtype f32, bf16 or f16 where q has ", name_of(problem.dtype),
+                         ", got f64");
+        }
+    }
+    return true;
+}
+
+bool check_aliasing(const std::vector<NamedView>& views, Fault& fault) {
+    for (const NamedView& output : views) {
+        if (output.role != Role::output) continue;
+        const Extent extent = extent_of(*output.view);
+        for (const NamedView& other : views) {
+            if (&other == &output || !overlaps(extent, extent_of(*other.view))) continue;
+            return fault(output.name, ": expected memory of its own, got memory that overlaps ", other.name);
+        }
+    }
+    return true;
+}
+
+}  // namespace headrace

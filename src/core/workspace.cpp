@@ -1,0 +1,25 @@
+// Carver: cuts named, aligned blocks from one buffer; without a buffer the same calls compute the size and the plan.
+#include "core/workspace.hpp"
+
+#include "core/views.hpp"
+
+namespace headrace {
+
+Carver::Carver(void* base) {
+    if (base == nullptr) return;
+    const auto address = reinterpret_cast<std::uintptr_t>(base);
+    base_ = static_cast<char*>(base) + (alignment - address % alignment) % alignment;
+}
+
+void* Carver::take(const char* name, DType dtype, std::initializer_list<std::int64_t> shape) {
+    // Saturates at max_elements * 8 bytes, which no allocation can serve.
+    std::int64_t count = 1;
+    for (const std::int64_t size : shape) count = bounded_product(count, size);
+    const std::size_t bytes = static_cast<std::size_t>(count) * size_of(dtype);
+    void* block = base_ == nullptr ? nullptr : base_ + offset_;
+    if (base_ == nullptr) entries_.push_back({name, "workspace", std::vector<std::int64_t>(shape), dtype, bytes});
+    offset_ += (bytes + alignment - 1) / alignment * alignment;
+    return block;
+}
+
+}  // namespace headrace

@@ -1,0 +1,161 @@
+// args: turns a Problem into KernelArgs, with the small arrays that the kernels read and the sums they leave.
+#include "cpu/args.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/types.hpp"
+#include "core/views.hpp"
+
+namespace headrace::cpu {
+
+namespace {
+
+Strided strided(const TensorView& view) {
+    Strided result{static_cast<char*>(view.data), view.dtype, view.given(), {}};
+    for (int i = 0; i < view.rank; ++i) result.stride[i] = view.strides[i];
+    return result;
+}
+
+void write(const TensorView& view, std::int64_t offset, double value) {
+    switch (view.dtype) {
+        case DType::f64: static_cast<double*>(view.data)[offset] = value; break;
+        case DType::f32: static_cast<float*>(view.data)[offset] = static_cast<float>(value); break;
+        case DType::bf16: static_cast<std::uint16_t*>(view.data)[offset] = float_to_bf16(static_cast<float>(value)); break;
+        case DType::f16: static_cast<std::uint16_t*>(view.data)[offset] = float_to_f16(static_cast<float>(value)); break;
+        default: break;
+    }
+}
+
+double* take_doubles(Carver& carver, const char* name, std::int64_t count) {
+    return static_cast<double*>(carver.take(name, DType::f64, {count}));
+}
+
+// The parameter as doubles, or null where it is absent.
+const double* widen(Carver& carver, const char* name, const TensorView& view) {
+    if (!view.given()) return nullptr;
+    double* values = take_doubles(carver, name, view.numel());
+    if (values != nullptr) {
+        for (std::int64_t i = 0; i < view.numel(); ++i) values[i] = element_at(view, offset_of(view, i));
+    }
+    return values;
+}
+
+double* take_sums(Carver& carver, const char* name, bool wanted, std::int64_t count) {
+    if (!wanted) return nullptr;
+    double* sums = take_doubles(carver, name, count);
+    if (sums != nullptr) std::fill_n(sums, count, 0.0);
+    return sums;
+}
+
+void make_pool(const Problem& problem, Carver& carver, KernelArgs& args) {
+    const TensorView& indices = problem.pool.indices;
+    args.initial_state = args.final_state = strided(problem.pool.states);
+    if (!indices.given()) return;
+    const std::int64_t per_token = indices.rank == 2 ? indices.shape[1] : 0;
+    auto* in = static_cast<std::int64_t*>(carver.take("pool rows read", DType::i64, {problem.N}));
+    auto* out = static_cast<std::int64_t*>(
+        carver.take("pool rows written", DType::i64, {problem.N, std::max<std::int64_t>(per_token, 1)}));
+    args.state_in = in;
+    args.state_out = out;
+    args.per_token_rows = per_token;
+    if (in == nullptr) return;
+    for (std::int64_t n = 0; n < problem.N; ++n) {
+        const std::int64_t row = n * indices.strides[0];
+        if (per_token == 0) {
+            in[n] = out[n] = integer_at(indices, row);
+            continue;
+        }
+        const TensorView& accepted = problem.pool.num_accepted_tokens;
+        const std::int64_t start = accepted.given() ? integer_at(accepted, n * accepted.strides[0]) - 1 : 0;
+        in[n] = integer_at(indices, row + start * indices.strides[1]);
+        for (std::int64_t t = 0; t < per_token; ++t) {
+            out[n * per_token + t] = integer_at(indices, row + t * indices.strides[1]);
+        }
+    }
+}
+
+}  // namespace
+
+KernelArgs make_args(const Problem& problem, Carver& carver) {
+    KernelArgs args{};
+    const Inputs& in = problem.in;
+    const Gradients& grads = problem.grads;
+    args.N = problem.N;
+    args.HV = problem.HV;
+    args.group = problem.group;
+    args.K = static_cast<int>(problem.K);
+    args.V = args.value_columns = static_cast<int>(problem.V);
+    auto* ranges = static_cast<TokenRange*>(carver.take("sequences", DType::i64, {problem.N, 3}));
+    args.sequences = ranges;
+    if (ranges != nullptr) {
+        for (const Sequence& s : problem.sequences) *ranges++ = {s.row, s.begin, s.end};
+    }
+    args.delta = problem.rule == Rule::delta;
+    args.undecayed_error = problem.erase_with_p;
+    args.channel_gate = problem.channel_gate;
+    args.l2norm = problem.options.qk_l2norm;
+    args.reverse = problem.options.reverse;
+    args.elementwise_beta = problem.elementwise_beta;
+    args.gate_formula = static_cast<GateFormula>(problem.options.gate_form);
+    args.beta_formula = static_cast<BetaFormula>(problem.options.beta_form);
+    args.scale = problem.scale;
+    args.lower_bound = problem.options.lower_bound;
+    args.state_dtype = problem.state_dtype;
+
+    args.gamma = widen(carver, "g_gamma", in.g_gamma);
+    args.gate_rate = widen(carver, "exp(A_log)", in.A_log);
+    if (args.gate_rate != nullptr) {
+        for (std::int64_t h = 0; h < problem.HV; ++h) {
+            double& rate = const_cast<double*>(args.gate_rate)[h];
+            rate = std::exp(rate);
+        }
+    }
+    args.dt_bias = widen(carver, "dt_bias", in.dt_bias);
+    args.bias_per_channel = in.dt_bias.given() && problem.channel_gate && in.dt_bias.numel() == problem.HV * problem.K &&
+                            (in.dt_bias.rank == 2 || problem.K > 1);
+
+    args.q = strided(in.q);
+    args.k = strided(in.k);
+    args.p = strided(in.p);
+    args.v = strided(in.v);
+    args.g = strided(in.g);
+    args.gv = strided(in.gv);
+    args.beta = strided(in.beta);
+    args.o = strided(problem.out.o);
+    args.initial_state = strided(in.initial_state);
+    args.final_state = strided(problem.out.final_state);
+    args.d_o = strided(problem.d_out.d_o);
+    args.d_final_state = strided(problem.d_out.d_final_state);
+    args.d_q = strided(grads.d_q);
+    args.d_k = strided(grads.d_k);
+    args.d_p = strided(grads.d_p);
+    args.d_v = strided(grads.d_v);
+    args.d_g = strided(grads.d_g);
+    args.d_gv = strided(grads.d_gv);
+    args.d_beta = strided(grads.d_beta);
+    args.d_initial_state = strided(grads.d_initial_state);
+    const std::int64_t heads = problem.N * problem.HV;
+    args.d_gamma = take_sums(carver, "d_g_gamma sums", grads.d_g_gamma.given(), heads);
+    args.d_rate = take_sums(carver, "d_A_log sums", grads.d_A_log.given(), heads);
+    args.d_bias = take_sums(carver, "d_dt_bias sums", grads.d_dt_bias.given(), heads * (args.bias_per_channel ? problem.K : 1));
+    args.gate_gradient = grads.d_g.given() || grads.d_g_gamma.given() || grads.d_A_log.given() || grads.d_dt_bias.given();
+    if (problem.direction == Direction::step) make_pool(problem, carver, args);
+    return args;
+}
+
+void store_parameter_gradients(const Problem& problem, const KernelArgs& args) {
+    const auto reduce = [&](const TensorView& target, const double* sums, std::int64_t count) {
+        if (sums == nullptr) return;
+        for (std::int64_t i = 0; i < count; ++i) {
+            double total = 0;
+            for (std::int64_t n = 0; n < problem.N; ++n) total += sums[n * count + i];
+            write(target, offset_of(target, i), total);
+        }
+    };
+    reduce(problem.grads.d_g_gamma, args.d_gamma, problem.HV);
+    reduce(problem.grads.d_A_log, args.d_rate, problem.HV);
+    reduce(problem.grads.d_dt_bias, args.d_bias, problem.HV * (args.bias_per_channel ? problem.K : 1));
+}
+
+}  // namespace headrace::cpu

@@ -1,0 +1,224 @@
+// The chunk form on every ISA: forward, and the backward in one pass, two passes or two sweeps.
+#include <algorithm>
+
+#include "cpu/blocking.hpp"
+#include "cpu/implementations.hpp"
+#include "cpu/isa_implementation.hpp"
+#include "cpu/threads.hpp"
+
+namespace headrace::cpu {
+
+namespace {
+
+class ChunkImplementation : public IsaImplementation {
+  public:
+    ChunkImplementation(const Isa& isa, const char* algorithm, Direction direction)
+        : IsaImplementation(isa, algorithm), direction_(direction) {}
+    bool serves(Direction direction) const override { return direction == direction_; }
+
+    std::string refusal(const Problem& problem, const Machine& machine) const override {
+        if (problem.value_gate) return "the chunk form has no value-side gate (gv)";
+        if (problem.elementwise_beta) return "the chunk form needs one beta per token";
+        // A chunk erases the state through differences. With few key channels next to nothing remains, and what remains
+        // would be rounding errors: a chunk of 32 random unit keys leaves about e^{-24 / K} of the state.
+        const int smallest_key = isa_.bf16_only ? 32 : 16;
+        if (problem.rule == Rule::delta && problem.K < smallest_key) {
+            return "the delta rule in chunks needs at least " + std::to_string(smallest_key) + " key channels to stay accurate";
+        }
+        return machine_refusal(problem, machine);
+    }
+    std::string yields(const Problem& problem) const override {
+        // A chunk of 16 padded rows costs about as much as 6 tokens of the recurrent form.
+        if (longest(problem) <= 6) return "sequences of up to 6 tokens: the recurrent form is faster";
+        return {};
+    }
+    void carve(const Problem& problem, Carver& carver) const override { layout(problem, carver); }
+
+  protected:
+    struct Layout {
+        KernelArgs args;
+        Scratch scratch;
+        std::int64_t* first_chunk;  // [N + 1] chunks of earlier sequences; two-pass only
+    };
+
+    const ChunkKernels& kernels(const Problem& problem) const {
+        const Arithmetic arithmetic = problem.wide ? Arithmetic::f64 : isa_.bf16_only ? Arithmetic::bf16 : Arithmetic::f32;
+        return isa_.kernels().chunk[static_cast<int>(arithmetic)][problem.rule == Rule::delta][problem.channel_gate];
+    }
+    static std::int64_t longest(const Problem& problem) {
+        std::int64_t tokens = 0;
+        for (const Sequence& s : problem.sequences) tokens = std::max(tokens, s.end - s.begin);
+        return tokens;
+    }
+    static std::int64_t chunks(std::int64_t tokens, int chunk) { return (tokens + chunk - 1) / chunk; }
+    static std::int64_t round_up_16(std::int64_t size) { return (size + 15) / 16 * 16; }
+
+    virtual Layout layout(const Problem& problem, Carver& carver) const {
+        Layout layout{make_args(problem, carver), {}, nullptr};
+        layout.args.chunk = chunk_of(problem);
+        // Saved states may be in the type of the inputs; everything else is in the tile type.
+        if (problem.wide) layout.args.state_dtype = DType::f64;
+        return layout;
+    }
+
+    // Room for `count` chunk states (and residuals of the delta rule) between the sweeps of a backward.
+    static void take_saved(const Problem& problem, Carver& carver, KernelArgs& args, std::int64_t count, bool adjoints) {
+        const std::int64_t K = round_up_16(problem.K), V = round_up_16(problem.V);
+        args.saved_states = static_cast<char*>(carver.take("saved states", args.state_dtype, {count, K, V}));
+        if (adjoints) args.saved_adjoints = static_cast<char*>(carver.take("saved adjoints", args.state_dtype, {count, K, V}));
+        if (args.delta) {
+            args.saved_residuals =
+                carver.take("saved residuals", problem.wide ? DType::f64 : DType::f32, {count, args.chunk, V});
+        }
+    }
+
+  private:
+    Direction direction_;
+};
+
+class ChunkForward : public ChunkImplementation {
+  public:
+    explicit ChunkForward(const Isa& isa) : ChunkImplementation(isa, "chunk", Direction::forward) {}
+
+    void run(const Problem& problem, Carver& carver) const override {
+        const Layout l = layout(problem, carver);
+        const KernelArgs& args = l.args;
+        const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
+        parallel_for(problem.N * problem.HV * blocks, problem.threads, [&](std::int64_t task, int thread) {
+            const int first = static_cast<int>(task % blocks) * args.value_columns;
+            const std::int64_t head = task / blocks % problem.HV, n = task / blocks / problem.HV;
+            kernels(problem).forward(args, n, head, first, std::min(args.value_columns, args.V - first), l.scratch.of(thread));
+        });
+    }
+
+  protected:
+    Layout layout(const Problem& problem, Carver& carver) const override {
+        Layout l = ChunkImplementation::layout(problem, carver);
+        l.args.value_columns = chunk_value_columns(problem);
+        l.scratch = take_scratch(carver, problem.threads, kernels(problem).forward_scratch(l.args));
+        return l;
+    }
+};
+
+// States forwards, then all gradients backwards, one query/key head at a time; a thread saves the states of one head.
+class OnePass : public ChunkImplementation {
+  public:
+    explicit OnePass(const Isa& isa) : ChunkImplementation(isa, "chunk.one_pass", Direction::backward) {}
+
+    std::string yields(const Problem& problem) const override {
+        if (problem.N * problem.H < problem.threads) return "fewer heads than threads: two passes share the chunks of a head";
+        return ChunkImplementation::yields(problem);
+    }
+
+    void run(const Problem& problem, Carver& carver) const override {
+        const Layout l = layout(problem, carver);
+        const std::int64_t slot = chunks(longest(problem), l.args.chunk) * problem.group;
+        parallel_for(problem.N * problem.H, problem.threads, [&](std::int64_t task, int thread) {
+            kernels(problem).one_pass(l.args, task / problem.H, task % problem.H, thread * slot, l.scratch.of(thread));
+        });
+        store_parameter_gradients(problem, l.args);
+    }
+
+  protected:
+    Layout layout(const Problem& problem, Carver& carver) const override {
+        Layout l = ChunkImplementation::layout(problem, carver);
+        const std::int64_t slots = std::min<std::int64_t>(problem.threads, std::max<std::int64_t>(1, problem.N * problem.H));
+        take_saved(problem, carver, l.args, slots * chunks(longest(problem), l.args.chunk) * problem.group, false);
+        l.scratch = take_scratch(carver, problem.threads, kernels(problem).backward_scratch(l.args));
+        return l;
+    }
+};
+
+// Pass 1: states forwards, adjoints (and d_v) backwards, all saved. Pass 2: the other gradients, chunks in any order.
+class TwoPass : public ChunkImplementation {
+  public:
+    explicit TwoPass(const Isa& isa) : ChunkImplementation(isa, "chunk.two_pass", Direction::backward) {}
+
+    void run(const Problem& problem, Carver& carver) const override {
+        const Layout l = layout(problem, carver);
+        const ChunkKernels& kernel = kernels(problem);
+        const std::int64_t H = problem.H, HV = problem.HV, group = problem.group;
+        l.first_chunk[0] = 0;
+        for (std::int64_t n = 0; n < problem.N; ++n) {
+            const Sequence& s = problem.sequences[static_cast<std::size_t>(n)];
+            l.first_chunk[n + 1] = l.first_chunk[n] + chunks(s.end - s.begin, l.args.chunk);
+        }
+        parallel_for(problem.N * HV, problem.threads, [&](std::int64_t task, int thread) {
+            const std::int64_t n = task / HV, head = task % HV;
+            kernel.save_states(l.args, n, head, l.first_chunk[n] * HV + head / group * group, l.scratch.of(thread));
+        });
+        parallel_for(problem.N * H, problem.threads, [&](std::int64_t task, int thread) {
+            const std::int64_t n = task / H, head = task % H;
+            kernel.adjoint_pass(l.args, n, head, l.first_chunk[n] * HV + head * group, l.scratch.of(thread));
+        });
+        // Parameter gradients are summed per sequence and head: with them, a task takes all chunks of one in order.
+        const bool sums = l.args.d_gamma != nullptr || l.args.d_rate != nullptr || l.args.d_bias != nullptr;
+        const auto gradients = [&](std::int64_t n, std::int64_t head, std::int64_t chunk, int thread) {
+            kernel.chunk_gradients(l.args, n, head, chunk, l.first_chunk[n] * HV + head * group, l.scratch.of(thread));
+        };
+        parallel_for((sums ? problem.N : l.first_chunk[problem.N]) * H, problem.threads, [&](std::int64_t task, int thread) {
+            const std::int64_t head = task % H, item = task / H;
+            if (sums) {
+                for (std::int64_t c = 0; c < l.first_chunk[item + 1] - l.first_chunk[item]; ++c) gradients(item, head, c, thread);
+            } else {
+                const std::int64_t n = std::upper_bound(l.first_chunk, l.first_chunk + problem.N + 1, item) - l.first_chunk - 1;
+                gradients(n, head, item - l.first_chunk[n], thread);
+            }
+        });
+        store_parameter_gradients(problem, l.args);
+    }
+
+  protected:
+    Layout layout(const Problem& problem, Carver& carver) const override {
+        Layout l = ChunkImplementation::layout(problem, carver);
+        std::int64_t count = 0;
+        for (const Sequence& s : problem.sequences) count += chunks(s.end - s.begin, l.args.chunk);
+        take_saved(problem, carver, l.args, count * problem.HV, true);
+        l.first_chunk = static_cast<std::int64_t*>(carver.take("first chunks", DType::i64, {problem.N + 1}));
+        l.scratch = take_scratch(carver, problem.threads, kernels(problem).backward_scratch(l.args));
+        return l;
+    }
+};
+
+// Additive rule: d_q needs only the states (forwards), d_k and d_v only the adjoints (backwards); nothing is saved.
+class TwoSweep : public ChunkImplementation {
+  public:
+    explicit TwoSweep(const Isa& isa) : ChunkImplementation(isa, "chunk.two_sweep", Direction::backward) {}
+
+    std::string refusal(const Problem& problem, const Machine& machine) const override {
+        if (problem.rule == Rule::delta) return "the delta rule's gradients need states and adjoints together";
+        const Gradients& g = problem.grads;
+        if (g.d_g.given() || g.d_g_gamma.given() || g.d_A_log.given() || g.d_dt_bias.given()) {
+            return "gate gradients need states and adjoints together";
+        }
+        return ChunkImplementation::refusal(problem, machine);
+    }
+    void run(const Problem& problem, Carver& carver) const override {
+        const Layout l = layout(problem, carver);
+        parallel_for(problem.N * problem.H, problem.threads, [&](std::int64_t task, int thread) {
+            kernels(problem).two_sweeps(l.args, task / problem.H, task % problem.H, l.scratch.of(thread));
+        });
+    }
+
+  protected:
+    Layout layout(const Problem& problem, Carver& carver) const override {
+        Layout l = ChunkImplementation::layout(problem, carver);
+        l.scratch = take_scratch(carver, problem.threads, kernels(problem).backward_scratch(l.args));
+        return l;
+    }
+};
+
+}  // namespace
+
+std::vector<const Implementation*> chunk_implementations() {
+    std::vector<const Implementation*> list;
+    for (const Isa& isa : isas()) {
+        list.push_back(new ChunkForward(isa));
+        list.push_back(new OnePass(isa));
+        list.push_back(new TwoSweep(isa));
+        list.push_back(new TwoPass(isa));
+    }
+    return list;
+}
+
+}  // namespace headrace::cpu

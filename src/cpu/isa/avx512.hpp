@@ -1,0 +1,22 @@
+// avx512: 512-bit vectors (F, BW, DQ, VL).
+#pragma once
+
+#include <immintrin.h>
+
+#include "core/types.hpp"
+
+namespace headrace::cpu::inline avx512 {
+
+inline constexpr int register_bytes = 64;
+// 8x2 tile: 16 accumulators hide the FMA latency; 10 loads for 16 FMAs stay below two loads a cycle.
+inline constexpr int row_block = 8, column_block = 2;
+
+HEADRACE_INLINE __m512 load_f16(const std::uint16_t* source) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
+}
+HEADRACE_INLINE void store_f16(std::uint16_t* destination, __m512 value) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(destination),
+                        _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+}
+
+}  // namespace headrace::cpu::inline avx512

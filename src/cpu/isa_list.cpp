@@ -1,0 +1,34 @@
+// isa_list: the ISAs compiled in, fastest first.
+#include "cpu/isa_list.hpp"
+
+namespace headrace::cpu {
+
+namespace generic {
+const KernelTable& kernels();
+}
+#ifdef HEADRACE_HAS_X86_ISAS
+namespace avx2 {
+const KernelTable& kernels();
+}
+namespace avx512 {
+const KernelTable& kernels();
+}
+namespace avx512_bf16 {
+const KernelTable& kernels();
+}
+#endif
+
+const std::vector<Isa>& isas() {
+    static const std::vector<Isa> list = {
+#ifdef HEADRACE_HAS_X86_ISAS
+        {"avx512_bf16", "AVX-512 with the bf16 dot product", [](const Machine& m) { return m.avx512_bf16; },
+         avx512_bf16::kernels, true},
+        {"avx512", "AVX-512", [](const Machine& m) { return m.avx512; }, avx512::kernels, false},
+        {"avx2", "AVX2, FMA and F16C", [](const Machine& m) { return m.avx2; }, avx2::kernels, false},
+#endif
+        {"generic", "", [](const Machine&) { return true; }, generic::kernels, false},
+    };
+    return list;
+}
+
+}  // namespace headrace::cpu

@@ -1,0 +1,58 @@
+// KernelArgs: a problem as plain data, the only thing that crosses from portable code into code compiled per ISA.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "headrace/tensor.hpp"
+
+namespace headrace::cpu {
+
+// A tensor of up to four dimensions; absent where data is null and `given` false. Strides in elements.
+struct Strided {
+    char* data;
+    DType dtype;
+    bool given;
+    std::int64_t stride[4];
+};
+
+struct TokenRange {
+    std::int64_t row, begin, end;
+};
+
+enum class GateFormula { log_decay, softplus, bounded };
+enum class BetaFormula { value, sigmoid, two_sigmoid };
+
+struct KernelArgs {
+    std::int64_t N, HV, group;
+    int K, V;
+    const TokenRange* sequences;  // [N]
+
+    bool delta, undecayed_error, channel_gate, l2norm, reverse, elementwise_beta;
+    GateFormula gate_formula;
+    BetaFormula beta_formula;
+    double scale, lower_bound;
+    int chunk;                // resolved: 16, 32, 64
+    int value_columns;        // width of a value block of the forward: a multiple of 16, or all of V
+
+    const double* gamma;      // [HV], or null
+    const double* gate_rate;  // [HV] e^{A_log}, or null
+    const double* dt_bias;    // [HV] or [HV,K], or null
+    bool bias_per_channel;
+
+    Strided q, k, p, v, g, gv, beta, o, initial_state, final_state;
+    Strided d_o, d_final_state, d_q, d_k, d_p, d_v, d_g, d_gv, d_beta, d_initial_state;
+    bool gate_gradient;        // d_g or any sum below is wanted
+    double *d_gamma, *d_rate, *d_bias;  // [N,HV], [N,HV], [N,HV] or [N,HV,K]: one sum per sequence and head, or null
+
+    // Saved by the forward sweep of a backward, element type `state_dtype` (f32, f64 or bf16/f16 for states)
+    DType state_dtype;
+    char *saved_states, *saved_adjoints;  // one [K,V] per chunk of a slot
+    void* saved_residuals;                // tile type, [tokens,V] per slot
+
+    // step: rows of the pool; state_out has one row per sequence, or one per token (per_token_rows of each sequence)
+    const std::int64_t *state_in, *state_out;  // null: row n
+    std::int64_t per_token_rows;               // 0: only the last state is kept
+};
+
+}  // namespace headrace::cpu

@@ -1,0 +1,42 @@
+// KernelTable: the entry points that one ISA offers, plain function pointers that portable code calls.
+#pragma once
+
+#include "cpu/kernel_args.hpp"
+
+namespace headrace::cpu {
+
+enum class Arithmetic { f32, f64, bf16 };
+constexpr int num_arithmetics = 3;
+
+// Chunk form, one instance per arithmetic, rule and kind of gate. `scratch` is a thread's memory of scratch bytes.
+// n: sequence; head: value head; key_head: query/key head with its group of value heads; slot_*: where chunk states
+// are saved (args.saved_*): index first + chunk * per_chunk + member of the group.
+struct ChunkKernels {
+    std::size_t (*forward_scratch)(const KernelArgs&);
+    std::size_t (*backward_scratch)(const KernelArgs&);
+    void (*forward)(const KernelArgs&, std::int64_t n, std::int64_t head, int first_value, int values, void* scratch);
+    void (*one_pass)(const KernelArgs&, std::int64_t n, std::int64_t key_head, std::int64_t first, void* scratch);
+    void (*save_states)(const KernelArgs&, std::int64_t n, std::int64_t head, std::int64_t first, void* scratch);
+    void (*adjoint_pass)(const KernelArgs&, std::int64_t n, std::int64_t key_head, std::int64_t first, void* scratch);
+    void (*chunk_gradients)(const KernelArgs&, std::int64_t n, std::int64_t key_head, std::int64_t chunk, std::int64_t first,
+                            void* scratch);
+    void (*two_sweeps)(const KernelArgs&, std::int64_t n, std::int64_t key_head, void* scratch);
+};
+
+// Recurrent form, one instance per arithmetic (f32, f64): every rule, gate and option.
+struct RecurrentKernels {
+    std::size_t (*forward_scratch)(const KernelArgs&);
+    std::size_t (*backward_scratch)(const KernelArgs&);
+    void (*forward)(const KernelArgs&, std::int64_t n, std::int64_t head, int first_value, int values, void* scratch);
+    // Saves one state per segment and member of the group at args.saved_states from index `first` on (state_bytes each).
+    void (*backward)(const KernelArgs&, std::int64_t n, std::int64_t key_head, std::int64_t first, void* scratch);
+    std::size_t (*state_bytes)(const KernelArgs&);
+    int segment;
+};
+
+struct KernelTable {
+    ChunkKernels chunk[num_arithmetics][2][2];  // [arithmetic][delta][channel gate]; bf16: only with the dot product
+    RecurrentKernels recurrent[2][2];           // [f32, f64][delta]
+};
+
+}  // namespace headrace::cpu

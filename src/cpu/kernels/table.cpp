@@ -1,0 +1,24 @@
+// table: the entry points of one ISA, compiled once per ISA.
+#include "cpu/kernel_table.hpp"
+#include "cpu/kernels/chunk_entry.hpp"
+
+namespace headrace::cpu::inline HEADRACE_ISA {
+
+const KernelTable& kernels();
+
+const KernelTable& kernels() {
+    static const KernelTable table = [] {
+        KernelTable filled{};
+#ifdef HEADRACE_HAS_BF16_DOT
+        fill_chunk_bf16(filled.chunk[static_cast<int>(Arithmetic::bf16)]);
+#else
+        fill_chunk_f32(filled.chunk[static_cast<int>(Arithmetic::f32)]);
+        fill_chunk_f64(filled.chunk[static_cast<int>(Arithmetic::f64)]);
+        fill_recurrent(filled.recurrent);
+#endif
+        return filled;
+    }();
+    return table;
+}
+
+}  // namespace headrace::cpu::inline HEADRACE_ISA

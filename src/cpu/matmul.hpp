@@ -1,0 +1,118 @@
+// matmul: dst[M,N] (+)= a[M,K] b[K,N] on register tiles; the one loop nest behind every product of the chunk form.
+#pragma once
+
+#include "cpu/simd/vec.hpp"
+
+namespace headrace::cpu::inline HEADRACE_ISA {
+
+// Arithmetic of a kernel: the type of tiles, and the unit that one lane multiplies at once.
+struct F32 {
+    using real = float;
+    using unit = float;
+    static constexpr int pack = 1;  // tile elements per unit along the contraction
+    HEADRACE_INLINE reg<float> multiply_add(reg<float> sum, const float* a, const float* b) {
+        return fma(broadcast<float>(*a), load<float>(b), sum);
+    }
+};
+struct F64 {
+    using real = double;
+    using unit = double;
+    static constexpr int pack = 1;
+    HEADRACE_INLINE reg<double> multiply_add(reg<double> sum, const double* a, const double* b) {
+        return fma(broadcast<double>(*a), load<double>(b), sum);
+    }
+};
+#ifdef HEADRACE_HAS_BF16_DOT
+struct Bf16 {  // tiles stay fp32, operands are rounded to pairs of bf16, sums are fp32
+    using real = float;
+    using unit = std::uint32_t;
+    static constexpr int pack = 2;
+    HEADRACE_INLINE reg<float> multiply_add(reg<float> sum, const unit* a, const unit* b) { return dot_pairs(sum, *a, b); }
+};
+#endif
+
+// a[i,k] at data[i * row + k * step], b[k,j] at data[k * row + j]; k counts units.
+template <class A>
+struct Left {
+    const typename A::unit* data;
+    long row, step;
+};
+template <class A>
+struct Right {
+    const typename A::unit* data;
+    long row;
+};
+
+// Which part of the product is needed or non-zero. a_lower: a[i,k] = 0 for k > i. a_upper: a[i,k] = 0 for k < i.
+// dst_lower: only dst[i,j] with j <= i is read afterwards.
+enum class Part { full, a_lower, a_upper, dst_lower };
+
+// What the sums start from.
+template <class T>
+struct Start {
+    enum Kind { zero, add, decayed } kind = zero;  // 0; dst; dst * (high + low) row by row
+    const T* high = nullptr;                        // [M]
+    const T* low = nullptr;                         // [M] what rounding left of the factor
+};
+
+template <class A, int rows, int columns>
+HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int k_begin, int k_end,
+                                  const Start<typename A::real>& start, int first_row) {
+    using T = typename A::real;
+    constexpr int n = lanes<T>;
+    reg<T> sums[rows][columns];
+    for (int i = 0; i < rows; ++i) {
+        for (int j = 0; j < columns; ++j) {
+            sums[i][j] = start.kind == Start<T>::zero ? reg<T>{} : load<T>(dst + i * dst_row + j * n);
+            if (start.kind == Start<T>::decayed) {
+                const reg<T> whole = sums[i][j];
+                sums[i][j] = fma(whole, broadcast<T>(start.low[first_row + i]),
+                                 whole * broadcast<T>(start.high[first_row + i]));
+            }
+        }
+    }
+    for (int k = k_begin; k < k_end; ++k) {
+        const typename A::unit* b_row = b.data + k * b.row;
+        const typename A::unit* a_column = a.data + k * a.step;
+        for (int i = 0; i < rows; ++i) {
+            for (int j = 0; j < columns; ++j) {
+                sums[i][j] = A::multiply_add(sums[i][j], a_column + i * a.row, b_row + j * n);
+            }
+        }
+    }
+    for (int i = 0; i < rows; ++i) {
+        for (int j = 0; j < columns; ++j) store<T>(dst + i * dst_row + j * n, sums[i][j]);
+    }
+}
+
+template <class A, int columns>
+void matmul_columns(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int K, int first_column, Part part,
+                    const Start<typename A::real>& start) {
+    constexpr int rows = row_block;
+    for (int i = 0; i < M; i += rows) {
+        if (part == Part::dst_lower && first_column >= i + rows) {
+            matmul_block<A, rows, columns>(dst + i * dst_row, dst_row, a, b, 0, 0, {}, i);  // zeros
+            continue;
+        }
+        const int limit = (i + rows + A::pack - 1) / A::pack;
+        const int k_begin = part == Part::a_upper ? i / A::pack : 0;
+        const int k_end = part == Part::a_lower && limit < K ? limit : K;
+        matmul_block<A, rows, columns>(dst + i * dst_row, dst_row, {a.data + i * a.row, a.row, a.step}, b, k_begin, k_end,
+                                       start, i);
+    }
+}
+
+// M a multiple of row_block, N of the vector length, K in tile elements, a multiple of A::pack.
+template <class A>
+void matmul(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int N, int K, Part part = Part::full,
+            Start<typename A::real> start = {}) {
+    constexpr int n = lanes<typename A::real>;
+    const int units = K / A::pack;
+    int j = 0;
+    for (; part != Part::dst_lower && j + column_block * n <= N; j += column_block * n) {
+        matmul_columns<A, column_block>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, j, part, start);
+    }
+    for (; j < N; j += n) matmul_columns<A, 1>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, j, part, start);
+}
+
+}  // namespace headrace::cpu::inline HEADRACE_ISA

@@ -1,0 +1,227 @@
+// RecurrentKernel: walks the tokens of one sequence and head with the state in scratch memory; its backward keeps a state
+// every few tokens and recomputes those between.
+#pragma once
+
+#include "cpu/recurrent_ops.hpp"
+#include "cpu/token_tiles.hpp"
+
+namespace headrace::cpu::inline HEADRACE_ISA {
+
+template <class T, bool delta>
+struct RecurrentKernel {
+    using Tile = cpu::Tile<T>;
+    static constexpr int segment = 16;  // tokens loaded at once; the backward keeps one state per segment
+
+    const KernelArgs& args;
+    int key_columns, value_columns;
+    TokenTiles<T> tokens;
+    RecurrentOps<T> ops;
+    Tile S, o, value_decay, value_beta, value_slope;
+    T *decay, *decay_rest, *ones;
+    algorithms::TokenSpare<T> spare;
+    // backward
+    Tile D, d_o, d_decay, gate_gradient, d_q, d_k, d_e, d_q_sum, d_k_sum, d_e_sum, d_v, d_beta, d_value_decay;
+    T *history = nullptr, *adjoints = nullptr;
+
+    enum Use { forward_only, with_backward };
+
+    RecurrentKernel(const KernelArgs& arguments, Arena& arena, Use use)
+        : args(arguments),
+          key_columns(round_up(args.K, 16)),
+          value_columns(round_up(use == forward_only ? args.value_columns : args.V, 16)),
+          tokens(args, arena, segment, value_columns) {
+        const auto values = [&] { return arena.tile<T>(segment, value_columns); };
+        const auto keys = [&] { return arena.tile<T>(segment, key_columns); };
+        const auto row = [&] { return arena.take<T>(static_cast<std::size_t>(key_columns > value_columns ? key_columns : value_columns)); };
+        ops.keys = key_columns;
+        ops.values = value_columns;
+        S = arena.tile<T>(key_columns, value_columns);
+        o = values();
+        value_decay = values();
+        value_beta = values();
+        value_slope = values();
+        for (T** vector : {&decay, &decay_rest, &ones, &spare.decayed_q, &spare.decayed_e, &spare.read, &spare.error, &spare.d}) {
+            *vector = row();
+        }
+        if (use == forward_only) return;
+        d_o = o;
+        for (Tile* tile : {&d_q, &d_k, &d_e, &d_decay, &d_q_sum, &d_k_sum, &d_e_sum}) *tile = keys();
+        for (Tile* tile : {&d_v, &d_beta, &d_value_decay}) *tile = values();
+        gate_gradient = args.channel_gate ? d_decay : arena.tile<T>(1, segment);
+        history = arena.take<T>(static_cast<std::size_t>((segment + 1) * state_elements()));
+        adjoints = arena.take<T>(static_cast<std::size_t>(args.group * state_elements()));
+    }
+
+    std::int64_t state_elements() const { return static_cast<std::int64_t>(key_columns) * S.row; }
+    Tile state_at(T* base, std::int64_t index) const { return {base + index * state_elements(), S.row}; }
+    std::int64_t segments(std::int64_t n) const {
+        return (args.sequences[n].end - args.sequences[n].begin + segment - 1) / segment;
+    }
+    ChunkRange range_of(std::int64_t n, std::int64_t index) const {
+        const TokenRange& s = args.sequences[n];
+        const std::int64_t first = index * segment, left = s.end - s.begin - first;
+        return {s.row, s.begin, s.end, first, static_cast<int>(left < segment ? left : segment), segment, args.reverse};
+    }
+
+    // Padded rows cost nothing here: only true rows are walked.
+    void load_head(const ChunkRange& range, std::int64_t head, int first, int values) {
+        tokens.load_head(range, head, first, values);
+        if (args.gv.given) {
+            load_tokens(value_decay, args.gv, range, head, first, values);
+            for_each(value_decay, range.length, value_columns, [&](int i, int j) { return exp<T>(load<T>(value_decay.at(i) + j)); });
+        }
+        if (!delta) return;
+        if (args.elementwise_beta) load_tokens(value_beta, args.beta, range, head, first, values);
+        for (int i = 0; i < range.length; ++i) {
+            if (args.elementwise_beta) {
+                apply_beta_formula(value_beta.at(i), value_slope.at(i), args.beta_formula, value_columns);
+            } else {
+                for (int j = 0; j < value_columns; ++j) value_beta.at(i)[j] = tokens.beta[i];
+            }
+        }
+    }
+
+    algorithms::Token<T> token(int i) {
+        prepare_decay(i);
+        return {tokens.q.at(i), tokens.k.at(i), tokens.e.at(i), decay, decay_rest, tokens.v.at(i), value_beta.at(i),
+                args.gv.given ? value_decay.at(i) : nullptr, static_cast<T>(args.scale), args.undecayed_error};
+    }
+    // e^{g} through double, split in two: a constant decay rounded once per token would drift over long sequences.
+    void prepare_decay(int i) {
+        const int count = args.channel_gate ? key_columns : 1;
+        const T* g = args.channel_gate ? tokens.log_decay.at(i) : tokens.log_decay.data + i;
+        for (int c = 0; c < count; c += lanes<double>) {
+            double wide[lanes<double>];
+            for (int lane = 0; lane < lanes<double>; ++lane) wide[lane] = c + lane < count ? static_cast<double>(g[c + lane]) : 0;
+            store<double>(wide, exp<double>(load<double>(wide)));
+            for (int lane = 0; lane < lanes<double> && c + lane < count; ++lane) {
+                decay[c + lane] = static_cast<T>(wide[lane]);
+                decay_rest[c + lane] = static_cast<T>(wide[lane] - static_cast<double>(decay[c + lane]));
+            }
+        }
+        if (args.channel_gate) return;
+        for (int c = key_columns - 1; c >= 0; --c) {
+            decay[c] = decay[0];
+            decay_rest[c] = decay_rest[0];
+        }
+    }
+
+    void forward(std::int64_t n, std::int64_t head, int first, int count) {
+        const std::int64_t from = args.state_in != nullptr ? args.state_in[n] : n;
+        ops.values = value_columns = round_up(count, 16);
+        if (from < 0) return clear_outputs(n, head, first, count);
+        load_state(S, args.initial_state, from, head, args.K, first, count);
+        for (std::int64_t part = 0; part < segments(n); ++part) {
+            const ChunkRange range = range_of(n, part);
+            tokens.load_keys(range, head / args.group);
+            load_head(range, head, first, count);
+            for (int i = 0; i < range.length; ++i) {
+                algorithms::token_forward<delta>(ops, o.at(i), S, token(i), spare);
+                if (args.per_token_rows > 0) store_final(n * args.per_token_rows + range.token(i) - range.begin, head, first, count);
+            }
+            store_tokens(args.o, o, range, head, first, count);
+        }
+        if (args.per_token_rows == 0) store_final(n, head, first, count);
+    }
+    void store_final(std::int64_t index, std::int64_t head, int first, int count) {
+        const std::int64_t row = args.state_out != nullptr ? args.state_out[index] : index;
+        if (row >= 0) store_state(args.final_state, S, row, head, args.K, first, count);
+    }
+    void clear_outputs(std::int64_t n, std::int64_t head, int first, int count) {
+        fill(o, T(0), segment, value_columns);
+        for (std::int64_t part = 0; part < segments(n); ++part) store_tokens(args.o, o, range_of(n, part), head, first, count);
+    }
+
+    // ---- backward: one query/key head with its group of value heads ----
+    // Saves the state entering each segment at args.saved_states (tile layout) index (first + part * group + member).
+    void backward(std::int64_t n, std::int64_t key_head, std::int64_t first) {
+        T* saved = reinterpret_cast<T*>(args.saved_states);
+        for (std::int64_t member = 0; member < args.group; ++member) {
+            const std::int64_t head = key_head * args.group + member;
+            load_state(S, args.initial_state, n, head, args.K, 0, args.V);
+            for (std::int64_t part = 0; part < segments(n); ++part) {
+                copy(state_at(saved, first + part * args.group + member), S, key_columns, value_columns);
+                if (part + 1 < segments(n)) replay(range_of(n, part), head, nullptr);
+            }
+            load_state(state_at(adjoints, member), args.d_final_state, n, head, args.K, 0, args.V);
+        }
+        for (std::int64_t part = segments(n) - 1; part >= 0; --part) {
+            const ChunkRange range = range_of(n, part);
+            for (std::int64_t member = 0; member < args.group; ++member) {
+                const std::int64_t head = key_head * args.group + member;
+                copy(S, state_at(saved, first + part * args.group + member), key_columns, value_columns);
+                replay(range, head, history);
+                load_tokens(d_o, args.d_o, range, head, 0, args.V);
+                segment_backward(state_at(adjoints, member), range);
+                store_head_gradients(n, head, range);
+                gather(member);
+            }
+            if (delta && !args.undecayed_error) add(d_k_sum, d_e_sum, segment, key_columns);
+            tokens.store_d_q(d_q_sum, range, key_head);
+            tokens.store_d_k(d_k_sum, range, key_head);
+            if (delta) tokens.store_d_p(d_e_sum, range, key_head);
+        }
+        for (std::int64_t member = 0; member < args.group; ++member) {
+            store_state(args.d_initial_state, state_at(adjoints, member), n, key_head * args.group + member, args.K, 0, args.V);
+        }
+    }
+    // Advances S over the range; keeps the state before and after every token in `states` unless null.
+    void replay(const ChunkRange& range, std::int64_t head, T* states) {
+        tokens.load_keys(range, head / args.group);
+        load_head(range, head, 0, args.V);
+        for (int i = 0; i < range.length; ++i) {
+            if (states != nullptr) copy(state_at(states, i), S, key_columns, value_columns);
+            algorithms::token_forward<delta>(ops, o.at(i), S, token(i), spare);
+        }
+        if (states != nullptr) copy(state_at(states, range.length), S, key_columns, value_columns);
+    }
+    void segment_backward(Tile adjoint, const ChunkRange& range) {
+        for (int i = range.length - 1; i >= 0; --i) {
+            const algorithms::TokenGradients<T> gradients{d_q.at(i), d_k.at(i), d_e.at(i), d_decay.at(i), d_v.at(i),
+                                                          d_beta.at(i), d_value_decay.at(i)};
+            algorithms::token_backward<delta>(ops, gradients, adjoint, state_at(history, i), state_at(history, i + 1), token(i),
+                                              d_o.at(i), spare);
+        }
+        for (Tile tile : {d_q, d_k, d_e}) {
+            for (int i = range.length; i < segment; ++i) fill(Tile{tile.at(i), tile.row}, T(0), 1, key_columns);
+        }
+    }
+    void store_head_gradients(std::int64_t n, std::int64_t head, const ChunkRange& range) {
+        if (args.d_v.given) store_tokens(args.d_v, d_v, range, head, 0, args.V);
+        if (args.d_gv.given) store_tokens(args.d_gv, d_value_decay, range, head, 0, args.V);
+        if (delta && args.d_beta.given) store_beta_gradient(head, range);
+        if (!args.gate_gradient) return;
+        if (!args.channel_gate) {
+            for (int i = 0; i < range.length; ++i) {
+                T total = 0;
+                for (int c = 0; c < args.K; ++c) total += d_decay.at(i)[c];
+                gate_gradient.data[i] = total;
+            }
+        }
+        tokens.store_gate_gradient(gate_gradient, n, head, range);
+    }
+    void store_beta_gradient(std::int64_t head, const ChunkRange& range) {
+        if (args.elementwise_beta) {
+            multiply(d_beta, d_beta, value_slope, T(1), range.length, value_columns);
+            store_tokens(args.d_beta, d_beta, range, head, 0, args.V);
+            return;
+        }
+        T totals[segment];
+        for (int i = 0; i < range.length; ++i) {
+            T total = 0;
+            for (int j = 0; j < args.V; ++j) total += d_beta.at(i)[j];
+            totals[i] = total * tokens.beta_slope[i];
+        }
+        store_numbers(args.d_beta, totals, range, head);
+    }
+    void gather(std::int64_t member) {
+        const auto combine = [&](Tile sum_tile, Tile part) {
+            member == 0 ? copy(sum_tile, part, segment, key_columns) : add(sum_tile, part, segment, key_columns);
+        };
+        combine(d_q_sum, d_q);
+        combine(d_k_sum, d_k);
+        if (delta) combine(d_e_sum, d_e);
+    }
+};
+
+}  // namespace headrace::cpu::inline HEADRACE_ISA

@@ -1,0 +1,117 @@
+// RecurrentOps: the primitives of the token page: row vectors against a state [K,V].
+#pragma once
+
+#include "algorithms/recurrent.hpp"
+#include "cpu/tile_ops.hpp"
+
+namespace headrace::cpu::inline HEADRACE_ISA {
+
+template <class T>
+struct RecurrentOps {
+    using Tile = cpu::Tile<T>;
+    int keys = 0, values = 0;  // padded; values columns of the state
+
+    void multiply_keys(T* dst, const T* a, const T* b) const {
+        for (int c = 0; c < keys; c += lanes<T>) store<T>(dst + c, load<T>(a + c) * load<T>(b + c));
+    }
+    // b null: 1
+    void multiply_values(T* dst, const T* a, const T* b) const {
+        for (int j = 0; j < values; j += lanes<T>) store<T>(dst + j, b == nullptr ? load<T>(a + j) : load<T>(a + j) * load<T>(b + j));
+    }
+    void copy_values(T* dst, const T* a) const { multiply_values(dst, a, nullptr); }
+    // dst = beta (v - read)
+    void delta_values(T* dst, const T* v, const T* read, const T* beta) const {
+        for (int j = 0; j < values; j += lanes<T>) store<T>(dst + j, load<T>(beta + j) * (load<T>(v + j) - load<T>(read + j)));
+    }
+    void error_values(T* read, const T* v) const {
+        for (int j = 0; j < values; j += lanes<T>) store<T>(read + j, load<T>(v + j) - load<T>(read + j));
+    }
+    T dot_keys(const T* a, const T* b) const { return row_dot(Tile{const_cast<T*>(a)}, Tile{const_cast<T*>(b)}, 0, keys); }
+    // dst = factor (read + weight d)
+    void combine(T* dst, T factor, const T* read, T weight, const T* d) const {
+        for (int j = 0; j < values; j += lanes<T>) {
+            store<T>(dst + j, fma(broadcast<T>(weight), load<T>(d + j), load<T>(read + j)) * factor);
+        }
+    }
+
+    void read(T* dst, Tile S, const T* a) const { read_columns<1>(dst, nullptr, S, a, nullptr); }
+    void read_two(T* dst, T* dst2, Tile S, const T* a, const T* b) const { read_columns<2>(dst, dst2, S, a, b); }
+
+    // S <- Diag(decay) S Diag(value_decay) + k d^T
+    void decay_and_write(Tile S, const T* decay, const T* rest, const T* value_decay, const T* k, const T* d) const {
+        for (int c = 0; c < keys; ++c) {
+            const reg<T> high = broadcast<T>(decay[c]), low = broadcast<T>(rest[c]), key = broadcast<T>(k[c]);
+            T* row = S.at(c);
+            for (int j = 0; j < values; j += lanes<T>) {
+                reg<T> state = load<T>(row + j);
+                if (value_decay != nullptr) state *= load<T>(value_decay + j);
+                store<T>(row + j, fma(state, high, fma(state, low, key * load<T>(d + j))));
+            }
+        }
+    }
+
+    // S += factor a b^T
+    void add_outer(Tile S, T factor, const T* a, const T* b) const {
+        for (int c = 0; c < keys; ++c) {
+            const reg<T> key = broadcast<T>(factor * a[c]);
+            for (int j = 0; j < values; j += lanes<T>) store<T>(S.at(c) + j, fma(key, load<T>(b + j), load<T>(S.at(c) + j)));
+        }
+    }
+    // dst[c] = factor S[c,:].b
+    void rows_times(T* dst, T factor, Tile S, const T* b) const {
+        for (int c = 0; c < keys; ++c) dst[c] = factor * row_dot(S, Tile{const_cast<T*>(b)}, c, values, 0);
+    }
+    // With S' = Diag(decay) S Diag(value_decay): d_decay[c] = D[c,:].S'[c,:]; d_value_decay = colsum(D * S');
+    // d_e[c] = -S'[c,:].z unless null; then D <- Diag(decay) D Diag(value_decay).
+    void decay_backward(Tile D, T* d_decay, T* d_value_decay, T* d_e, Tile S, const T* decay, const T* value_decay,
+                        const T* z) const {
+        for (int j = 0; j < values; ++j) d_value_decay[j] = 0;
+        for (int c = 0; c < keys; ++c) {
+            reg<T> through = {}, error = {};
+            for (int j = 0; j < values; j += lanes<T>) {
+                const reg<T> factor = value_decay == nullptr ? broadcast<T>(decay[c]) : load<T>(value_decay + j) * decay[c];
+                const reg<T> state = load<T>(S.at(c) + j) * factor, adjoint = load<T>(D.at(c) + j);
+                const reg<T> product = adjoint * state;
+                through += product;
+                store<T>(d_value_decay + j, load<T>(d_value_decay + j) + product);
+                if (d_e != nullptr) error = fma(state, load<T>(z + j), error);
+                store<T>(D.at(c) + j, adjoint * factor);
+            }
+            d_decay[c] = sum<T>(through);
+            if (d_e != nullptr) d_e[c] = -sum<T>(error);
+        }
+    }
+
+  private:
+    static T row_dot(Tile a, Tile b, int i, int columns, int row_of_b) {
+        reg<T> total = {};
+        for (int j = 0; j < columns; j += lanes<T>) total = fma(load<T>(a.at(i) + j), load<T>(b.at(row_of_b) + j), total);
+        return sum<T>(total);
+    }
+    static T row_dot(Tile a, Tile b, int i, int columns) { return row_dot(a, b, i, columns, i); }
+
+    // dst = S^T a and dst2 = S^T b in one walk over the state, four registers of columns at a time.
+    template <int count>
+    void read_columns(T* dst, T* dst2, Tile S, const T* a, const T* b) const {
+        int j = 0;
+        for (; j + 4 * lanes<T> <= values; j += 4 * lanes<T>) read_block<count, 4>(dst + j, dst2 + j, {S.data + j, S.row}, a, b);
+        for (; j < values; j += lanes<T>) read_block<count, 1>(dst + j, dst2 + j, {S.data + j, S.row}, a, b);
+    }
+    template <int count, int width>
+    void read_block(T* dst, T* dst2, Tile S, const T* a, const T* b) const {
+        reg<T> first[width] = {}, second[width] = {};
+        for (int c = 0; c < keys; ++c) {
+            for (int w = 0; w < width; ++w) {
+                const reg<T> state = load<T>(S.at(c) + w * lanes<T>);
+                first[w] = fma(broadcast<T>(a[c]), state, first[w]);
+                if (count == 2) second[w] = fma(broadcast<T>(b[c]), state, second[w]);
+            }
+        }
+        for (int w = 0; w < width; ++w) {
+            store<T>(dst + w * lanes<T>, first[w]);
+            if (count == 2) store<T>(dst2 + w * lanes<T>, second[w]);
+        }
+    }
+};
+
+}  // namespace headrace::cpu::inline HEADRACE_ISA

@@ -1,0 +1,249 @@
+// rows: moves rows between the caller's tensors (any dtype, any strides) and tiles; l2norm, gate and beta preparation.
+#pragma once
+
+#include "cpu/kernel_args.hpp"
+#include "cpu/tile_ops.hpp"
+
+namespace headrace::cpu::inline HEADRACE_ISA {
+
+typedef std::uint16_t HalfWidth16 __attribute__((vector_size(register_bytes / 2), may_alias));
+typedef std::uint32_t UInt32Register __attribute__((vector_size(register_bytes), may_alias));
+
+HEADRACE_INLINE reg<float> load_bf16(const std::uint16_t* source) {
+    HalfWidth16 narrow;
+    std::memcpy(&narrow, source, sizeof narrow);
+    const UInt32Register wide = __builtin_convertvector(narrow, UInt32Register) << 16;
+    reg<float> value;
+    std::memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+HEADRACE_INLINE void store_bf16(std::uint16_t* destination, reg<float> value) {
+    UInt32Register bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const Int32Register is_nan = value != value;
+    UInt32Register nan_mask;
+    std::memcpy(&nan_mask, &is_nan, sizeof nan_mask);
+    bits = (bits & ~nan_mask) | (nan_mask & 0x7fc0u);
+    const HalfWidth16 narrow = __builtin_convertvector(bits, HalfWidth16);
+    std::memcpy(destination, &narrow, sizeof narrow);
+}
+
+inline double load_element(const char* source, DType dtype, std::int64_t index) {
+    switch (dtype) {
+        case DType::f64: return reinterpret_cast<const double*>(source)[index];
+        case DType::f32: return static_cast<double>(reinterpret_cast<const float*>(source)[index]);
+        case DType::bf16: return static_cast<double>(bf16_to_float(reinterpret_cast<const std::uint16_t*>(source)[index]));
+        case DType::f16: return static_cast<double>(f16_to_float(reinterpret_cast<const std::uint16_t*>(source)[index]));
+        default: return 0;
+    }
+}
+
+inline void store_element(char* destination, DType dtype, std::int64_t index, double value) {
+    const float rounded = static_cast<float>(value);
+    switch (dtype) {
+        case DType::f64: reinterpret_cast<double*>(destination)[index] = value; break;
+        case DType::f32: reinterpret_cast<float*>(destination)[index] = rounded; break;
+        case DType::bf16: reinterpret_cast<std::uint16_t*>(destination)[index] = float_to_bf16(rounded); break;
+        case DType::f16: reinterpret_cast<std::uint16_t*>(destination)[index] = float_to_f16(rounded); break;
+        default: break;
+    }
+}
+
+// dst[0 .. padded) = count elements from the source, then zeros.
+template <class T>
+void load_row(T* dst, const char* source, DType dtype, std::int64_t stride, int count, int padded) {
+    int i = 0;
+    if (stride == 1) {
+        if (dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32)) {
+            for (; i + lanes<T> <= count; i += lanes<T>) store<T>(dst + i, load<T>(reinterpret_cast<const T*>(source) + i));
+        }
+        if constexpr (sizeof(T) == 4) {
+            const auto* halves = reinterpret_cast<const std::uint16_t*>(source);
+            if (dtype == DType::bf16) {
+                for (; i + lanes<T> <= count; i += lanes<T>) store<T>(dst + i, load_bf16(halves + i));
+            } else if (dtype == DType::f16) {
+                for (; i + lanes<T> <= count; i += lanes<T>) store<T>(dst + i, load_f16(halves + i));
+            }
+        }
+    }
+    for (; i < count; ++i) dst[i] = static_cast<T>(load_element(source, dtype, i * stride));
+    for (; i < padded; ++i) dst[i] = 0;
+}
+
+template <class T>
+void store_row(char* destination, DType dtype, std::int64_t stride, const T* values, int count) {
+    int i = 0;
+    if (stride == 1) {
+        if (dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32)) {
+            for (; i + lanes<T> <= count; i += lanes<T>) store<T>(reinterpret_cast<T*>(destination) + i, load<T>(values + i));
+        }
+        if constexpr (sizeof(T) == 4) {
+            auto* halves = reinterpret_cast<std::uint16_t*>(destination);
+            if (dtype == DType::bf16) {
+                for (; i + lanes<T> <= count; i += lanes<T>) store_bf16(halves + i, load<T>(values + i));
+            } else if (dtype == DType::f16) {
+                for (; i + lanes<T> <= count; i += lanes<T>) store_f16(halves + i, load<T>(values + i));
+            }
+        }
+    }
+    for (; i < count; ++i) store_element(destination, dtype, i * stride, static_cast<double>(values[i]));
+}
+
+HEADRACE_INLINE char* element_at(const Strided& tensor, std::int64_t i, std::int64_t j, std::int64_t k, std::int64_t l = 0) {
+    const std::int64_t offset = i * tensor.stride[0] + j * tensor.stride[1] + k * tensor.stride[2] + l * tensor.stride[3];
+    return tensor.data + offset * static_cast<std::int64_t>(size_of(tensor.dtype));
+}
+
+// Rows [first, first + length) of one sequence in running order, which `reverse` turns around.
+struct ChunkRange {
+    std::int64_t row, begin, end, first;
+    int length, rows;  // true and padded number of rows
+    bool reverse;
+    std::int64_t token(int i) const { return reverse ? end - 1 - first - i : begin + first + i; }
+};
+
+// One token's worth of [B,T,H,X] per row; rows past the length, and all of an absent tensor, become zero.
+template <class T>
+void load_tokens(Tile<T> dst, const Strided& tensor, const ChunkRange& range, std::int64_t head, int first_column,
+                 int columns) {
+    const int padded = round_up(columns, 16);
+    const int given_rows = tensor.given ? range.length : 0;
+    for (int i = 0; i < given_rows; ++i) {
+        load_row<T>(dst.at(i), element_at(tensor, range.row, range.token(i), head, first_column), tensor.dtype,
+                    tensor.stride[3], columns, padded);
+    }
+    for (int i = given_rows; i < range.rows; ++i) {
+        for (int j = 0; j < padded; ++j) dst.at(i)[j] = 0;
+    }
+}
+
+template <class T>
+void store_tokens(const Strided& tensor, Tile<T> values, const ChunkRange& range, std::int64_t head, int first_column,
+                  int columns) {
+    for (int i = 0; i < range.length; ++i) {
+        store_row<T>(element_at(tensor, range.row, range.token(i), head, first_column), tensor.dtype, tensor.stride[3],
+                     values.at(i), columns);
+    }
+}
+
+// One number per token of [B,T,H].
+template <class T>
+void load_numbers(T* dst, const Strided& tensor, const ChunkRange& range, std::int64_t head) {
+    for (int i = 0; i < range.rows; ++i) {
+        dst[i] = i < range.length
+                     ? static_cast<T>(load_element(element_at(tensor, range.row, range.token(i), head), tensor.dtype, 0))
+                     : T(0);
+    }
+}
+
+template <class T>
+void store_numbers(const Strided& tensor, const T* values, const ChunkRange& range, std::int64_t head) {
+    for (int i = 0; i < range.length; ++i) {
+        store_element(element_at(tensor, range.row, range.token(i), head), tensor.dtype, 0, static_cast<double>(values[i]));
+    }
+}
+
+// Columns [first_column, first_column + columns) of state (n, head); zero where the tensor is absent.
+template <class T>
+void load_state(Tile<T> dst, const Strided& tensor, std::int64_t n, std::int64_t head, int K, int first_column, int columns) {
+    const int padded_rows = round_up(K, 16), padded = round_up(columns, 16);
+    for (int c = 0; c < padded_rows; ++c) {
+        if (c < K && tensor.given) {
+            load_row<T>(dst.at(c), element_at(tensor, n, head, c, first_column), tensor.dtype, tensor.stride[3], columns,
+                        padded);
+        } else {
+            for (int j = 0; j < padded; ++j) dst.at(c)[j] = 0;
+        }
+    }
+}
+
+template <class T>
+void store_state(const Strided& tensor, Tile<T> values, std::int64_t n, std::int64_t head, int K, int first_column,
+                 int columns) {
+    if (!tensor.given) return;
+    for (int c = 0; c < K; ++c) {
+        store_row<T>(element_at(tensor, n, head, c, first_column), tensor.dtype, tensor.stride[3], values.at(c), columns);
+    }
+}
+
+// ---- preparations inside the operator ----
+
+// x <- x r, r = (sum x^2 + 1e-6)^(-1/2); keeps r.
+template <class T>
+void normalise_rows(Tile<T> x, T* inverse_norm, int rows, int columns) {
+    for (int i = 0; i < rows; ++i) {
+        inverse_norm[i] = T(1) / static_cast<T>(__builtin_sqrt(static_cast<double>(row_dot(x, x, i, columns)) + 1e-6));
+    }
+    scale_rows(x, x, inverse_norm, T(1), rows, columns);
+}
+
+// d_x <- r (d_x - y (y . d_x)), y the normalised rows.
+template <class T>
+void normalise_rows_backward(Tile<T> d_x, Tile<T> y, const T* inverse_norm, int rows, int columns) {
+    for (int i = 0; i < rows; ++i) {
+        const reg<T> along = broadcast<T>(-row_dot(d_x, y, i, columns));
+        for (int j = 0; j < columns; j += lanes<T>) {
+            const reg<T> across = fma(along, load<T>(y.at(i) + j), load<T>(d_x.at(i) + j));
+            store<T>(d_x.at(i) + j, across * inverse_norm[i]);
+        }
+    }
+}
+
+// A gate's parameters for one head, as the tile type; bias has one entry per column.
+template <class T>
+struct GateParameters {
+    GateFormula formula;
+    T rate, lower_bound, gamma;
+    const T* bias;
+};
+
+// g <- the log decay without gamma; count a multiple of the vector length.
+template <class T>
+void apply_gate_formula(T* g, const GateParameters<T>& gate, int count) {
+    if (gate.formula == GateFormula::log_decay) return;
+    for (int j = 0; j < count; j += lanes<T>) {
+        const reg<T> x = load<T>(g + j) + load<T>(gate.bias + j);
+        const reg<T> value = gate.formula == GateFormula::softplus ? softplus<T>(x) * -gate.rate
+                                                                   : sigmoid<T>(x * gate.rate) * gate.lower_bound;
+        store<T>(g + j, value);
+    }
+}
+
+// d_g <- gradient of the pre-activation `raw`; adds the A_log terms of the first `count` columns to *d_rate.
+template <class T>
+void gate_formula_backward(T* d_g, const T* raw, const GateParameters<T>& gate, int count, double* d_rate) {
+    if (gate.formula == GateFormula::log_decay) return;
+    for (int j = 0; j < round_up(count, lanes<T>); j += lanes<T>) {
+        const reg<T> x = load<T>(raw + j) + load<T>(gate.bias + j), d = load<T>(d_g + j);
+        reg<T> d_raw, rate_terms;
+        if (gate.formula == GateFormula::softplus) {
+            d_raw = d * sigmoid<T>(x) * -gate.rate;
+            rate_terms = d * softplus<T>(x) * -gate.rate;
+        } else {
+            const reg<T> s = sigmoid<T>(x * gate.rate);
+            d_raw = d * s * (broadcast<T>(1) - s) * (gate.lower_bound * gate.rate);
+            rate_terms = d_raw * x;
+        }
+        store<T>(d_g + j, d_raw);
+        *d_rate += static_cast<double>(sum<T>(keep_below<T>(rate_terms, j, count)));
+    }
+}
+
+// beta <- beta, sigmoid(beta) or 2 sigmoid(beta); slope receives the derivative.
+template <class T>
+void apply_beta_formula(T* beta, T* slope, BetaFormula formula, int count) {
+    const T factor = formula == BetaFormula::two_sigmoid ? T(2) : T(1);
+    for (int j = 0; j < count; j += lanes<T>) {
+        if (formula == BetaFormula::value) {
+            store<T>(slope + j, broadcast<T>(1));
+            continue;
+        }
+        const reg<T> s = sigmoid<T>(load<T>(beta + j));
+        store<T>(beta + j, s * factor);
+        store<T>(slope + j, s * (broadcast<T>(1) - s) * factor);
+    }
+}
+
+}  // namespace headrace::cpu::inline HEADRACE_ISA

@@ -1,0 +1,195 @@
+// ScalarGate: one decay per token (step gate, head gate, their sum, or none) inside a chunk.
+#pragma once
+
+#include "cpu/tile_ops.hpp"
+
+namespace headrace::cpu::inline HEADRACE_ISA {
+
+template <class A>
+struct ScalarGate {
+    using T = typename A::real;
+    static constexpr bool per_channel = false;
+
+    int rows = 0, length = 0, columns = 0;  // padded rows, true rows, key columns
+    Tile<T> decay;                          // [C,C] e^{G_i - G_j}, zero above the diagonal
+    T *start = nullptr, *before = nullptr;  // [C] e^{G_i}; the same without the token's own gate
+    T* end = nullptr;                       // [C] e^{G_L - G_i}
+    T *high = nullptr, *low = nullptr;      // [K] e^{G_L} of every key row of the state, and its rounding error
+    // gradient terms by the tokens they span: from the chunk's start to i, to i - 1, from j to the end, and all
+    T *from_start = nullptr, *from_start_before = nullptr, *to_end = nullptr;
+    T through = 0;
+    Tile<T> pairs, pairs_before;  // [C,C] by (i, j): gates j < m <= i; gates j < m < i
+
+    void carve(Arena& arena, int chunk, int key_columns) {
+        columns = key_columns;
+        decay = arena.tile<T>(chunk, chunk);
+        pairs = arena.tile<T>(chunk, chunk);
+        pairs_before = arena.tile<T>(chunk, chunk);
+        for (T** vector : {&start, &before, &end, &from_start, &from_start_before, &to_end}) {
+            *vector = arena.take<T>(static_cast<std::size_t>(chunk));
+        }
+        high = arena.take<T>(static_cast<std::size_t>(key_columns));
+        low = arena.take<T>(static_cast<std::size_t>(key_columns));
+    }
+
+    // From log_decay [1,C]. Every row's sums start at that row, so a huge gate spoils nothing behind it.
+    void prepare(Tile<T> log_decay, int true_rows, int padded_rows) {
+        length = true_rows;
+        rows = padded_rows;
+        double total = 0;
+        for (int j = 0; j < rows; j += lanes<T>) store<T>(end + j, reg<T>{});  // running sums, for now
+        T since_start = 0;
+        for (int i = 0; i < rows; ++i) {
+            const T g = i < length ? log_decay.data[i] : 0;
+            total += g;
+            before[i] = since_start;
+            since_start += g;
+            start[i] = since_start;
+            for (int j = 0; j < rows; j += lanes<T>) {
+                if (j > i || i >= length) {
+                    store<T>(decay.at(i) + j, reg<T>{});
+                    continue;
+                }
+                const reg<T> sums = load<T>(end + j) + keep_below<T>(broadcast<T>(g), j, i);
+                store<T>(end + j, sums);
+                store<T>(decay.at(i) + j, keep_below<T>(exp<T>(sums), j, i + 1));
+            }
+        }
+        for (int i = 0; i < rows; i += lanes<T>) {
+            store<T>(start + i, exp<T>(load<T>(start + i)));
+            store<T>(before + i, exp<T>(load<T>(before + i)));
+            store<T>(end + i, exp<T>(load<T>(end + i)));
+        }
+        const double factor = __builtin_exp(total);
+        const T rounded = static_cast<T>(factor), rest = static_cast<T>(factor - static_cast<double>(rounded));
+        for (int c = 0; c < columns; ++c) {
+            high[c] = rounded;
+            low[c] = rest;
+        }
+    }
+
+    Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }
+
+    // dst = factor * (a * e^{G}); (a * e^{G - g}); (a * e^{G_L - G})
+    void scale_start(Tile<T> dst, Tile<T> a, T factor) const { scale_rows(dst, a, start, factor, rows, columns); }
+    void scale_before(Tile<T> dst, Tile<T> a, T factor) const { scale_rows(dst, a, before, factor, rows, columns); }
+    void scale_end(Tile<T> dst, Tile<T> a) const { scale_rows(dst, a, end, T(1), rows, columns); }
+
+    // The decay between rows i and j of the erase scores: own gate of row i included or not.
+    const T* erase_decay(int i, bool exclusive) const { return decay.at(exclusive ? i - 1 : i); }
+
+    // P[i,j] = scale q_i.k_j e^{G_i - G_j}, j <= i; l[i,j] = e_i.k_j e^{Ge_i - G_j}, j < i. An empty tile is not wanted.
+    void scores(Tile<T> P, Tile<T> l, Tile<T> q, Tile<T> e, Tile<T> k, T scale, bool exclusive, Packer<A>& packer) const {
+        const Right<A> k_transposed = packer.right_transposed(k, rows, columns);
+        if (P) {
+            matmul<A>(P.data, P.row, packer.left(q, rows, columns), k_transposed, rows, rows, columns, Part::dst_lower);
+            apply_decay(P, scale);
+        }
+        if (l) {
+            matmul<A>(l.data, l.row, packer.left(e, rows, columns), k_transposed, rows, rows, columns, Part::dst_lower);
+            apply_erase_decay(l, exclusive);
+        }
+    }
+
+    // From the gradients of the scores (d_l may be empty): adds to d_q, d_k, d_e and to the gate's pairs.
+    void scores_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T> P, Tile<T> l, Tile<T> q,
+                         Tile<T> e, Tile<T> k, T scale, bool exclusive, bool gate_wanted, Packer<A>& packer) {
+        if (gate_wanted) {
+            multiply(pairs, d_P, P, T(1), rows, rows);
+            if (d_l) multiply(pairs_before, d_l, l, T(1), rows, rows);
+            if (d_l && !exclusive) add(pairs, pairs_before, rows, rows);
+        }
+        apply_decay(d_P, scale);
+        if (d_l) apply_erase_decay(d_l, exclusive);
+        if (d_q || d_e) {
+            const Right<A> keys = packer.right(k, rows, columns);
+            if (d_q) {
+                matmul<A>(d_q.data, d_q.row, packer.left(d_P, rows, rows), keys, rows, columns, rows, Part::a_lower,
+                          {Start<T>::add});
+            }
+            if (d_e && d_l) {
+                matmul<A>(d_e.data, d_e.row, packer.left(d_l, rows, rows), keys, rows, columns, rows, Part::a_lower,
+                          {Start<T>::add});
+            }
+        }
+        if (d_k) {
+            matmul<A>(d_k.data, d_k.row, packer.left_transposed(d_P, rows, rows), packer.right(q, rows, columns), rows,
+                      columns, rows, Part::a_upper, {Start<T>::add});
+            if (d_l) {
+                matmul<A>(d_k.data, d_k.row, packer.left_transposed(d_l, rows, rows), packer.right(e, rows, columns), rows,
+                          columns, rows, Part::a_upper, {Start<T>::add});
+            }
+        }
+    }
+
+    // ---- gradient of the log decays ----
+    void start_gradient() {
+        for (int i = 0; i < rows; ++i) from_start[i] = from_start_before[i] = to_end[i] = 0;
+        through = 0;
+        fill(pairs_before, T(0), rows, rows);
+        fill(pairs, T(0), rows, rows);
+    }
+    void add_from_start(Tile<T> a, Tile<T> d_a) {
+        for (int i = 0; i < rows; ++i) from_start[i] += row_dot(a, d_a, i, columns);
+    }
+    void add_from_start_before(Tile<T> a, Tile<T> d_a) {
+        for (int i = 0; i < rows; ++i) from_start_before[i] += row_dot(a, d_a, i, columns);
+    }
+    void add_to_end(Tile<T> a, Tile<T> d_a) {
+        for (int i = 0; i < rows; ++i) to_end[i] += row_dot(a, d_a, i, columns);
+    }
+    // e^{G_L} <S, D>
+    void add_through(Tile<T> S, Tile<T> D, int value_columns) {
+        T total = 0;
+        for (int c = 0; c < columns; ++c) total += row_dot(S, D, c, value_columns);
+        through += total * high[0];
+    }
+    // gradient [1,C]: entry m is the sum of all terms whose span contains gate m
+    void finish_gradient(Tile<T> gradient, bool exclusive) {
+        T suffix = 0, prefix = 0;
+        for (int m = rows - 1; m >= 0; --m) {
+            gradient.data[m] = suffix + from_start[m];
+            suffix += from_start[m] + from_start_before[m];
+        }
+        for (int m = 0; m < rows; ++m) {
+            gradient.data[m] += prefix + through;
+            prefix += to_end[m];
+        }
+        add_spans(gradient, pairs, 0);
+        if (exclusive) add_spans(gradient, pairs_before, 1);
+    }
+
+  private:
+    void apply_decay(Tile<T> x, T factor) const { multiply(x, x, decay, factor, rows, rows); }
+
+    // Strictly lower: row i of the (shifted) decays with the diagonal removed.
+    void apply_erase_decay(Tile<T> x, bool exclusive) const {
+        for (int i = 0; i < rows; ++i) {
+            for (int j = 0; j < rows; j += lanes<T>) {
+                const reg<T> decays = i > 0 && j < i ? load<T>(erase_decay(i, exclusive) + j) : reg<T>{};
+                store<T>(x.at(i) + j, keep_below<T>(load<T>(x.at(i) + j) * decays, j, i));
+            }
+        }
+    }
+
+    // gradient[m] += sum_{j < m <= i - shift} terms[i,j]: column sums from the last row up, then along the row.
+    void add_spans(Tile<T> gradient, Tile<T> terms, int shift) {
+        T* column_sums = from_start;  // no longer needed
+        for (int j = 0; j < rows; ++j) column_sums[j] = 0;
+        for (int m = rows - 1; m > 0; --m) {
+            const int i = m + shift;
+            if (i < rows) {
+                for (int j = 0; j < rows; j += lanes<T>) {
+                    store<T>(column_sums + j, load<T>(column_sums + j) + load<T>(terms.at(i) + j));
+                }
+            }
+            reg<T> total = {};
+            for (int j = 0; j < m; j += lanes<T>) {
+                total += keep_below<T>(load<T>(column_sums + j), j, m);
+            }
+            gradient.data[m] += sum<T>(total);
+        }
+    }
+};
+
+}  // namespace headrace::cpu::inline HEADRACE_ISA

@@ -1,0 +1,181 @@
+// vec<T>: one register of the ISA that the file is compiled for, on compiler vector types: load, store, fma, shuffles, exp.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "core/types.hpp"
+#include "cpu/isa/isa.hpp"
+
+namespace headrace::cpu::inline HEADRACE_ISA {
+
+#define HEADRACE_VECTOR(T) __attribute__((vector_size(register_bytes), may_alias)) T
+typedef HEADRACE_VECTOR(float) FloatRegister;
+typedef HEADRACE_VECTOR(double) DoubleRegister;
+typedef HEADRACE_VECTOR(std::int32_t) Int32Register;
+typedef HEADRACE_VECTOR(std::int64_t) Int64Register;
+#undef HEADRACE_VECTOR
+
+template <class T>
+struct vec;
+template <>
+struct vec<float> {
+    using type = FloatRegister;
+    using integer = Int32Register;
+    using bits = std::int32_t;
+    static constexpr int mantissa_bits = 23, exponent_bias = 127;
+    static constexpr float rounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the rounded integer in the low bits
+    static constexpr float log2e = 1.44269504088896341f, ln2_high = 0.693145751953125f, ln2_low = 1.42860677e-6f;
+    static constexpr float smallest = -87.33654f;  // exp below it is subnormal
+    static constexpr int exp_terms = 7, log_terms = 8;
+};
+template <>
+struct vec<double> {
+    using type = DoubleRegister;
+    using integer = Int64Register;
+    using bits = std::int64_t;
+    static constexpr int mantissa_bits = 52, exponent_bias = 1023;
+    static constexpr double rounder = 6755399441055744.0;  // 1.5 * 2^52
+    static constexpr double log2e = 1.4426950408889634074, ln2_high = 0.693147180369123816490,
+                            ln2_low = 1.90821492927058770002e-10;
+    static constexpr double smallest = -708.39641853226408;
+    static constexpr int exp_terms = 13, log_terms = 17;
+};
+
+template <class T>
+using reg = typename vec<T>::type;
+
+template <class T>
+constexpr int lanes = register_bytes / static_cast<int>(sizeof(T));
+
+template <class T>
+HEADRACE_INLINE reg<T> load(const T* source) {
+    reg<T> value;
+    std::memcpy(&value, source, sizeof value);
+    return value;
+}
+
+template <class T>
+HEADRACE_INLINE void store(T* destination, reg<T> value) {
+    std::memcpy(destination, &value, sizeof value);
+}
+
+template <class T>
+HEADRACE_INLINE reg<T> broadcast(T value) {
+    return value - reg<T>{};
+}
+
+// a * b + c; compiled with -ffp-contract=fast, one instruction where the ISA has it.
+template <class R>
+HEADRACE_INLINE R fma(R a, R b, R c) {
+    return a * b + c;
+}
+
+// Lanes first, first + 1, ... that are below limit; the others become zero.
+template <class T>
+HEADRACE_INLINE reg<T> keep_below(reg<T> value, int first, int limit) {
+    typename vec<T>::integer lane;
+    for (int i = 0; i < lanes<T>; ++i) lane[i] = i;
+    return lane < static_cast<typename vec<T>::bits>(limit - first) ? value : reg<T>{};
+}
+
+// Lane i of the result is lane index[i] of a and b laid end to end.
+template <class R, int... Index>
+HEADRACE_INLINE R pick(R a, R b, std::integer_sequence<int, Index...>) {
+    return __builtin_shufflevector(a, b, Index...);
+}
+
+// Index lists of the shuffles below, for n lanes and blocks of `width` lanes.
+template <int n, int width, int... I>
+constexpr auto fold_index(std::integer_sequence<int, I...>) {
+    return std::integer_sequence<int, (I ^ width)...>{};
+}
+template <int n, int width, int... I>
+constexpr auto low_index(std::integer_sequence<int, I...>) {
+    return std::integer_sequence<int, ((I & width) == 0 ? I : n + I - width)...>{};
+}
+template <int n, int width, int... I>
+constexpr auto high_index(std::integer_sequence<int, I...>) {
+    return std::integer_sequence<int, ((I & width) == 0 ? I + width : n + I)...>{};
+}
+
+template <class T, int width = lanes<T> / 2>
+HEADRACE_INLINE T sum(reg<T> value) {
+    if constexpr (width == 0) {
+        return value[0];
+    } else {
+        constexpr int n = lanes<T>;
+        using Index = decltype(fold_index<n, width>(std::make_integer_sequence<int, n>{}));
+        return sum<T, width / 2>(value + pick(value, value, Index{}));
+    }
+}
+
+// A lanes x lanes transpose in registers: exchanges the off-diagonal blocks of every width.
+template <class T, int width = lanes<T> / 2>
+HEADRACE_INLINE void transpose(reg<T>* rows) {
+    if constexpr (width > 0) {
+        constexpr int n = lanes<T>;
+        using Low = decltype(low_index<n, width>(std::make_integer_sequence<int, n>{}));
+        using High = decltype(high_index<n, width>(std::make_integer_sequence<int, n>{}));
+        for (int i = 0; i < n; ++i) {
+            if ((i & width) != 0) continue;
+            const reg<T> a = rows[i], b = rows[i + width];
+            rows[i] = pick(a, b, Low{});
+            rows[i + width] = pick(a, b, High{});
+        }
+        transpose<T, width / 2>(rows);
+    }
+}
+
+// e^x for x <= 0 (-inf included) and for x up to the type's limit; below the normal range 0.
+template <class T>
+HEADRACE_INLINE reg<T> exp(reg<T> x) {
+    using V = vec<T>;
+    using I = typename V::integer;
+    const reg<T> floor = broadcast<T>(V::smallest);
+    const I underflow = x < floor;
+    const reg<T> clamped = underflow ? floor : x;
+    const reg<T> shifted = fma(clamped, broadcast<T>(V::log2e), broadcast<T>(V::rounder));
+    const reg<T> n = shifted - V::rounder;
+    reg<T> r = fma(n, broadcast<T>(-V::ln2_high), clamped);
+    r = fma(n, broadcast<T>(-V::ln2_low), r);
+    T factorial = 1;  // Taylor: |r| <= ln2 / 2 leaves less than half an ulp after exp_terms
+    T inverse[V::exp_terms + 1];
+    for (int i = 0; i <= V::exp_terms; ++i) {
+        if (i > 0) factorial *= static_cast<T>(i);
+        inverse[i] = static_cast<T>(1) / factorial;
+    }
+    reg<T> sum = broadcast<T>(inverse[V::exp_terms]);
+    for (int i = V::exp_terms - 1; i >= 0; --i) sum = fma(sum, r, broadcast<T>(inverse[i]));
+    I integer;
+    const reg<T> biased = shifted;
+    std::memcpy(&integer, &biased, sizeof integer);
+    I scale_bits = (integer + V::exponent_bias) << V::mantissa_bits;  // the rounder's own bits fall off the left
+    reg<T> scale;
+    std::memcpy(&scale, &scale_bits, sizeof scale);
+    const reg<T> result = sum * scale;
+    return underflow ? reg<T>{} : result;
+}
+
+// 1 / (1 + e^-x); only exponentials of numbers <= 0.
+template <class T>
+HEADRACE_INLINE reg<T> sigmoid(reg<T> x) {
+    const reg<T> e = exp<T>(x < reg<T>{} ? x : -x);
+    const reg<T> one = broadcast<T>(1);
+    return (x < reg<T>{} ? e : one) / (one + e);
+}
+
+// log(1 + e^x) = max(x, 0) + log1p(e^-|x|), log1p(y) = 2 artanh(y / (2 + y)).
+template <class T>
+HEADRACE_INLINE reg<T> softplus(reg<T> x) {
+    const reg<T> y = exp<T>(x < reg<T>{} ? x : -x);
+    const reg<T> z = y / (y + broadcast<T>(2)), zz = z * z;
+    reg<T> series = broadcast<T>(static_cast<T>(1) / (2 * vec<T>::log_terms + 1));
+    for (int i = vec<T>::log_terms - 1; i >= 0; --i) {
+        series = fma(series, zz, broadcast<T>(static_cast<T>(1) / static_cast<T>(2 * i + 1)));
+    }
+    return (x < reg<T>{} ? reg<T>{} : x) + 2 * z * series;
+}
+
+}  // namespace headrace::cpu::inline HEADRACE_ISA

@@ -1,0 +1,261 @@
+// tile_ops: the primitives of the algorithm pages on a CPU: tiles in memory, products on registers, packing, solves.
+#pragma once
+
+#include "cpu/matmul.hpp"
+
+namespace headrace::cpu::inline HEADRACE_ISA {
+
+constexpr int block_rows = 16;  // tiles have a multiple of 16 rows and columns; the rest is zero
+
+constexpr int round_up(long value, int multiple) { return static_cast<int>((value + multiple - 1) / multiple * multiple); }
+
+// A matrix in scratch memory: element (i, j) at data[i * row + j].
+template <class T>
+struct Tile {
+    T* data = nullptr;
+    long row = 0;
+    T* at(int i) const { return data + i * row; }
+    explicit operator bool() const { return data != nullptr; }
+};
+
+// Hands out aligned pieces of a thread's scratch memory; without memory it measures.
+struct Arena {
+    char* base = nullptr;
+    std::size_t used = 0;
+
+    template <class T>
+    T* take(std::size_t count) {
+        T* piece = base == nullptr ? nullptr : reinterpret_cast<T*>(base + used);
+        used += (count * sizeof(T) + 127) / 128 * 128;
+        return piece;
+    }
+    // Rows 16 elements longer than the matrix: rows a power of two apart would share few cache sets.
+    template <class T>
+    Tile<T> tile(int rows, int columns) {
+        const long row = round_up(columns, 16) + 16;
+        return {take<T>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(row)), row};
+    }
+};
+
+// ---- element by element: dst first; columns a multiple of 16 ----
+
+template <class T, class F>
+HEADRACE_INLINE void for_each(Tile<T> dst, int rows, int columns, F value) {
+    for (int i = 0; i < rows; ++i) {
+        for (int j = 0; j < columns; j += lanes<T>) store<T>(dst.at(i) + j, value(i, j));
+    }
+}
+
+template <class T>
+void fill(Tile<T> dst, T value, int rows, int columns) {
+    for_each(dst, rows, columns, [&](int, int) { return broadcast<T>(value); });
+}
+
+template <class T>
+void copy(Tile<T> dst, Tile<T> a, int rows, int columns) {
+    for_each(dst, rows, columns, [&](int i, int j) { return load<T>(a.at(i) + j); });
+}
+
+// dst += a
+template <class T>
+void add(Tile<T> dst, Tile<T> a, int rows, int columns) {
+    for_each(dst, rows, columns, [&](int i, int j) { return load<T>(dst.at(i) + j) + load<T>(a.at(i) + j); });
+}
+
+// dst = factor * factors[i] * a
+template <class T>
+void scale_rows(Tile<T> dst, Tile<T> a, const T* factors, T factor, int rows, int columns) {
+    for_each(dst, rows, columns, [&](int i, int j) { return load<T>(a.at(i) + j) * broadcast<T>(factor * factors[i]); });
+}
+
+// dst = factor * a * b
+template <class T>
+void multiply(Tile<T> dst, Tile<T> a, Tile<T> b, T factor, int rows, int columns) {
+    for_each(dst, rows, columns, [&](int i, int j) { return load<T>(a.at(i) + j) * load<T>(b.at(i) + j) * factor; });
+}
+
+// sum_j a[i,j] b[i,j]
+template <class T>
+T row_dot(Tile<T> a, Tile<T> b, int i, int columns) {
+    reg<T> total = {};
+    for (int j = 0; j < columns; j += lanes<T>) total = fma(load<T>(a.at(i) + j), load<T>(b.at(i) + j), total);
+    return sum<T>(total);
+}
+
+// dst[j,i] = a[i,j]; dst has rows of `dst_row` elements; both sizes multiples of 16
+template <class T>
+void transpose_into(T* dst, long dst_row, const T* a, long a_row, int rows, int columns) {
+    constexpr int n = lanes<T>;
+    for (int i = 0; i < rows; i += n) {
+        for (int j = 0; j < columns; j += n) {
+            reg<T> block[n];
+            for (int r = 0; r < n; ++r) block[r] = load<T>(a + (i + r) * a_row + j);
+            transpose<T>(block);
+            for (int r = 0; r < n; ++r) store<T>(dst + (j + r) * dst_row + i, block[r]);
+        }
+    }
+}
+
+// ---- operands of products ----
+
+// Brings tiles into the form that matmul<A> reads. F32 and F64 read tiles as they are, but for transposed right
+// operands; Bf16 rounds to pairs along the contraction. Buffers live until reset().
+template <class A>
+struct Packer {
+    using T = typename A::real;
+    using unit = typename A::unit;
+    unit* buffer = nullptr;
+    std::size_t used = 0, capacity = 0;
+
+    void carve(Arena& arena, std::size_t units) {
+        capacity = units;
+        buffer = arena.take<unit>(units);
+    }
+    void reset() { used = 0; }
+    unit* take(int rows, long row) {
+        unit* piece = buffer + used;
+        used += static_cast<std::size_t>(rows) * static_cast<std::size_t>(row);
+        return piece;
+    }
+
+    // a[i,k] = x[i,k]
+    Left<A> left(Tile<T> x, int rows, int columns) {
+        if constexpr (A::pack == 1) {
+            return {x.data, x.row, 1};
+        } else {
+            const long row = columns / 2 + 16;
+            unit* packed = take(rows, row);
+            pack_neighbours(packed, row, x, rows, columns);
+            return {packed, row, 1};
+        }
+    }
+    // a[i,k] = x[k,i]
+    Left<A> left_transposed(Tile<T> x, int rows, int columns) {
+        if constexpr (A::pack == 1) {
+            return {x.data, 1, x.row};
+        } else {
+            const Right<A> pairs = right(x, rows, columns);
+            return {pairs.data, 1, pairs.row};
+        }
+    }
+    // b[k,j] = x[k,j]
+    Right<A> right(Tile<T> x, int rows, int columns) {
+        if constexpr (A::pack == 1) {
+            return {x.data, x.row};
+        } else {
+            const long row = columns + 16;
+            unit* packed = take(rows / 2, row);
+            for (int i = 0; i < rows; i += 2) {
+                for (int j = 0; j < columns; j += lanes<T>) {
+                    store_pairs(packed + i / 2 * row + j, load<T>(x.at(i) + j), load<T>(x.at(i + 1) + j));
+                }
+            }
+            return {packed, row};
+        }
+    }
+    // b[k,j] = x[j,k]
+    Right<A> right_transposed(Tile<T> x, int rows, int columns) {
+        const long row = rows + 16;
+        unit* packed = take(columns / A::pack, row);
+        if constexpr (A::pack == 1) {
+            transpose_into<T>(packed, row, x.data, x.row, rows, columns);
+        } else {
+            const std::size_t mark = used;
+            const long pairs_row = round_up(columns / 2, 16) + 16;
+            unit* pairs = take(rows, pairs_row);
+            pack_neighbours(pairs, pairs_row, x, rows, columns);
+            for (int j = columns / 2; j < round_up(columns / 2, 16); ++j) {
+                for (int i = 0; i < rows; ++i) pairs[i * pairs_row + j] = 0;
+            }
+            transpose_pairs(packed, row, pairs, pairs_row, rows, columns / 2);
+            used = mark;
+        }
+        return {packed, row};
+    }
+
+  private:
+    static void pack_neighbours(unit* packed, long row, Tile<T> x, int rows, int columns) {
+        if constexpr (A::pack == 2) {
+            for (int i = 0; i < rows; ++i) {
+                for (int j = 0; j < columns; j += 2 * lanes<T>) {
+                    const bool whole = j + lanes<T> < columns;
+                    store_neighbours(packed + i * row + j / 2, load<T>(x.at(i) + j),
+                                     whole ? load<T>(x.at(i) + j + lanes<T>) : reg<T>{});
+                }
+            }
+        }
+    }
+    // 32-bit units moved as floats: no arithmetic touches them.
+    static void transpose_pairs(unit* dst, long dst_row, const unit* a, long a_row, int rows, int columns) {
+        constexpr int n = lanes<T>;
+        for (int i = 0; i < rows; i += n) {
+            for (int j = 0; j < columns; j += n) {
+                reg<T> block[n];
+                for (int r = 0; r < n; ++r) block[r] = load<T>(reinterpret_cast<const T*>(a + (i + r) * a_row + j));
+                transpose<T>(block);
+                for (int r = 0; r < n && j + r < columns; ++r) {
+                    store<T>(reinterpret_cast<T*>(dst + (j + r) * dst_row + i), block[r]);
+                }
+            }
+        }
+    }
+};
+
+// ---- triangular solves ----
+
+// inverse (16 x 16, unit lower) of I - n; n strictly lower.
+template <class T>
+void invert_unit_lower_16(Tile<T> inverse, Tile<T> n) {
+    constexpr int parts = 16 / lanes<T>;
+    reg<T> x[16][parts];
+    for (int i = 0; i < 16; ++i) {
+        T unit[16] = {};
+        unit[i] = 1;
+        for (int p = 0; p < parts; ++p) x[i][p] = load<T>(unit + p * lanes<T>);
+    }
+    for (int j = 0; j < 15; ++j) {
+        for (int i = j + 1; i < 16; ++i) {
+            const reg<T> factor = broadcast<T>(n.at(i)[j]);
+            for (int p = 0; p < parts; ++p) x[i][p] = fma(factor, x[j][p], x[i][p]);
+        }
+    }
+    for (int i = 0; i < 16; ++i) {
+        for (int p = 0; p < parts; ++p) store<T>(inverse.at(i) + p * lanes<T>, x[i][p]);
+    }
+}
+
+enum class Side { lower, transposed };
+
+// x <- (I - n)^-1 x, or with the transposed matrix; n [rows, rows] strictly lower, x [rows, columns].
+// 16 x 16 diagonal blocks are inverted, the rest is substitution by blocks.
+template <class A>
+void solve_unit_lower(Tile<typename A::real> x, Tile<typename A::real> n, Tile<typename A::real> inverse,
+                      Tile<typename A::real> spare, int rows, int columns, Side side) {
+    using T = typename A::real;
+    const int blocks = rows / 16;
+    for (int step = 0; step < blocks; ++step) {
+        const int b = side == Side::lower ? step : blocks - 1 - step;
+        const Tile<T> x_b{x.at(16 * b), x.row}, n_bb{n.at(16 * b) + 16 * b, n.row};
+        invert_unit_lower_16<T>(inverse, n_bb);
+        if (side == Side::lower) {
+            if (b > 0) {
+                matmul<A>(x_b.data, x_b.row, {n.at(16 * b), n.row, 1}, {x.data, x.row}, 16, columns, 16 * b, Part::full,
+                          {Start<T>::add});
+            }
+            copy(spare, x_b, 16, columns);
+            matmul<A>(x_b.data, x_b.row, {inverse.data, inverse.row, 1}, {spare.data, spare.row}, 16, columns, 16,
+                      Part::a_lower);
+        } else {
+            const int below = 16 * (b + 1);
+            if (below < rows) {
+                matmul<A>(x_b.data, x_b.row, {n.at(below) + 16 * b, 1, n.row}, {x.at(below), x.row}, 16, columns,
+                          rows - below, Part::full, {Start<T>::add});
+            }
+            copy(spare, x_b, 16, columns);
+            matmul<A>(x_b.data, x_b.row, {inverse.data, 1, inverse.row}, {spare.data, spare.row}, 16, columns, 16,
+                      Part::a_upper);
+        }
+    }
+}
+
+}  // namespace headrace::cpu::inline HEADRACE_ISA

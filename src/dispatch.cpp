@@ -1,0 +1,130 @@
+// Dispatch: the first implementation of a list that accepts a problem; keeps the refusals of the others.
+#include "dispatch.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/summary.hpp"
+
+namespace headrace {
+namespace {
+
+bool is_verbose() {
+    const char* value = std::getenv("HEADRACE_VERBOSE");
+    return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+}
+
+void print(const std::string& line) { std::fprintf(stderr, "headrace: %s\n", line.c_str()); }
+
+std::string joined_names(const ImplementationList& list) {
+    std::string names;
+    for (const Implementation* implementation : list) names += (names.empty() ? "" : ", ") + implementation->name();
+    return names.empty() ? "none" : names;
+}
+
+ImplementationList serving(const ImplementationList& list, Direction direction) {
+    ImplementationList result;
+    for (const Implementation* implementation : list) {
+        if (implementation->serves(direction)) result.push_back(implementation);
+    }
+    return result;
+}
+
+// The forced implementation, nullptr where nothing is forced.
+Status find_forced(const Problem& problem, const ImplementationList& list, const Implementation** forced) {
+    *forced = nullptr;
+    const char* option = problem.options.force;
+    const bool by_option = option != nullptr && *option != '\0';
+    const char* name = by_option ? option : std::getenv("HEADRACE_FORCE");
+    if (name == nullptr || *name == '\0') return {};
+    const std::string where = by_option ? "force" : "HEADRACE_FORCE";
+    bool is_known = false;
+    for (const Implementation* implementation : list) {
+        if (implementation->name() != name) continue;
+        is_known = true;
+        if (!implementation->serves(problem.direction)) continue;
+        *forced = implementation;
+        return {};
+    }
+    if (!is_known) {
+        return {Code::invalid_argument, where + ": expected one of " + joined_names(list) + ", got " + name};
+    }
+    if (by_option) {
+        return {Code::invalid_argument, where + ": expected an implementation of " + name_of(problem.direction) +
+                                            ", one of " + joined_names(serving(list, problem.direction)) + ", got " +
+                                            name};
+    }
+    if (is_verbose()) print(where + "=" + name + " ignored: it does not serve " + name_of(problem.direction));
+    return {};
+}
+
+std::string refusal_of(const Implementation& implementation, const Problem& problem, const Machine& machine,
+                       const Implementation* forced) {
+    if (forced != nullptr && forced != &implementation) return "another is forced: " + forced->name();
+    return implementation.refusal(problem, machine);
+}
+
+// Nobody yields when forced.
+std::string yields_of(const Implementation& implementation, const Problem& problem, const Implementation* forced) {
+    return forced != nullptr ? std::string() : implementation.yields(problem);
+}
+
+Status unsupported(const Problem& problem, const Implementation* forced, const std::vector<Candidate>& refused) {
+    std::string reasons;
+    for (const Candidate& candidate : refused) {
+        if (forced != nullptr && candidate.name != forced->name()) continue;
+        reasons += (reasons.empty() ? "" : "; ") + candidate.name + ": " + candidate.refusal;
+    }
+    if (forced != nullptr)
+        return {Code::unsupported, "the forced implementation refuses " + summary(problem) + ": " + reasons};
+    return {Code::unsupported,
+            "no implementation accepts " + summary(problem) + ": " + (reasons.empty() ? "none exists" : reasons)};
+}
+
+}  // namespace
+
+Status select(const Problem& problem, const ImplementationList& list, const Machine& machine,
+              const Implementation** selected) {
+    *selected = nullptr;
+    const Implementation* forced = nullptr;
+    if (Status status = find_forced(problem, list, &forced); !status.ok()) return status;
+    std::vector<Candidate> refused;
+    const Implementation* first_accepting = nullptr;
+    for (const Implementation* implementation : serving(list, problem.direction)) {
+        Candidate candidate{implementation->name(), refusal_of(*implementation, problem, machine, forced), {}};
+        if (candidate.refusal.empty()) {
+            if (first_accepting == nullptr) first_accepting = implementation;
+            candidate.yields = yields_of(*implementation, problem, forced);
+            if (candidate.yields.empty()) {
+                *selected = implementation;
+                break;
+            }
+        }
+        refused.push_back(std::move(candidate));
+    }
+    if (*selected == nullptr) *selected = first_accepting;
+    if (is_verbose()) {
+        print(summary(problem) + ": served by " + (*selected != nullptr ? (*selected)->name() : "none"));
+        for (const Candidate& candidate : refused)
+            print("  not " + candidate.name + ": " + candidate.refusal + candidate.yields);
+    }
+    return *selected != nullptr ? Status() : unsupported(problem, forced, refused);
+}
+
+Status judge(const Problem& problem, const ImplementationList& list, const Machine& machine,
+             std::vector<Candidate>* candidates) {
+    candidates->clear();
+    const Implementation* forced = nullptr;
+    if (Status status = find_forced(problem, list, &forced); !status.ok()) return status;
+    for (const Implementation* implementation : serving(list, problem.direction)) {
+        Candidate candidate{implementation->name(), refusal_of(*implementation, problem, machine, forced), {}};
+        if (candidate.refusal.empty()) candidate.yields = yields_of(*implementation, problem, forced);
+        candidates->push_back(std::move(candidate));
+    }
+    return {};
+}
+
+}  // namespace headrace

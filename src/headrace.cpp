@@ -1,0 +1,184 @@
+// C++ entry: make a Problem, select an implementation, give it memory, run it.
+#include "headrace/headrace.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#include "core/debug_nan.hpp"
+#include "core/implementation.hpp"
+#include "core/machine.hpp"
+#include "core/validation.hpp"
+#include "core/views.hpp"
+#include "dispatch.hpp"
+#include "operators.hpp"
+
+namespace headrace {
+namespace {
+
+struct FreeAligned {
+    void operator()(void* pointer) const { ::operator delete (pointer, std::align_val_t{Carver::alignment}); }
+};
+using Block = std::unique_ptr<void, FreeAligned>;
+
+// Runs body() and turns what it throws into a Status. Messages of 15 characters need no memory.
+template <typename Body>
+Status guarded(const Body& body) {
+    try {
+        return body();
+    } catch (const std::bad_alloc&) {
+        return {Code::out_of_memory, "out of memory"};
+    } catch (const std::length_error&) {
+        return {Code::out_of_memory, "out of memory"};
+    } catch (const std::exception& error) {
+        return {Code::unsupported, std::string("an implementation failed: ") + error.what()};
+    } catch (...) {
+        return {Code::unsupported, "unknown failure"};
+    }
+}
+
+// The caller's workspace is large enough and shares no memory with a tensor of the call.
+Status check_workspace(const Problem& problem, const Workspace& workspace, std::size_t needed) {
+    if (workspace.data == nullptr) {
+        return {Code::invalid_argument,
+                "workspace: expected data of " + std::to_string(workspace.bytes) + " bytes, got a null pointer"};
+    }
+    if (workspace.bytes < needed) {
+        return {Code::out_of_memory, "workspace: expected at least " + std::to_string(needed) + " bytes, got " +
+                                         std::to_string(workspace.bytes)};
+    }
+    const auto begin = reinterpret_cast<std::uintptr_t>(workspace.data);
+    const Extent extent = {begin, begin + workspace.bytes};
+    for (const NamedView& named : named_views(problem)) {
+        if (!overlaps(extent, extent_of(*named.view))) continue;
+        return {Code::invalid_argument,
+                std::string("workspace: expected memory of its own, got memory that overlaps ") + named.name};
+    }
+    return {};
+}
+
+// Without sequences the sums over them are zero; everything else is empty.
+void clear_parameter_gradients(const Problem& problem) {
+    for (const TensorView* view : {&problem.grads.d_g_gamma, &problem.grads.d_A_log, &problem.grads.d_dt_bias}) {
+        const std::int64_t count = view->numel();
+        for (std::int64_t number = 0; number < count; ++number) {
+            const auto offset = static_cast<std::size_t>(offset_of(*view, number)) * size_of(view->dtype);
+            std::memset(static_cast<char*>(view->data) + offset, 0, size_of(view->dtype));
+        }
+    }
+}
+
+Status prepare(const Call& call, Contents contents, Problem* problem, const Implementation** implementation) {
+    if (Status status = make_problem(call, contents, problem); !status.ok()) return status;
+    return select(*problem, all_implementations(), machine(), implementation);
+}
+
+Status execute(const Call& call, const Workspace& workspace) {
+    Problem problem;
+    const Implementation* implementation = nullptr;
+    if (Status status = prepare(call, Contents::check, &problem, &implementation); !status.ok()) return status;
+
+    Carver measure;
+    implementation->carve(problem, measure);
+    Block own;
+    void* base = workspace.data;
+    if (workspace.bytes > 0) {
+        if (Status status = check_workspace(problem, workspace, measure.size()); !status.ok()) return status;
+    } else {
+        own.reset(::operator new (measure.size(), std::align_val_t{Carver::alignment}, std::nothrow));
+        base = own.get();
+        if (base == nullptr) {
+            return {Code::out_of_memory, "workspace: could not allocate " + std::to_string(measure.size()) + " bytes"};
+        }
+    }
+
+    DebugReport report(problem);
+    if (problem.N == 0) {
+        clear_parameter_gradients(problem);
+    } else {
+        Carver carver(base);
+        implementation->run(problem, carver);
+    }
+    report.finish();
+    return {};
+}
+
+// Takes every view that the call gives, in the order of the API.
+void add_tensors(const Problem& problem, std::vector<PlanEntry>* entries) {
+    for (const NamedView& named : named_views(problem)) {
+        const TensorView& view = *named.view;
+        const std::size_t bytes = static_cast<std::size_t>(view.numel()) * size_of(view.dtype);
+        entries->push_back({named.name, named.role == Role::output ? "output" : "input",
+                            std::vector<std::int64_t>(view.shape, view.shape + view.rank), view.dtype, bytes});
+    }
+}
+
+}  // namespace
+
+const char* name_of(Operator op) {
+    const OperatorInfo* info = find_operator(op);
+    return info == nullptr ? "?" : info->name;
+}
+
+Status forward(Operator op, const Inputs& in, const Outputs& out, const Options& options, Workspace workspace) {
+    return guarded([&] { return execute({op, Direction::forward, in, out, {}, {}, {}, options}, workspace); });
+}
+
+Status backward(Operator op, const Inputs& in, const OutputGradients& d_out, const Gradients& grads,
+                const Options& options, Workspace workspace) {
+    return guarded([&] { return execute({op, Direction::backward, in, {}, d_out, grads, {}, options}, workspace); });
+}
+
+Status step(Operator op, const Inputs& in, const Outputs& out, const StatePool& pool, const Options& options,
+            Workspace workspace) {
+    return guarded([&] { return execute({op, Direction::step, in, out, {}, {}, pool, options}, workspace); });
+}
+
+Status workspace_size(const Call& call, std::size_t* bytes) {
+    return guarded([&]() -> Status {
+        Problem problem;
+        const Implementation* implementation = nullptr;
+        if (Status status = prepare(call, Contents::ignore, &problem, &implementation); !status.ok()) return status;
+        Carver measure;
+        implementation->carve(problem, measure);
+        *bytes = measure.size();
+        return {};
+    });
+}
+
+Status plan(const Call& call, std::vector<PlanEntry>* entries) {
+    return guarded([&]() -> Status {
+        Problem problem;
+        const Implementation* implementation = nullptr;
+        if (Status status = prepare(call, Contents::ignore, &problem, &implementation); !status.ok()) return status;
+        entries->clear();
+        add_tensors(problem, entries);
+        Carver measure;
+        implementation->carve(problem, measure);
+        entries->insert(entries->end(), measure.entries().begin(), measure.entries().end());
+        return {};
+    });
+}
+
+Status explain(const Call& call, std::vector<Candidate>* candidates) {
+    return guarded([&]() -> Status {
+        Problem problem;
+        if (Status status = make_problem(call, Contents::ignore, &problem); !status.ok()) return status;
+        return judge(problem, all_implementations(), machine(), candidates);
+    });
+}
+
+std::vector<std::string> implementations() {
+    std::vector<std::string> names;
+    for (const Implementation* implementation : all_implementations()) {
+        const std::string name = implementation->name();
+        if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    }
+    return names;
+}
+
+}  // namespace headrace

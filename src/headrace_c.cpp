@@ -1,0 +1,254 @@
+// C entry: structs in, status out; never throws.
+#include "headrace/headrace.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "headrace/headrace.hpp"
+
+namespace {
+
+using headrace::Status;
+
+// Numbers of the C enumerations are those of the C++ ones, so that conversions are casts.
+static_assert(HEADRACE_F64 == static_cast<int>(headrace::DType::f64) &&
+              HEADRACE_I64 == static_cast<int>(headrace::DType::i64));
+static_assert(HEADRACE_CUDA == static_cast<int>(headrace::Device::cuda));
+static_assert(HEADRACE_KDA == static_cast<int>(headrace::Operator::kda));
+static_assert(HEADRACE_STEP == static_cast<int>(headrace::Direction::step));
+static_assert(HEADRACE_GATE_BOUNDED == static_cast<int>(headrace::GateForm::bounded));
+static_assert(HEADRACE_BETA_TWO_SIGMOID == static_cast<int>(headrace::BetaForm::two_sigmoid));
+static_assert(HEADRACE_OUT_OF_MEMORY == static_cast<int>(headrace::Code::out_of_memory));
+
+// Numbers that no byte-sized enumeration can hold become one that it refuses.
+std::uint8_t byte_of(std::int32_t number) {
+    return number < 0 || number > 255 ? 255 : static_cast<std::uint8_t>(number);
+}
+
+headrace::TensorView convert(const headrace_tensor& tensor) {
+    headrace::TensorView view;
+    view.data = tensor.data;
+    view.dtype = static_cast<headrace::DType>(byte_of(tensor.dtype));
+    view.device = static_cast<headrace::Device>(byte_of(tensor.device));
+    view.rank = tensor.rank;
+    std::copy(tensor.shape, tensor.shape + 4, view.shape);
+    std::copy(tensor.strides, tensor.strides + 4, view.strides);
+    return view;
+}
+
+headrace::Inputs convert(const headrace_inputs& c) {
+    headrace::Inputs in;
+    in.q = convert(c.q), in.k = convert(c.k), in.v = convert(c.v), in.p = convert(c.p);
+    in.g = convert(c.g), in.gv = convert(c.gv), in.g_gamma = convert(c.g_gamma), in.beta = convert(c.beta);
+    in.A_log = convert(c.A_log), in.dt_bias = convert(c.dt_bias);
+    in.initial_state = convert(c.initial_state), in.cu_seqlens = convert(c.cu_seqlens);
+    return in;
+}
+
+headrace::Outputs convert(const headrace_outputs& c) { return {convert(c.o), convert(c.final_state)}; }
+
+headrace::OutputGradients convert(const headrace_output_gradients& c) {
+    return {convert(c.d_o), convert(c.d_final_state)};
+}
+
+headrace::Gradients convert(const headrace_gradients& c) {
+    return {convert(c.d_q),
+            convert(c.d_k),
+            convert(c.d_v),
+            convert(c.d_p),
+            convert(c.d_g),
+            convert(c.d_gv),
+            convert(c.d_g_gamma),
+            convert(c.d_beta),
+            convert(c.d_A_log),
+            convert(c.d_dt_bias),
+            convert(c.d_initial_state)};
+}
+
+headrace::StatePool convert(const headrace_state_pool& c) {
+    return {convert(c.states), convert(c.indices), convert(c.num_accepted_tokens)};
+}
+
+headrace::Options convert(const headrace_options& c) {
+    headrace::Options options;
+    if (c.has_scale != 0) options.scale = c.scale;
+    options.reverse = c.reverse != 0;
+    options.qk_l2norm = c.qk_l2norm != 0;
+    options.gate_form = static_cast<headrace::GateForm>(c.gate_form);
+    options.lower_bound = c.lower_bound;
+    options.beta_form = static_cast<headrace::BetaForm>(c.beta_form);
+    options.allow_positive_gates = c.allow_positive_gates != 0;
+    options.chunk = c.chunk;
+    options.num_steps = c.num_steps;
+    if (c.has_state_dtype != 0) options.state_dtype = static_cast<headrace::DType>(byte_of(c.state_dtype));
+    options.threads = c.threads;
+    options.force = c.force;
+    return options;
+}
+
+headrace::Options convert(const headrace_options* c) { return c == nullptr ? headrace::Options() : convert(*c); }
+
+headrace::Workspace convert(const headrace_workspace* c) {
+    return c == nullptr ? headrace::Workspace() : headrace::Workspace{c->data, c->bytes};
+}
+
+headrace::Call convert(const headrace_call& c) {
+    headrace::Call call;
+    call.op = static_cast<headrace::Operator>(c.op);
+    call.direction = static_cast<headrace::Direction>(c.direction);
+    call.in = convert(c.in), call.out = convert(c.out), call.d_out = convert(c.d_out), call.grads = convert(c.grads);
+    call.pool = convert(c.pool), call.options = convert(c.options);
+    return call;
+}
+
+// Copies what fits and always ends with a zero; returns the bytes that the whole text needs.
+std::size_t copy_text(char* target, std::size_t capacity, const std::string& text) {
+    if (target != nullptr && capacity > 0) {
+        const std::size_t count = std::min(capacity - 1, text.size());
+        std::memcpy(target, text.data(), count);
+        target[count] = '\0';
+    }
+    return text.size() + 1;
+}
+
+// Runs body() and hands over its Status.
+template <typename Body>
+headrace_status guarded(char* message, std::size_t length, const Body& body) {
+    try {
+        const Status status = body();
+        copy_text(message, length, status.message());
+        return static_cast<headrace_status>(status.code());
+    } catch (...) {
+        copy_text(message, length, "out of memory");
+        return HEADRACE_OUT_OF_MEMORY;
+    }
+}
+
+Status null_pointer(const char* name) {
+    return {headrace::Code::invalid_argument, std::string(name) + ": expected a struct, got a null pointer"};
+}
+
+headrace_plan_entry convert(const headrace::PlanEntry& entry) {
+    headrace_plan_entry c = {};
+    copy_text(c.name, sizeof(c.name), entry.name);
+    copy_text(c.role, sizeof(c.role), entry.role);
+    c.dtype = static_cast<std::int32_t>(entry.dtype);
+    c.rank = static_cast<std::int32_t>(std::min<std::size_t>(entry.shape.size(), 8));
+    std::copy(entry.shape.begin(), entry.shape.begin() + c.rank, c.shape);
+    c.bytes = entry.bytes;
+    return c;
+}
+
+#define HEADRACE_TEXT_OF(number) #number
+#define HEADRACE_TEXT(number) HEADRACE_TEXT_OF(number)
+
+}  // namespace
+
+extern "C" {
+
+const char* headrace_version(void) {
+    return HEADRACE_TEXT(HEADRACE_VERSION_MAJOR) "." HEADRACE_TEXT(HEADRACE_VERSION_MINOR) "." HEADRACE_TEXT(
+        HEADRACE_VERSION_PATCH);
+}
+
+const char* headrace_operator_name(int32_t op) {
+    return op < 0 || op > HEADRACE_KDA ? nullptr : headrace::name_of(static_cast<headrace::Operator>(op));
+}
+
+headrace_tensor headrace_contiguous(const void* data, int32_t dtype, int32_t rank, const int64_t* shape) {
+    headrace_tensor tensor = {};
+    tensor.data = const_cast<void*>(data);
+    tensor.dtype = dtype;
+    tensor.rank = rank >= 1 && rank <= 4 ? rank : -1;
+    std::uint64_t stride = 1;  // wraps where the sizes are refused anyway
+    for (int i = tensor.rank - 1; i >= 0; --i) {
+        tensor.shape[i] = shape[i];
+        tensor.strides[i] = static_cast<std::int64_t>(stride & INT64_MAX);
+        stride *= shape[i] > 0 ? static_cast<std::uint64_t>(shape[i]) : 1;
+    }
+    return tensor;
+}
+
+headrace_options headrace_options_default(void) {
+    headrace_options options = {};
+    options.lower_bound = headrace::Options().lower_bound;
+    return options;
+}
+
+headrace_status headrace_forward(int32_t op, const headrace_inputs* in, const headrace_outputs* out,
+                                 const headrace_options* options, const headrace_workspace* workspace, char* message,
+                                 size_t length) {
+    return guarded(message, length, [&]() -> Status {
+        if (in == nullptr) return null_pointer("in");
+        if (out == nullptr) return null_pointer("out");
+        return headrace::forward(static_cast<headrace::Operator>(op), convert(*in), convert(*out), convert(options),
+                                 convert(workspace));
+    });
+}
+
+headrace_status headrace_backward(int32_t op, const headrace_inputs* in, const headrace_output_gradients* d_out,
+                                  const headrace_gradients* grads, const headrace_options* options,
+                                  const headrace_workspace* workspace, char* message, size_t length) {
+    return guarded(message, length, [&]() -> Status {
+        if (in == nullptr) return null_pointer("in");
+        if (d_out == nullptr) return null_pointer("d_out");
+        if (grads == nullptr) return null_pointer("grads");
+        return headrace::backward(static_cast<headrace::Operator>(op), convert(*in), convert(*d_out), convert(*grads),
+                                  convert(options), convert(workspace));
+    });
+}
+
+headrace_status headrace_step(int32_t op, const headrace_inputs* in, const headrace_outputs* out,
+                              const headrace_state_pool* pool, const headrace_options* options,
+                              const headrace_workspace* workspace, char* message, size_t length) {
+    return guarded(message, length, [&]() -> Status {
+        if (in == nullptr) return null_pointer("in");
+        if (out == nullptr) return null_pointer("out");
+        if (pool == nullptr) return null_pointer("pool");
+        return headrace::step(static_cast<headrace::Operator>(op), convert(*in), convert(*out), convert(*pool),
+                              convert(options), convert(workspace));
+    });
+}
+
+headrace_status headrace_workspace_size(const headrace_call* call, size_t* bytes, char* message, size_t length) {
+    return guarded(message, length, [&]() -> Status {
+        if (call == nullptr) return null_pointer("call");
+        if (bytes == nullptr) return null_pointer("bytes");
+        return headrace::workspace_size(convert(*call), bytes);
+    });
+}
+
+headrace_status headrace_plan(const headrace_call* call, headrace_plan_entry* entries, size_t capacity, size_t* count,
+                              char* message, size_t length) {
+    return guarded(message, length, [&]() -> Status {
+        if (call == nullptr) return null_pointer("call");
+        if (count == nullptr) return null_pointer("count");
+        if (entries == nullptr && capacity > 0) return null_pointer("entries");
+        std::vector<headrace::PlanEntry> all;
+        if (Status status = headrace::plan(convert(*call), &all); !status.ok()) return status;
+        *count = all.size();
+        for (std::size_t i = 0; i < std::min(capacity, all.size()); ++i) entries[i] = convert(all[i]);
+        return {};
+    });
+}
+
+headrace_status headrace_explain(const headrace_call* call, char* text, size_t capacity, size_t* size, char* message,
+                                 size_t length) {
+    return guarded(message, length, [&]() -> Status {
+        if (call == nullptr) return null_pointer("call");
+        if (size == nullptr) return null_pointer("size");
+        if (text == nullptr && capacity > 0) return null_pointer("text");
+        std::vector<headrace::Candidate> candidates;
+        if (Status status = headrace::explain(convert(*call), &candidates); !status.ok()) return status;
+        std::string lines;
+        for (const headrace::Candidate& candidate : candidates) {
+            lines += candidate.name + (candidate.refusal.empty() ? "" : ": " + candidate.refusal) + "\n";
+        }
+        *size = copy_text(text, capacity, lines);
+        return {};
+    });
+}
+
+}  // extern "C"

@@ -6,7 +6,7 @@ namespace headrace::algorithms {
 // What a chunk reads. Rows past the chunk's length are zero; the gate holds the decays e^{G}.
 template <class Ops>
 struct ChunkInputs {
-    typename Ops::Tile q, k, e;  // [C,K]; e is the erase key of the delta rule: k, or Comba's p
+    typename Ops::Rows q, k, e;  // [C,K]; e is the erase key of the delta rule: k, or Comba's p
     typename Ops::Tile v;        // [C,V]
     const typename Ops::T* beta; // [C]
     typename Ops::T scale;       // of the read-out
@@ -16,7 +16,6 @@ struct ChunkInputs {
 template <class Ops>
 struct ForwardTiles {
     typename Ops::Tile P, l;            // [C,C] read scores; erase scores, later -l diag(beta)
-    typename Ops::Tile q_start, e_start, k_end;  // [C,K] decayed from the chunk's start, or to its end
     typename Ops::Tile residual, d;     // [C,V] v - S'^T e of each token; what is written, d = beta * residual
 };
 
@@ -33,21 +32,18 @@ void chunk_forward(Ops& ops, const ChunkInputs<Ops>& in, const ForwardTiles<Ops>
     ops.scores(o ? tiles.P : Tile{}, delta ? tiles.l : Tile{}, in);
     Tile d = in.v;
     if constexpr (delta) {
-        ops.scale_before(tiles.e_start, in.e, -1);
         ops.copy_values(tiles.residual, in.v);
-        ops.add_read(tiles.residual, tiles.e_start, state);
+        ops.add_read(tiles.residual, ops.erase_from_start(in.e, -1), state);
         ops.scale_columns(tiles.l, in.beta, -1);
         ops.solve(tiles.residual, tiles.l);
         ops.scale_value_rows(tiles.d, tiles.residual, in.beta);
         d = tiles.d;
     }
     if (o) {
-        ops.scale_start(tiles.q_start, in.q, in.scale);
-        ops.read(o, tiles.q_start, state);
+        ops.read(o, ops.from_start(in.q, in.scale), state);
         ops.add_lower(o, tiles.P, d);
     }
-    ops.scale_end(tiles.k_end, in.k);
-    ops.decay_and_write(S, tiles.k_end, d);
+    ops.decay_and_write(S, ops.to_end(in.k), d);
 }
 
 }  // namespace headrace::algorithms

@@ -14,7 +14,6 @@ template <class Ops>
 struct BackwardTiles {
     typename Ops::Tile P, l, solver;              // [C,C] scores; -diag(beta) l
     typename Ops::Tile d_P, d_l;                  // [C,C]
-    typename Ops::Tile decayed;                   // [C,K] q e^G, e e^{Ge} or k e^{G_L - G} in turn
     typename Ops::Tile residual, d, y, z;         // [C,V] as forward; gradient of d; gradient of v (z = beta y)
     typename Ops::Tile d_q, d_k, d_e;             // [C,K]; d_e is separate from d_k also where e = k
     typename Ops::T* d_beta;                      // [C]
@@ -44,9 +43,8 @@ void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Op
         z = t.z;
     }
     if (y_wanted) {
-        ops.scale_end(t.decayed, in.k);
         ops.transposed_upper(t.y, t.P, d_o);
-        ops.add_read(t.y, t.decayed, ops.right_state(D));
+        ops.add_read(t.y, ops.to_end(in.k), ops.right_state(D));
     }
     if constexpr (delta) {
         ops.scale_rows(t.solver, t.l, in.beta, -1);
@@ -61,15 +59,15 @@ void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Op
         if (wanted.queries || wanted.gate) {
             const auto state = ops.right_state_transposed(S);
             ops.read_keys(t.d_q, d_o, state);
-            ops.scale_start(t.d_q, t.d_q, in.scale);
+            ops.assign(t.d_q, ops.from_start({t.d_q, nullptr}, in.scale));
             if constexpr (delta) {
                 ops.read_keys(t.d_e, z, state);
-                ops.scale_before(t.d_e, t.d_e, -1);
+                ops.assign(t.d_e, ops.erase_from_start({t.d_e, nullptr}, -1));
             }
         }
         if (wanted.keys || wanted.gate) {
             ops.read_keys(t.d_k, d, ops.right_state_transposed(D));
-            ops.scale_end(t.d_k, t.d_k);
+            ops.assign(t.d_k, ops.to_end({t.d_k, nullptr}));
         }
         if (wanted.gate) {
             ops.gate.add_from_start(in.q, t.d_q);
@@ -83,12 +81,8 @@ void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Op
                             delta ? t.d_e : Tile{}, t.d_P, delta ? t.d_l : Tile{}, t.P, t.l, in, wanted.gate);
     }
     if (wanted.adjoint) {
-        ops.scale_start(t.decayed, in.q, in.scale);
-        ops.decay_and_write(D, t.decayed, d_o);
-        if constexpr (delta) {
-            ops.scale_before(t.decayed, in.e, -1);
-            ops.write(D, t.decayed, z);
-        }
+        ops.decay_and_write(D, ops.from_start(in.q, in.scale), d_o);
+        if constexpr (delta) ops.write(D, ops.erase_from_start(in.e, -1), z);
     }
 }
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int max_threads = 1024;  // OpenMP run-times end the process when they cannot start a thread
 constexpr int max_num_steps = 4096;
-constexpr std::int64_t max_sequences = std::int64_t{1} << 24;  // the list of sequences stays below 400 MB
+constexpr std::int64_t max_sequences = std::int64_t{1} << 22;  // the list of sequences stays at 100 MB
 
 int default_threads() {
 #ifdef _OPENMP
@@ -78,7 +78,10 @@ bool check_options(Problem& problem, Fault& fault) {
 
 bool check_sequences(Problem& problem, Fault& fault) {
     const TensorView& cu_seqlens = problem.in.cu_seqlens;
-    if (problem.N > max_sequences) return fault("q: expected at most 2^24 sequences, got ", problem.N);
+    if (problem.N > max_sequences) {
+        const char* name = cu_seqlens.given() ? "cu_seqlens" : "q";
+        return fault(name, ": expected at most ", max_sequences, " sequences, got ", problem.N);
+    }
     // Workspaces hold a state per sequence or per chunk.
     const std::int64_t states = bounded_product(std::max(problem.N, problem.B * problem.T), problem.HV);
     if (bounded_product(states, bounded_product(problem.K, problem.V)) >= max_elements) {

@@ -9,6 +9,9 @@
 namespace headrace {
 namespace {
 
+// Kernels count the elements of a head in int; a state of this size squared would take 16 GiB.
+constexpr std::int64_t max_head_dim = 65536;
+
 // One expected size: its letter, its word, its value and the tensor that fixed it.
 struct Dim {
     const char* letter;
@@ -196,6 +199,8 @@ bool fix_sizes(Problem& problem, Fault& fault) {
     if (problem.H < 1) return fault("q: expected at least 1 head, got 0");
     if (problem.K < 1) return fault("q: expected key_dim of at least 1, got 0");
     if (problem.V < 1) return fault("v: expected value_dim of at least 1, got 0");
+    if (problem.K > max_head_dim) return fault("q: expected key_dim of at most ", max_head_dim, ", got ", problem.K);
+    if (problem.V > max_head_dim) return fault("v: expected value_dim of at most ", max_head_dim, ", got ", problem.V);
     if (problem.HV < 1 || problem.HV % problem.H != 0) {
         return fault("v: expected value_heads that are a multiple of heads ", problem.H, " of q, got ", problem.HV);
     }

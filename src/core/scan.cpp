@@ -9,8 +9,8 @@
 namespace headrace {
 namespace {
 
-// Elements of one piece of work; below it a thread costs more than it saves.
-constexpr std::int64_t block = 32768;
+constexpr std::int64_t block = 32768;            // elements of one piece of work
+constexpr std::int64_t worth_threads = 1 << 19;  // below it, waking threads costs more than they save
 
 // Tests on bit patterns are exact under every floating-point flag and need no conversion of 16-bit types.
 // `infinity` is the pattern of +inf in the type whose patterns are of type U.
@@ -66,7 +66,7 @@ bool any_refused(const TensorView& view, U infinity, [[maybe_unused]] int thread
     const std::int64_t blocks = (run + block - 1) / block;
     const U* data = static_cast<const U*>(view.data);
     int found = 0;
-#pragma omp parallel for schedule(static) reduction(| : found) num_threads(threads) if (rows * run > 2 * block)
+#pragma omp parallel for schedule(static) reduction(| : found) num_threads(threads) if (rows * run >= worth_threads)
     for (std::int64_t task = 0; task < rows * blocks; ++task) {
         std::int64_t row = task / blocks, offset = 0;
         for (int i = outer.rank - 1; i >= 0; --i) {

@@ -19,13 +19,13 @@ struct ChannelGate {
     T *high = nullptr, *low = nullptr;  // [K] e^{G_L} and its rounding error
     Tile<T> to_anchor;        // [C,K] e^{G_a - G_j} for the rows before anchor a
     Tile<T> keys, queries, erases;  // [C,K], [16,K], [16,K] decayed to the anchor
-    Tile<T> product;          // [C,K] spare
+    Tile<T> product, decayed; // [C,K] spare
     Tile<T> gradient_start, gradient_end, gradient_inside;  // [C,K] terms from the chunk's start, to its end, inside
     T* through = nullptr;     // [K]
 
     void carve(Arena& arena, int chunk, int key_columns) {
         columns = key_columns;
-        for (Tile<T>* tile : {&decay, &start, &end, &to_anchor, &keys, &product, &gradient_start, &gradient_end,
+        for (Tile<T>* tile : {&decay, &start, &end, &to_anchor, &keys, &product, &decayed, &gradient_start, &gradient_end,
                               &gradient_inside}) {
             *tile = arena.tile<T>(chunk, key_columns);
         }
@@ -59,12 +59,14 @@ struct ChannelGate {
 
     Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }
 
-    void scale_start(Tile<T> dst, Tile<T> a, T factor) const { multiply(dst, a, start, factor, rows, columns); }
-    void scale_before(Tile<T> dst, Tile<T> a, T factor) const { scale_start(dst, a, factor); }  // no exclusive form
-    void scale_end(Tile<T> dst, Tile<T> a) const { multiply(dst, a, end, T(1), rows, columns); }
+    // As ScalarGate's, but the decays go into the rows.
+    DecayedRows<T> from_chunk_start(KeyRows<T> x, T factor) const { return weigh(x, start, factor); }
+    DecayedRows<T> from_chunk_start_before(KeyRows<T> x, T factor) const { return weigh(x, start, factor); }
+    DecayedRows<T> to_chunk_end(KeyRows<T> x) const { return weigh(x, end, T(1)); }
 
     // As ScalarGate::scores.
-    void scores(Tile<T> P, Tile<T> l, Tile<T> q, Tile<T> e, Tile<T> k, T scale, bool, Packer<A>& packer) {
+    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>& packer) {
+        const Tile<T> q = in.q.rows, k = in.k.rows, e = in.e.rows;
         if (P) fill(P, T(0), rows, rows);
         if (l) fill(l, T(0), rows, rows);
         fill(to_anchor, T(1), rows, columns);
@@ -72,17 +74,18 @@ struct ChannelGate {
             if (a > 0) {
                 decay_to_anchor(a, k);
                 const Right<A> keys_transposed = packer.right_transposed(keys, a, columns);
-                if (P) anchored_scores(P, q, queries, a, scale, keys_transposed, packer);
+                if (P) anchored_scores(P, q, queries, a, in.scale, keys_transposed, packer);
                 if (l) anchored_scores(l, e, erases, a, T(1), keys_transposed, packer);
             }
-            block_scores(P, l, q, e, k, scale, a);
+            block_scores(P, l, q, e, k, in.scale, a);
         }
     }
 
     // As ScalarGate::scores_backward.
-    void scores_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T>, Tile<T>, Tile<T> q,
-                         Tile<T> e, Tile<T> k, T scale, bool, bool gate_wanted, Packer<A>& packer) {
-        keep_lower(d_P, scale, 1);
+    void scores_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T>, Tile<T>,
+                         const ScoreRows<T>& in, bool gate_wanted, Packer<A>& packer) {
+        const Tile<T> q = in.q.rows, k = in.k.rows, e = in.e.rows;
+        keep_lower(d_P, in.scale, 1);
         if (d_l) keep_lower(d_l, T(1), 0);
         fill(to_anchor, T(1), rows, columns);
         for (int a = 0; a < rows; a += 16) {
@@ -99,9 +102,9 @@ struct ChannelGate {
         for (Tile<T> tile : {gradient_start, gradient_end, gradient_inside}) fill(tile, T(0), rows, columns);
         for (int c = 0; c < columns; ++c) through[c] = 0;
     }
-    void add_from_start(Tile<T> a, Tile<T> d_a) { add_product(gradient_start, a, d_a); }
-    void add_from_start_before(Tile<T> a, Tile<T> d_a) { add_product(gradient_start, a, d_a); }
-    void add_to_end(Tile<T> a, Tile<T> d_a) { add_product(gradient_end, a, d_a); }
+    void add_from_start(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_start, x.rows, d_x); }
+    void add_from_start_before(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_start, x.rows, d_x); }
+    void add_to_end(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_end, x.rows, d_x); }
     void add_through(Tile<T> S, Tile<T> D, int value_columns) {
         for (int c = 0; c < columns; ++c) through[c] += row_dot(S, D, c, value_columns) * high[c];
     }
@@ -120,6 +123,11 @@ struct ChannelGate {
     }
 
   private:
+    DecayedRows<T> weigh(KeyRows<T> x, Tile<T> decays, T factor) const {
+        multiply(decayed, x.rows, decays, factor, rows, columns);
+        return {decayed, nullptr};
+    }
+
     // high + low = e^{sum}, from the sums in `high`, through double.
     void split_total() {
         for (int c = 0; c < columns; c += lanes<double>) {

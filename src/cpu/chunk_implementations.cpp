@@ -21,9 +21,15 @@ class ChunkImplementation : public IsaImplementation {
         if (problem.elementwise_beta) return "the chunk form needs one beta per token";
         // A chunk erases the state through differences. With few key channels next to nothing remains, and what remains
         // would be rounding errors: a chunk of 32 random unit keys leaves about e^{-24 / K} of the state.
-        const int smallest_key = isa_.bf16_only ? 32 : 16;
-        if (problem.rule == Rule::delta && problem.K < smallest_key) {
-            return "the delta rule in chunks needs at least " + std::to_string(smallest_key) + " key channels to stay accurate";
+        if (problem.rule == Rule::delta && problem.K < 16) {
+            return "the delta rule in chunks needs at least 16 key channels to stay accurate";
+        }
+        // Operands rounded to bf16 stay within the bars because long sums average the roundings.
+        if (isa_.bf16_only && (problem.K < 32 || problem.V < 32 || longest(problem) < 32)) {
+            return "bf16 dot products need at least 32 channels and 32 tokens, to average their roundings";
+        }
+        if (isa_.bf16_only && problem.direction == Direction::backward && !problem.d_out.d_o.given()) {
+            return "a gradient through the final state alone may rest on a few tokens, too few to average bf16 roundings";
         }
         return machine_refusal(problem, machine);
     }

@@ -21,7 +21,7 @@ enum class Pass { all, adjoint, gradients, queries, keys };
 template <class A, class GateType, bool delta>
 struct ChunkKernel {
     using T = typename A::real;
-    using Ops = ChunkOps<A, GateType>;
+    using Ops = ChunkOps<A, std::conditional_t<delta && A::pack == 2, F32, A>, GateType>;
     using Tile = cpu::Tile<T>;
 
     const KernelArgs& args;
@@ -41,22 +41,20 @@ struct ChunkKernel {
         : args(arguments),
           key_columns(round_up(args.K, 16)),
           value_columns(round_up(use == forward_only ? args.value_columns : args.V, 16)),
-          tokens(args, arena, args.chunk, value_columns) {
+          tokens(args, arena, args.chunk, value_columns, GateType::per_channel ? Norm::in_rows : Norm::apart) {
         const int C = args.chunk;
         ops.undecayed_error = args.undecayed_error;
         ops.carve(arena, C, key_columns, value_columns);
         const auto keys = [&] { return arena.tile<T>(C, key_columns); };
         const auto value_tile = [&] { return arena.tile<T>(C, value_columns); };
         const auto square = [&] { return arena.tile<T>(C, C); };
-        in = {tokens.q, tokens.k, tokens.e, tokens.v, tokens.beta, static_cast<T>(args.scale), args.undecayed_error};
+        in = {{tokens.q, tokens.q_norm}, {tokens.k, tokens.k_norm}, {tokens.e, tokens.e_norm}, tokens.v, tokens.beta,
+              static_cast<T>(args.scale), args.undecayed_error};
         S = arena.tile<T>(key_columns, value_columns);
         o = value_tile();
         forward_tiles.P = square();
-        forward_tiles.q_start = keys();
-        forward_tiles.k_end = keys();
         if (delta) {
             forward_tiles.l = square();
-            forward_tiles.e_start = keys();
             forward_tiles.residual = value_tile();
             forward_tiles.d = value_tile();
         }
@@ -64,7 +62,6 @@ struct ChunkKernel {
         auto& t = backward_tiles;
         t.P = forward_tiles.P;
         t.d_P = square();
-        t.decayed = forward_tiles.q_start;
         t.y = value_tile();
         t.d_q = keys();
         t.d_k = keys();
@@ -102,8 +99,7 @@ struct ChunkKernel {
     }
 
     void load_chunk(const ChunkRange& range, std::int64_t head, int first_value, int values) {
-        ops.rows = range.rows;
-        ops.packer.reset();
+        ops.start_chunk(range.rows);
         tokens.load_head(range, head, first_value, values);
         ops.gate.prepare(tokens.log_decay, range.length, range.rows);
     }
@@ -239,8 +235,7 @@ struct ChunkKernel {
         return saved_state;
     }
     void advance_state(Tile state) {
-        ops.scale_end(forward_tiles.k_end, in.k);
-        ops.decay_and_write(state, forward_tiles.k_end, in.v);
+        ops.decay_and_write(state, ops.to_end(in.k), in.v);
     }
     void store_values(const ChunkRange& range, std::int64_t head) {
         if (args.d_v.given) store_tokens(args.d_v, delta ? backward_tiles.z : backward_tiles.y, range, head, 0, args.V);

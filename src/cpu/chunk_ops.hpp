@@ -9,16 +9,23 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
-template <class A, class GateType>
+// A: arithmetic of products with the state and of the scores. Small: of products within the chunk; the delta rule keeps
+// them in fp32 where A is bf16, because its errors feed back into what it writes.
+template <class A, class Small, class GateType>
 struct ChunkOps {
     using T = typename A::real;
     using Tile = cpu::Tile<T>;
+    using Rows = KeyRows<T>;
+    using Decayed = DecayedRows<T>;
     using Inputs = algorithms::ChunkInputs<ChunkOps>;
 
     GateType gate;
     Packer<A> packer;
-    Tile inverse, spare;  // [16,16], [16,V]
+    Packer<Small> small;
+    Tile inverse, spare;     // [16,16], [16,V]
+    Tile weighted_values;    // [C,V]
     int rows = 0, K = 0, V = 0;
+    bool undecayed_error = false;
 
     void carve(Arena& arena, int chunk, int key_columns, int value_columns) {
         K = key_columns;
@@ -26,26 +33,24 @@ struct ChunkOps {
         gate.carve(arena, chunk, K);
         inverse = arena.tile<T>(16, 16);
         spare = arena.tile<T>(16, V);
+        weighted_values = arena.tile<T>(chunk, V);
         const auto state = static_cast<std::size_t>(K + 32) * static_cast<std::size_t>(V + 32);
         const auto rows_of = static_cast<std::size_t>(chunk + 32) * static_cast<std::size_t>((K > V ? K : V) + chunk + 32);
         packer.carve(arena, 3 * state + 16 * rows_of);
+        small.carve(arena, 6 * rows_of);
+    }
+    void start_chunk(int padded_rows) {
+        rows = padded_rows;
+        packer.reset();
+        small.reset();
     }
 
     Right<A> right_state(Tile S) { return packer.right(S, K, V); }
     Right<A> right_state_transposed(Tile S) { return packer.right_transposed(S, K, V); }
-    void scores(Tile P, Tile l, const Inputs& in) {
-        gate.scores(P, l, in.q, in.e, in.k, in.scale, in.undecayed_error, packer);
-    }
+    void scores(Tile P, Tile l, const Inputs& in) { gate.scores(P, l, score_rows(in), packer); }
     void scores_backward(Tile d_q, Tile d_k, Tile d_e, Tile d_P, Tile d_l, Tile P, Tile l, const Inputs& in, bool gate_wanted) {
-        gate.scores_backward(d_q, d_k, d_e, d_P, d_l, P, l, in.q, in.e, in.k, in.scale, in.undecayed_error, gate_wanted,
-                             packer);
+        gate.scores_backward(d_q, d_k, d_e, d_P, d_l, P, l, score_rows(in), gate_wanted, packer);
     }
-    void scale_start(Tile dst, Tile a, T factor) { gate.scale_start(dst, a, factor); }
-    void scale_before(Tile dst, Tile a, T factor) {
-        undecayed_error ? gate.scale_before(dst, a, factor) : gate.scale_start(dst, a, factor);
-    }
-    void scale_end(Tile dst, Tile a) { gate.scale_end(dst, a); }
-    bool undecayed_error = false;
 
     void copy_values(Tile dst, Tile a) { copy(dst, a, rows, V); }
     void scale_value_rows(Tile dst, Tile a, const T* factors) { cpu::scale_rows(dst, a, factors, T(1), rows, V); }
@@ -61,39 +66,62 @@ struct ChunkOps {
     }
     void add_through(Tile S, Tile D) { gate.add_through(S, D, V); }
 
-    // dst[C,V] = a[C,K] S;  dst += a S;  dst[C,K] = a[C,V] S^T
-    void read(Tile dst, Tile a, Right<A> state) {
-        matmul<A>(dst.data, dst.row, packer.left(a, rows, K), state, rows, V, K);
+    // Rows decayed from the chunk's start (Comba's erase rows: without the token's own gate), or to its end.
+    Decayed from_start(Rows x, T factor) { return gate.from_chunk_start(x, factor); }
+    Decayed erase_from_start(Rows x, T factor) {
+        return undecayed_error ? gate.from_chunk_start_before(x, factor) : gate.from_chunk_start(x, factor);
     }
-    void add_read(Tile dst, Tile a, Right<A> state) {
-        matmul<A>(dst.data, dst.row, packer.left(a, rows, K), state, rows, V, K, Part::full, {Start<T>::add});
+    Decayed to_end(Rows x) { return gate.to_chunk_end(x); }
+    // dst = x
+    void assign(Tile dst, Decayed x) {
+        if (x.factor != nullptr) {
+            cpu::scale_rows(dst, x.rows, x.factor, T(1), rows, K);
+        } else {
+            copy(dst, x.rows, rows, K);
+        }
     }
+
+    // dst[C,V] = x[C,K] S;  dst += x S;  dst[C,K] = a[C,V] S^T
+    void read(Tile dst, Decayed x, Right<A> state) { read(dst, x, state, Start<T>::zero); }
+    void add_read(Tile dst, Decayed x, Right<A> state) { read(dst, x, state, Start<T>::add); }
     void read_keys(Tile dst, Tile a, Right<A> state_transposed) {
         matmul<A>(dst.data, dst.row, packer.left(a, rows, V), state_transposed, rows, K, V);
     }
-    // S <- decayed S + a^T b;  S += a^T b, a [C,K], b [C,V]
-    void decay_and_write(Tile S, Tile a, Tile b) { write(S, a, b, gate.decay_state()); }
-    void write(Tile S, Tile a, Tile b) { write(S, a, b, {Start<T>::add}); }
-    void write(Tile S, Tile a, Tile b, Start<T> start) {
-        matmul<A>(S.data, S.row, packer.left_transposed(a, rows, K), packer.right(b, rows, V), K, V, rows, Part::full, start);
-    }
+    // S <- decayed S + x^T b;  S += x^T b, x [C,K], b [C,V]
+    void decay_and_write(Tile S, Decayed x, Tile b) { write(S, x, b, gate.decay_state()); }
+    void write(Tile S, Decayed x, Tile b) { write(S, x, b, {Start<T>::add}); }
     // dst += P b, P lower; dst = P^T b; dst = lower part of a b^T, a and b [C,V]
     void add_lower(Tile dst, Tile P, Tile b) {
-        matmul<A>(dst.data, dst.row, packer.left(P, rows, rows), packer.right(b, rows, V), rows, V, rows, Part::a_lower,
-                  {Start<T>::add});
+        matmul<Small>(dst.data, dst.row, small.left(P, rows, rows), small.right(b, rows, V), rows, V, rows, Part::a_lower,
+                      {Start<T>::add});
     }
     void transposed_upper(Tile dst, Tile P, Tile b) {
-        matmul<A>(dst.data, dst.row, packer.left_transposed(P, rows, rows), packer.right(b, rows, V), rows, V, rows,
-                  Part::a_upper);
+        matmul<Small>(dst.data, dst.row, small.left_transposed(P, rows, rows), small.right(b, rows, V), rows, V, rows,
+                      Part::a_upper);
     }
     void outer_lower(Tile dst, Tile a, Tile b) {
-        matmul<A>(dst.data, dst.row, packer.left(a, rows, V), packer.right_transposed(b, rows, V), rows, rows, V,
-                  Part::dst_lower);
+        matmul<Small>(dst.data, dst.row, small.left(a, rows, V), small.right_transposed(b, rows, V), rows, rows, V,
+                      Part::dst_lower);
     }
     void solve(Tile x, Tile n) { solve_unit_lower<Unrounded>(x, n, inverse, spare, rows, V, Side::lower); }
     void solve_transposed(Tile x, Tile n) { solve_unit_lower<Unrounded>(x, n, inverse, spare, rows, V, Side::transposed); }
 
   private:
+    void read(Tile dst, Decayed x, Right<A> state, typename Start<T>::Kind kind) {
+        Start<T> start{kind};
+        start.factor = x.factor;
+        matmul<A>(dst.data, dst.row, packer.left(x.rows, rows, K), state, rows, V, K, Part::full, start);
+    }
+    void write(Tile S, Decayed x, Tile b, Start<T> start) {
+        if (x.factor != nullptr) {
+            cpu::scale_rows(weighted_values, b, x.factor, T(1), rows, V);
+            b = weighted_values;
+        }
+        matmul<A>(S.data, S.row, packer.left_transposed(x.rows, rows, K), packer.right(b, rows, V), K, V, rows, Part::full,
+                  start);
+    }
+    ScoreRows<T> score_rows(const Inputs& in) const { return {in.q, in.k, in.e, in.scale, in.undecayed_error}; }
+
     using Unrounded = std::conditional_t<sizeof(T) == 8, F64, F32>;
 };
 

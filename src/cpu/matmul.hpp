@@ -47,12 +47,13 @@ struct Right {
 // dst_lower: only dst[i,j] with j <= i is read afterwards.
 enum class Part { full, a_lower, a_upper, dst_lower };
 
-// What the sums start from.
+// What the sums are added to.
 template <class T>
 struct Start {
     enum Kind { zero, add, decayed } kind = zero;  // 0; dst; dst * (high + low) row by row
     const T* high = nullptr;                        // [M]
     const T* low = nullptr;                         // [M] what rounding left of the factor
+    const T* factor = nullptr;                      // [M] multiplies the sums of each row, or null
 };
 
 template <class A, int rows, int columns>
@@ -60,16 +61,15 @@ HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a
                                   const Start<typename A::real>& start, int first_row) {
     using T = typename A::real;
     constexpr int n = lanes<T>;
+    const auto before = [&](int i, int j) {
+        if (start.kind == Start<T>::zero) return reg<T>{};
+        const reg<T> whole = load<T>(dst + i * dst_row + j * n);
+        if (start.kind == Start<T>::add) return whole;
+        return fma(whole, broadcast<T>(start.low[first_row + i]), whole * broadcast<T>(start.high[first_row + i]));
+    };
     reg<T> sums[rows][columns];
     for (int i = 0; i < rows; ++i) {
-        for (int j = 0; j < columns; ++j) {
-            sums[i][j] = start.kind == Start<T>::zero ? reg<T>{} : load<T>(dst + i * dst_row + j * n);
-            if (start.kind == Start<T>::decayed) {
-                const reg<T> whole = sums[i][j];
-                sums[i][j] = fma(whole, broadcast<T>(start.low[first_row + i]),
-                                 whole * broadcast<T>(start.high[first_row + i]));
-            }
-        }
+        for (int j = 0; j < columns; ++j) sums[i][j] = start.factor != nullptr ? reg<T>{} : before(i, j);
     }
     for (int k = k_begin; k < k_end; ++k) {
         const typename A::unit* b_row = b.data + k * b.row;
@@ -81,7 +81,10 @@ HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a
         }
     }
     for (int i = 0; i < rows; ++i) {
-        for (int j = 0; j < columns; ++j) store<T>(dst + i * dst_row + j * n, sums[i][j]);
+        for (int j = 0; j < columns; ++j) {
+            if (start.factor != nullptr) sums[i][j] = fma(sums[i][j], broadcast<T>(start.factor[first_row + i]), before(i, j));
+            store<T>(dst + i * dst_row + j * n, sums[i][j]);
+        }
     }
 }
 

@@ -29,7 +29,7 @@ struct RecurrentKernel {
         : args(arguments),
           key_columns(round_up(args.K, 16)),
           value_columns(round_up(use == forward_only ? args.value_columns : args.V, 16)),
-          tokens(args, arena, segment, value_columns) {
+          tokens(args, arena, segment, value_columns, Norm::in_rows) {
         const auto values = [&] { return arena.tile<T>(segment, value_columns); };
         const auto keys = [&] { return arena.tile<T>(segment, key_columns); };
         const auto row = [&] { return arena.take<T>(static_cast<std::size_t>(key_columns > value_columns ? key_columns : value_columns)); };

@@ -170,23 +170,23 @@ void store_state(const Strided& tensor, Tile<T> values, std::int64_t n, std::int
 
 // ---- preparations inside the operator ----
 
-// x <- x r, r = (sum x^2 + 1e-6)^(-1/2); keeps r.
+// r_i = (sum_c x_ic^2 + 1e-6)^(-1/2)
 template <class T>
-void normalise_rows(Tile<T> x, T* inverse_norm, int rows, int columns) {
+void inverse_norms(T* inverse_norm, Tile<T> x, int rows, int columns) {
     for (int i = 0; i < rows; ++i) {
         inverse_norm[i] = T(1) / static_cast<T>(__builtin_sqrt(static_cast<double>(row_dot(x, x, i, columns)) + 1e-6));
     }
-    scale_rows(x, x, inverse_norm, T(1), rows, columns);
 }
 
-// d_x <- r (d_x - y (y . d_x)), y the normalised rows.
+// d <- r (d - y (y . d)), y = x.rows * x.norm the normalised rows: from their gradient to that of the given rows.
 template <class T>
-void normalise_rows_backward(Tile<T> d_x, Tile<T> y, const T* inverse_norm, int rows, int columns) {
+void normalise_rows_backward(Tile<T> d, KeyRows<T> x, const T* inverse_norm, int rows, int columns) {
     for (int i = 0; i < rows; ++i) {
-        const reg<T> along = broadcast<T>(-row_dot(d_x, y, i, columns));
+        const T norm = x.norm != nullptr ? x.norm[i] : T(1);
+        const reg<T> along = broadcast<T>(-row_dot(d, x.rows, i, columns) * norm * norm);
         for (int j = 0; j < columns; j += lanes<T>) {
-            const reg<T> across = fma(along, load<T>(y.at(i) + j), load<T>(d_x.at(i) + j));
-            store<T>(d_x.at(i) + j, across * inverse_norm[i]);
+            const reg<T> across = fma(along, load<T>(x.rows.at(i) + j), load<T>(d.at(i) + j));
+            store<T>(d.at(i) + j, across * inverse_norm[i]);
         }
     }
 }
@@ -222,8 +222,7 @@ void gate_formula_backward(T* d_g, const T* raw, const GateParameters<T>& gate, 
             d_raw = d * sigmoid<T>(x) * -gate.rate;
             rate_terms = d * softplus<T>(x) * -gate.rate;
         } else {
-            const reg<T> s = sigmoid<T>(x * gate.rate);
-            d_raw = d * s * (broadcast<T>(1) - s) * (gate.lower_bound * gate.rate);
+            d_raw = d * sigmoid_slope<T>(x * gate.rate) * (gate.lower_bound * gate.rate);
             rate_terms = d_raw * x;
         }
         store<T>(d_g + j, d_raw);
@@ -240,9 +239,9 @@ void apply_beta_formula(T* beta, T* slope, BetaFormula formula, int count) {
             store<T>(slope + j, broadcast<T>(1));
             continue;
         }
-        const reg<T> s = sigmoid<T>(load<T>(beta + j));
-        store<T>(beta + j, s * factor);
-        store<T>(slope + j, s * (broadcast<T>(1) - s) * factor);
+        const reg<T> logit = load<T>(beta + j);
+        store<T>(beta + j, sigmoid<T>(logit) * factor);
+        store<T>(slope + j, sigmoid_slope<T>(logit) * factor);
     }
 }
 

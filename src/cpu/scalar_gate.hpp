@@ -18,14 +18,17 @@ struct ScalarGate {
     // gradient terms by the tokens they span: from the chunk's start to i, to i - 1, from j to the end, and all
     T *from_start = nullptr, *from_start_before = nullptr, *to_end = nullptr;
     T through = 0;
+    T* factors = nullptr;         // [C] spare
+    Tile<T> weighted;             // [C,C] spare
     Tile<T> pairs, pairs_before;  // [C,C] by (i, j): gates j < m <= i; gates j < m < i
 
     void carve(Arena& arena, int chunk, int key_columns) {
         columns = key_columns;
         decay = arena.tile<T>(chunk, chunk);
+        weighted = arena.tile<T>(chunk, chunk);
         pairs = arena.tile<T>(chunk, chunk);
         pairs_before = arena.tile<T>(chunk, chunk);
-        for (T** vector : {&start, &before, &end, &from_start, &from_start_before, &to_end}) {
+        for (T** vector : {&start, &before, &end, &from_start, &from_start_before, &to_end, &factors}) {
             *vector = arena.take<T>(static_cast<std::size_t>(chunk));
         }
         high = arena.take<T>(static_cast<std::size_t>(key_columns));
@@ -70,55 +73,48 @@ struct ScalarGate {
 
     Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }
 
-    // dst = factor * (a * e^{G}); (a * e^{G - g}); (a * e^{G_L - G})
-    void scale_start(Tile<T> dst, Tile<T> a, T factor) const { scale_rows(dst, a, start, factor, rows, columns); }
-    void scale_before(Tile<T> dst, Tile<T> a, T factor) const { scale_rows(dst, a, before, factor, rows, columns); }
-    void scale_end(Tile<T> dst, Tile<T> a) const { scale_rows(dst, a, end, T(1), rows, columns); }
+    // factor * x e^{G}, factor * x e^{G - g} or x e^{G_L - G} of key rows, as rows and what is left to multiply them by.
+    // Rows stay as they came: in bf16 they are exact, the factors are applied to fp32 sums.
+    DecayedRows<T> from_chunk_start(KeyRows<T> x, T factor) { return weigh(x, start, factor); }
+    DecayedRows<T> from_chunk_start_before(KeyRows<T> x, T factor) { return weigh(x, before, factor); }
+    DecayedRows<T> to_chunk_end(KeyRows<T> x) { return weigh(x, end, T(1)); }
 
     // The decay between rows i and j of the erase scores: own gate of row i included or not.
     const T* erase_decay(int i, bool exclusive) const { return decay.at(exclusive ? i - 1 : i); }
 
     // P[i,j] = scale q_i.k_j e^{G_i - G_j}, j <= i; l[i,j] = e_i.k_j e^{Ge_i - G_j}, j < i. An empty tile is not wanted.
-    void scores(Tile<T> P, Tile<T> l, Tile<T> q, Tile<T> e, Tile<T> k, T scale, bool exclusive, Packer<A>& packer) const {
-        const Right<A> k_transposed = packer.right_transposed(k, rows, columns);
+    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>& packer) const {
+        const Right<A> k_transposed = packer.right_transposed(in.k.rows, rows, columns);
         if (P) {
-            matmul<A>(P.data, P.row, packer.left(q, rows, columns), k_transposed, rows, rows, columns, Part::dst_lower);
-            apply_decay(P, scale);
+            matmul<A>(P.data, P.row, packer.left(in.q.rows, rows, columns), k_transposed, rows, rows, columns, Part::dst_lower);
+            apply_decay(P, in.scale);
+            apply_norms(P, in.q.norm, in.k.norm);
         }
         if (l) {
-            matmul<A>(l.data, l.row, packer.left(e, rows, columns), k_transposed, rows, rows, columns, Part::dst_lower);
-            apply_erase_decay(l, exclusive);
+            matmul<A>(l.data, l.row, packer.left(in.e.rows, rows, columns), k_transposed, rows, rows, columns, Part::dst_lower);
+            apply_erase_decay(l, in.undecayed_error);
+            apply_norms(l, in.e.norm, in.k.norm);
         }
     }
 
     // From the gradients of the scores (d_l may be empty): adds to d_q, d_k, d_e and to the gate's pairs.
-    void scores_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T> P, Tile<T> l, Tile<T> q,
-                         Tile<T> e, Tile<T> k, T scale, bool exclusive, bool gate_wanted, Packer<A>& packer) {
+    void scores_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T> P, Tile<T> l,
+                         const ScoreRows<T>& in, bool gate_wanted, Packer<A>& packer) {
         if (gate_wanted) {
             multiply(pairs, d_P, P, T(1), rows, rows);
             if (d_l) multiply(pairs_before, d_l, l, T(1), rows, rows);
-            if (d_l && !exclusive) add(pairs, pairs_before, rows, rows);
+            if (d_l && !in.undecayed_error) add(pairs, pairs_before, rows, rows);
         }
-        apply_decay(d_P, scale);
-        if (d_l) apply_erase_decay(d_l, exclusive);
+        apply_decay(d_P, in.scale);
+        if (d_l) apply_erase_decay(d_l, in.undecayed_error);
         if (d_q || d_e) {
-            const Right<A> keys = packer.right(k, rows, columns);
-            if (d_q) {
-                matmul<A>(d_q.data, d_q.row, packer.left(d_P, rows, rows), keys, rows, columns, rows, Part::a_lower,
-                          {Start<T>::add});
-            }
-            if (d_e && d_l) {
-                matmul<A>(d_e.data, d_e.row, packer.left(d_l, rows, rows), keys, rows, columns, rows, Part::a_lower,
-                          {Start<T>::add});
-            }
+            const Right<A> keys = packer.right(in.k.rows, rows, columns);
+            if (d_q) add_rows(d_q, with_norms(d_P, nullptr, in.k.norm), keys, packer);
+            if (d_e && d_l) add_rows(d_e, with_norms(d_l, nullptr, in.k.norm), keys, packer);
         }
         if (d_k) {
-            matmul<A>(d_k.data, d_k.row, packer.left_transposed(d_P, rows, rows), packer.right(q, rows, columns), rows,
-                      columns, rows, Part::a_upper, {Start<T>::add});
-            if (d_l) {
-                matmul<A>(d_k.data, d_k.row, packer.left_transposed(d_l, rows, rows), packer.right(e, rows, columns), rows,
-                          columns, rows, Part::a_upper, {Start<T>::add});
-            }
+            add_columns(d_k, with_norms(d_P, in.q.norm, nullptr), in.q.rows, packer);
+            if (d_l) add_columns(d_k, with_norms(d_l, in.e.norm, nullptr), in.e.rows, packer);
         }
     }
 
@@ -129,15 +125,9 @@ struct ScalarGate {
         fill(pairs_before, T(0), rows, rows);
         fill(pairs, T(0), rows, rows);
     }
-    void add_from_start(Tile<T> a, Tile<T> d_a) {
-        for (int i = 0; i < rows; ++i) from_start[i] += row_dot(a, d_a, i, columns);
-    }
-    void add_from_start_before(Tile<T> a, Tile<T> d_a) {
-        for (int i = 0; i < rows; ++i) from_start_before[i] += row_dot(a, d_a, i, columns);
-    }
-    void add_to_end(Tile<T> a, Tile<T> d_a) {
-        for (int i = 0; i < rows; ++i) to_end[i] += row_dot(a, d_a, i, columns);
-    }
+    void add_from_start(KeyRows<T> x, Tile<T> d_x) { add_dots(from_start, x, d_x); }
+    void add_from_start_before(KeyRows<T> x, Tile<T> d_x) { add_dots(from_start_before, x, d_x); }
+    void add_to_end(KeyRows<T> x, Tile<T> d_x) { add_dots(to_end, x, d_x); }
     // e^{G_L} <S, D>
     void add_through(Tile<T> S, Tile<T> D, int value_columns) {
         T total = 0;
@@ -160,6 +150,32 @@ struct ScalarGate {
     }
 
   private:
+    DecayedRows<T> weigh(KeyRows<T> x, const T* decays, T factor) {
+        for (int i = 0; i < rows; ++i) factors[i] = factor * decays[i] * (x.norm != nullptr ? x.norm[i] : T(1));
+        return {x.rows, factors};
+    }
+    void add_dots(T* sums, KeyRows<T> x, Tile<T> d_x) const {
+        for (int i = 0; i < rows; ++i) sums[i] += row_dot(x.rows, d_x, i, columns) * (x.norm != nullptr ? x.norm[i] : T(1));
+    }
+    // x[i,j] *= row_norm[i] column_norm[j]; null: 1
+    void apply_norms(Tile<T> x, const T* row_norm, const T* column_norm) const {
+        if (row_norm != nullptr) scale_rows(x, x, row_norm, T(1), rows, rows);
+        if (column_norm != nullptr) scale_columns(x, x, column_norm, rows, rows);
+    }
+    Tile<T> with_norms(Tile<T> x, const T* row_norm, const T* column_norm) const {
+        if (row_norm == nullptr && column_norm == nullptr) return x;
+        copy(weighted, x, rows, rows);
+        apply_norms(weighted, row_norm, column_norm);
+        return weighted;
+    }
+    void add_rows(Tile<T> dst, Tile<T> weights, Right<A> keys, Packer<A>& packer) const {
+        matmul<A>(dst.data, dst.row, packer.left(weights, rows, rows), keys, rows, columns, rows, Part::a_lower,
+                  {Start<T>::add});
+    }
+    void add_columns(Tile<T> dst, Tile<T> weights, Tile<T> x, Packer<A>& packer) const {
+        matmul<A>(dst.data, dst.row, packer.left_transposed(weights, rows, rows), packer.right(x, rows, columns), rows, columns,
+                  rows, Part::a_upper, {Start<T>::add});
+    }
     void apply_decay(Tile<T> x, T factor) const { multiply(x, x, decay, factor, rows, rows); }
 
     // Strictly lower: row i of the (shifted) decays with the diagonal removed.

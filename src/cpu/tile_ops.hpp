@@ -74,6 +74,12 @@ void multiply(Tile<T> dst, Tile<T> a, Tile<T> b, T factor, int rows, int columns
     for_each(dst, rows, columns, [&](int i, int j) { return load<T>(a.at(i) + j) * load<T>(b.at(i) + j) * factor; });
 }
 
+// dst[i,j] = a[i,j] factors[j]
+template <class T>
+void scale_columns(Tile<T> dst, Tile<T> a, const T* factors, int rows, int columns) {
+    for_each(dst, rows, columns, [&](int i, int j) { return load<T>(a.at(i) + j) * load<T>(factors + j); });
+}
+
 // sum_j a[i,j] b[i,j]
 template <class T>
 T row_dot(Tile<T> a, Tile<T> b, int i, int columns) {
@@ -95,6 +101,30 @@ void transpose_into(T* dst, long dst_row, const T* a, long a_row, int rows, int 
         }
     }
 }
+
+// ---- rows of q, k and e ----
+
+// Row i stands for rows[i,:] * norm[i]; norm null: 1. Scalar gates leave the l2norm to the sums.
+template <class T>
+struct KeyRows {
+    Tile<T> rows;
+    const T* norm;
+};
+
+// Decayed rows: rows[i,:] * factor[i]; factor null: 1.
+template <class T>
+struct DecayedRows {
+    Tile<T> rows;
+    const T* factor;
+};
+
+// What the scores of a chunk are made of.
+template <class T>
+struct ScoreRows {
+    KeyRows<T> q, k, e;
+    T scale;
+    bool undecayed_error;
+};
 
 // ---- operands of products ----
 

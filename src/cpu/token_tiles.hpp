@@ -5,6 +5,9 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
+// Where l2norm goes: into the rows as they are loaded, or kept apart as one factor per row.
+enum class Norm { in_rows, apart };
+
 template <class T>
 struct TokenTiles {
     using Tile = cpu::Tile<T>;
@@ -13,9 +16,10 @@ struct TokenTiles {
     const bool channel;  // log_decay is [C,K], else [1,C]
     Tile q, k, e, v, log_decay, raw_gate, bias;
     T *beta, *beta_slope, *q_inverse_norm, *k_inverse_norm, *e_inverse_norm;
+    const T *q_norm, *k_norm, *e_norm;  // factors kept apart, or null
     int key_columns;
 
-    TokenTiles(const KernelArgs& arguments, Arena& arena, int C, int value_columns)
+    TokenTiles(const KernelArgs& arguments, Arena& arena, int C, int value_columns, Norm norm)
         : args(arguments), channel(arguments.channel_gate), key_columns(round_up(arguments.K, 16)) {
         const auto column = [&] { return arena.take<T>(static_cast<std::size_t>(round_up(C, 16))); };
         q = arena.tile<T>(C, key_columns);
@@ -26,6 +30,10 @@ struct TokenTiles {
         raw_gate = channel ? arena.tile<T>(C, key_columns) : arena.tile<T>(1, C);
         bias = arena.tile<T>(1, key_columns > C ? key_columns : C);
         for (T** vector : {&beta, &beta_slope, &q_inverse_norm, &k_inverse_norm, &e_inverse_norm}) *vector = column();
+        const bool apart = args.l2norm && norm == Norm::apart;
+        q_norm = apart ? q_inverse_norm : nullptr;
+        k_norm = apart ? k_inverse_norm : nullptr;
+        e_norm = !apart ? nullptr : args.undecayed_error ? e_inverse_norm : k_inverse_norm;
     }
 
     void load_keys(const ChunkRange& range, std::int64_t key_head) {
@@ -33,9 +41,13 @@ struct TokenTiles {
         load_tokens(k, args.k, range, key_head, 0, args.K);
         if (args.undecayed_error) load_tokens(e, args.p, range, key_head, 0, args.K);
         if (!args.l2norm) return;
-        normalise_rows(q, q_inverse_norm, range.rows, key_columns);
-        normalise_rows(k, k_inverse_norm, range.rows, key_columns);
-        if (args.undecayed_error) normalise_rows(e, e_inverse_norm, range.rows, key_columns);
+        const auto normalise = [&](Tile rows, T* inverse_norm) {
+            inverse_norms(inverse_norm, rows, range.rows, key_columns);
+            if (q_norm == nullptr) scale_rows(rows, rows, inverse_norm, T(1), range.rows, key_columns);
+        };
+        normalise(q, q_inverse_norm);
+        normalise(k, k_inverse_norm);
+        if (args.undecayed_error) normalise(e, e_inverse_norm);
     }
 
     // v, beta and the total log decays of a value head.
@@ -82,9 +94,9 @@ struct TokenTiles {
     }
 
     // Gradients of the rows that the operator used, to those that the caller gave.
-    void store_d_q(Tile d, const ChunkRange& range, std::int64_t head) { store_key_rows(args.d_q, d, q, q_inverse_norm, range, head); }
-    void store_d_k(Tile d, const ChunkRange& range, std::int64_t head) { store_key_rows(args.d_k, d, k, k_inverse_norm, range, head); }
-    void store_d_p(Tile d, const ChunkRange& range, std::int64_t head) { store_key_rows(args.d_p, d, e, e_inverse_norm, range, head); }
+    void store_d_q(Tile d, const ChunkRange& range, std::int64_t head) { store_key_rows(args.d_q, d, {q, q_norm}, q_inverse_norm, range, head); }
+    void store_d_k(Tile d, const ChunkRange& range, std::int64_t head) { store_key_rows(args.d_k, d, {k, k_norm}, k_inverse_norm, range, head); }
+    void store_d_p(Tile d, const ChunkRange& range, std::int64_t head) { store_key_rows(args.d_p, d, {e, e_norm}, e_inverse_norm, range, head); }
 
   private:
     GateParameters<T> parameters(std::int64_t head) {
@@ -122,7 +134,7 @@ struct TokenTiles {
         for (int i = 0; i < count; ++i) sum += static_cast<double>(values[i]);
         return sum;
     }
-    void store_key_rows(const Strided& tensor, Tile gradient, Tile rows, const T* inverse_norm, const ChunkRange& range,
+    void store_key_rows(const Strided& tensor, Tile gradient, KeyRows<T> rows, const T* inverse_norm, const ChunkRange& range,
                         std::int64_t head) {
         if (!tensor.given) return;
         if (args.l2norm) normalise_rows_backward(gradient, rows, inverse_norm, range.rows, key_columns);

@@ -166,6 +166,13 @@ HEADRACE_INLINE reg<T> sigmoid(reg<T> x) {
     return (x < reg<T>{} ? e : one) / (one + e);
 }
 
+// sigmoid(x) (1 - sigmoid(x)) = e / (1 + e)^2 with e = e^-|x|: nothing cancels.
+template <class T>
+HEADRACE_INLINE reg<T> sigmoid_slope(reg<T> x) {
+    const reg<T> e = exp<T>(x < reg<T>{} ? x : -x), sum = e + broadcast<T>(1);
+    return e / (sum * sum);
+}
+
 // log(1 + e^x) = max(x, 0) + log1p(e^-|x|), log1p(y) = 2 artanh(y / (2 + y)).
 template <class T>
 HEADRACE_INLINE reg<T> softplus(reg<T> x) {

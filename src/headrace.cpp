@@ -101,7 +101,7 @@ Status execute(const Call& call, const Workspace& workspace) {
         clear_parameter_gradients(problem);
     } else {
         Carver carver(base);
-        implementation->run(problem, carver);
+        if (!implementation->run(problem, carver)) return gate_error(problem);
     }
     report.finish();
     return {};

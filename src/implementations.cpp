@@ -5,7 +5,8 @@
 namespace headrace {
 
 const std::vector<const Implementation*>& all_implementations() {
-    static const std::vector<const Implementation*> list = cpu::implementations();
+    // Never destroyed: the list must outlive every caller, and its objects stay reachable.
+    static const auto& list = *new std::vector<const Implementation*>(cpu::implementations());
     return list;
 }
 

@@ -28,8 +28,9 @@ class Implementation {
     virtual std::string yields(const Problem&) const { return {}; }
     // Takes every block that run() will use.
     virtual void carve(const Problem& problem, Carver& carver) const = 0;
-    // `carver` is fresh over a buffer of at least carve()'s size. May read the whole problem; never fails.
-    virtual void run(const Problem& problem, Carver& carver) const = 0;
+    // `carver` is fresh over a buffer of at least carve()'s size. Returns whether every value of g was acceptable (no NaN,
+    // none positive unless allowed): the values are looked at where they are read anyway. If not, outputs are undefined.
+    virtual bool run(const Problem& problem, Carver& carver) const = 0;
 };
 
 // All implementations, in order of preference.

@@ -121,4 +121,10 @@ Status make_problem(const Call& call, Contents contents, Problem* problem) {
     return {};
 }
 
+Status gate_error(const Problem& problem) {
+    Fault fault;
+    if (check_gate(problem, fault)) fault("g: expected pre-activations that give log decays, got one that gives NaN");
+    return {Code::invalid_argument, fault.message()};
+}
+
 }  // namespace headrace

@@ -16,11 +16,15 @@ bool check_values(const char* name, const TensorView& view, Refused refused, int
                  element_at(view, offset_of(view, number)), " at ", position_text(view, number));
 }
 
+Refused refused_decay(const Problem& problem) {
+    return problem.options.allow_positive_gates ? Refused::nan : Refused::nan_or_positive;
+}
+
+// g is as large as k: only step, which changes states in place, looks at it before it runs.
 bool check_gate_values(const Problem& problem, Fault& fault) {
     const Inputs& in = problem.in;
-    const Refused decay = problem.options.allow_positive_gates ? Refused::nan : Refused::nan_or_positive;
-    const bool raw = problem.options.gate_form != GateForm::log_decay;
-    return check_values("g", in.g, raw ? Refused::nan : decay, problem.threads, fault) &&
+    const Refused decay = refused_decay(problem);
+    return (problem.direction != Direction::step || check_gate(problem, fault)) &&
            check_values("gv", in.gv, decay, problem.threads, fault) &&
            check_values("g_gamma", in.g_gamma, decay, problem.threads, fault) &&
            check_values("A_log", in.A_log, Refused::nan, problem.threads, fault) &&
@@ -124,6 +128,11 @@ bool check_rows(const Problem& problem, Fault& fault) {
 }
 
 }  // namespace
+
+bool check_gate(const Problem& problem, Fault& fault) {
+    const bool raw = problem.options.gate_form != GateForm::log_decay;
+    return check_values("g", problem.in.g, raw ? Refused::nan : refused_decay(problem), problem.threads, fault);
+}
 
 bool check_contents(const Problem& problem, Fault& fault) {
     return check_gate_values(problem, fault) && check_rows(problem, fault);

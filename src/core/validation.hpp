@@ -64,7 +64,10 @@ bool check_options(Problem& problem, Fault& fault);
 // cu_seqlens, whose contents are read in either case; sets the list of sequences.
 bool check_sequences(Problem& problem, Fault& fault);
 
-// Values of gates and of the pool's indices.
+// Values of g: log decays, or numbers where it is a pre-activation.
+bool check_gate(const Problem& problem, Fault& fault);
+
+// Values of the other gates and of the pool's indices; in step of g too.
 bool check_contents(const Problem& problem, Fault& fault);
 
 }  // namespace headrace

@@ -115,6 +115,10 @@ KernelArgs make_args(const Problem& problem, Carver& carver) {
     args.bias_per_channel = in.dt_bias.given() && problem.channel_gate && in.dt_bias.numel() == problem.HV * problem.K &&
                             (in.dt_bias.rank == 2 || problem.K > 1);
 
+    args.positive_gates = problem.options.allow_positive_gates;
+    args.gate_refused = static_cast<std::int32_t*>(carver.take("refused gates", DType::i32, {1}));
+    if (args.gate_refused != nullptr) *args.gate_refused = 0;
+
     args.q = strided(in.q);
     args.k = strided(in.k);
     args.p = strided(in.p);

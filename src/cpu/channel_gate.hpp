@@ -182,25 +182,48 @@ struct ChannelGate {
         matmul<A>(dst.at(a), dst.row, packer.left(spare, 16, columns), keys_transposed, 16, a, columns);
     }
 
-    // Scores among the 16 rows from a on: `keys` holds k_j decayed to row i, one more gate at each step.
+    // Scores among the 16 rows from a on: `product` holds k_j decayed to row i, one more gate at each step.
     void block_scores(Tile<T> P, Tile<T> l, Tile<T> q, Tile<T> e, Tile<T> k, T scale, int a) const {
-        copy(product, Tile<T>{k.at(a), k.row}, 16, columns);
-        for (int i = 0; i < 16; ++i) {
-            for (int j = 0; j <= i; ++j) {
-                reg<T> read = {}, error = {};
-                for (int c = 0; c < columns; c += lanes<T>) {
-                    reg<T> key = load<T>(product.at(j) + c);
-                    if (j < i) {
-                        key *= load<T>(decay.at(a + i) + c);
-                        store<T>(product.at(j) + c, key);
-                        if (l) error = fma(load<T>(e.at(a + i) + c), key, error);
-                    }
-                    if (P) read = fma(load<T>(q.at(a + i) + c), key, read);
-                }
-                if (P) P.at(a + i)[a + j] = scale * sum<T>(read);
-                if (l && j < i) l.at(a + i)[a + j] = sum<T>(error);
+        for (int c = 0; c < columns; c += 4 * lanes<T>) {
+            if (c + 4 * lanes<T> <= columns) {
+                block_scores_panel<4>(P, l, q, e, k, scale, a, c);
+            } else {
+                for (int rest = c; rest < columns; rest += lanes<T>) block_scores_panel<1>(P, l, q, e, k, scale, a, rest);
             }
         }
+    }
+    // Adds what `width` registers of channels from c on contribute.
+    template <int width>
+    void block_scores_panel(Tile<T> P, Tile<T> l, Tile<T> q, Tile<T> e, Tile<T> k, T scale, int a, int c) const {
+        constexpr int n = lanes<T>;
+        reg<T> decays[width], queries_[width], erases_[width];
+        for (int i = 0; i < 16; ++i) {
+            for (int w = 0; w < width; ++w) {
+                decays[w] = load<T>(decay.at(a + i) + c + w * n);
+                queries_[w] = load<T>(q.at(a + i) + c + w * n);
+                erases_[w] = load<T>(e.at(a + i) + c + w * n);
+            }
+            for (int j = 0; j <= i; j += n) {
+                reg<T> read[n], error[n];
+                for (int lane = 0; lane < n; ++lane) {
+                    read[lane] = error[lane] = reg<T>{};
+                    if (j + lane > i) continue;
+                    T* decayed_key = product.at(j + lane) + c;
+                    for (int w = 0; w < width; ++w) {
+                        const bool own = j + lane == i;
+                        const reg<T> key = own ? load<T>(k.at(a + i) + c + w * n) : load<T>(decayed_key + w * n) * decays[w];
+                        store<T>(decayed_key + w * n, key);
+                        read[lane] = fma(queries_[w], key, read[lane]);
+                        error[lane] = fma(erases_[w], key, error[lane]);
+                    }
+                }
+                if (P) add_scores(P.at(a + i) + a + j, sum_each<T>(read), scale, j, i + 1);
+                if (l) add_scores(l.at(a + i) + a + j, sum_each<T>(error), T(1), j, i);
+            }
+        }
+    }
+    static void add_scores(T* row, reg<T> terms, T factor, int first, int limit) {
+        store<T>(row, fma(keep_below<T>(terms, first, limit), broadcast<T>(factor), load<T>(row)));
     }
 
     void anchored_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T> q, Tile<T> e, int a,

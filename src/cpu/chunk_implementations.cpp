@@ -86,7 +86,7 @@ class ChunkForward : public ChunkImplementation {
   public:
     explicit ChunkForward(const Isa& isa) : ChunkImplementation(isa, "chunk", Direction::forward) {}
 
-    void run(const Problem& problem, Carver& carver) const override {
+    bool run(const Problem& problem, Carver& carver) const override {
         const Layout l = layout(problem, carver);
         const KernelArgs& args = l.args;
         const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
@@ -95,6 +95,7 @@ class ChunkForward : public ChunkImplementation {
             const std::int64_t head = task / blocks % problem.HV, n = task / blocks / problem.HV;
             kernels(problem).forward(args, n, head, first, std::min(args.value_columns, args.V - first), l.scratch.of(thread));
         });
+        return *l.args.gate_refused == 0;
     }
 
   protected:
@@ -116,13 +117,14 @@ class OnePass : public ChunkImplementation {
         return ChunkImplementation::yields(problem);
     }
 
-    void run(const Problem& problem, Carver& carver) const override {
+    bool run(const Problem& problem, Carver& carver) const override {
         const Layout l = layout(problem, carver);
         const std::int64_t slot = chunks(longest(problem), l.args.chunk) * problem.group;
         parallel_for(problem.N * problem.H, problem.threads, [&](std::int64_t task, int thread) {
             kernels(problem).one_pass(l.args, task / problem.H, task % problem.H, thread * slot, l.scratch.of(thread));
         });
         store_parameter_gradients(problem, l.args);
+        return *l.args.gate_refused == 0;
     }
 
   protected:
@@ -140,7 +142,7 @@ class TwoPass : public ChunkImplementation {
   public:
     explicit TwoPass(const Isa& isa) : ChunkImplementation(isa, "chunk.two_pass", Direction::backward) {}
 
-    void run(const Problem& problem, Carver& carver) const override {
+    bool run(const Problem& problem, Carver& carver) const override {
         const Layout l = layout(problem, carver);
         const ChunkKernels& kernel = kernels(problem);
         const std::int64_t H = problem.H, HV = problem.HV, group = problem.group;
@@ -172,6 +174,7 @@ class TwoPass : public ChunkImplementation {
             }
         });
         store_parameter_gradients(problem, l.args);
+        return *l.args.gate_refused == 0;
     }
 
   protected:
@@ -199,11 +202,12 @@ class TwoSweep : public ChunkImplementation {
         }
         return ChunkImplementation::refusal(problem, machine);
     }
-    void run(const Problem& problem, Carver& carver) const override {
+    bool run(const Problem& problem, Carver& carver) const override {
         const Layout l = layout(problem, carver);
         parallel_for(problem.N * problem.H, problem.threads, [&](std::int64_t task, int thread) {
             kernels(problem).two_sweeps(l.args, task / problem.H, task % problem.H, l.scratch.of(thread));
         });
+        return *l.args.gate_refused == 0;
     }
 
   protected:

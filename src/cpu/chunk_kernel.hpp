@@ -104,6 +104,22 @@ struct ChunkKernel {
         ops.gate.prepare(tokens.log_decay, range.length, range.rows);
     }
 
+    // Names the rows that are loaded next, key rows only for key_head >= 0.
+    void prefetch(std::int64_t n, std::int64_t chunk, std::int64_t head, std::int64_t key_head, int first, int count,
+                  bool with_d_o) {
+        ops.next_chunk.start(2 * value_columns / (column_block * lanes<T>));  // at least two products with a state
+        if (chunk < 0 || chunk >= chunks(n)) return;
+        const ChunkRange range = range_of(n, chunk);
+        if (key_head >= 0) {
+            ops.next_chunk.add(args.q, range, key_head, args.K);
+            ops.next_chunk.add(args.k, range, key_head, args.K);
+            if (args.undecayed_error) ops.next_chunk.add(args.p, range, key_head, args.K);
+        }
+        if (GateType::per_channel) ops.next_chunk.add(args.g, range, head, args.K);
+        if (first == 0) ops.next_chunk.add(args.v, range, head, count);
+        if (with_d_o) ops.next_chunk.add(args.d_o, range, head, args.V);
+    }
+
     // ---- forward: all chunks of sequence n and value head `head`, values [first, first + count) ----
     void forward(std::int64_t n, std::int64_t head, int first, int count) {
         ops.V = value_columns = round_up(count, 16);
@@ -112,6 +128,7 @@ struct ChunkKernel {
             const ChunkRange range = range_of(n, chunk);
             tokens.load_keys(range, head / args.group);
             load_chunk(range, head, first, count);
+            prefetch(n, chunk + 1, head, head / args.group, first, count, false);
             algorithms::chunk_forward<delta>(ops, in, forward_tiles, S, o);
             store_tokens(args.o, o, range, head, first, count);
         }
@@ -130,6 +147,7 @@ struct ChunkKernel {
             const ChunkRange range = range_of(n, chunk);
             tokens.load_keys(range, head / args.group);
             load_chunk(range, head, 0, args.V);
+            prefetch(n, chunk + 1, head, head / args.group, 0, args.V, false);
             algorithms::chunk_forward<delta>(ops, in, forward_tiles, S, Tile{});
             if (delta) copy(residual_tile(slot, index), forward_tiles.residual, range.rows, value_columns);
         }
@@ -143,12 +161,15 @@ struct ChunkKernel {
         char* target = base + index * key_columns * row_bytes;
         for (int c = 0; c < key_columns; ++c) store_row<T>(target + c * row_bytes, args.state_dtype, 1, state.at(c), value_columns);
     }
-    void restore(Tile state, const char* base, std::int64_t index) const {
+    // The saved state in place, or widened into `state`.
+    Tile restore(Tile state, char* base, std::int64_t index) const {
         const std::int64_t row_bytes = value_columns * static_cast<std::int64_t>(size_of(args.state_dtype));
-        const char* source = base + index * key_columns * row_bytes;
+        char* source = base + index * key_columns * row_bytes;
+        if (size_of(args.state_dtype) == sizeof(T)) return {reinterpret_cast<T*>(source), value_columns};
         for (int c = 0; c < key_columns; ++c) {
             load_row<T>(state.at(c), source + c * row_bytes, args.state_dtype, 1, value_columns, value_columns);
         }
+        return state;
     }
 
     // One query/key head with its group of value heads; partial sums of the gate parameters go to [n, head].
@@ -213,6 +234,9 @@ struct ChunkKernel {
             const Tile D = adjoint_tile(slot, chunk, member, pass);
             const Tile state = entering_state(slot, chunk, member, pass, wanted);
             if (delta) backward_tiles.residual = residual_tile(slot, slot.index(chunk, member));
+            const bool same_chunk = member + 1 < args.group;
+            const std::int64_t next = same_chunk ? chunk : pass == Pass::queries ? chunk + 1 : chunk - 1;
+            prefetch(n, next, same_chunk ? head + 1 : key_head * args.group, same_chunk ? -1 : key_head, 0, args.V, true);
             algorithms::chunk_backward<delta>(ops, in, backward_tiles, d_o, state, D, wanted);
             if (pass == Pass::queries) advance_state(state);
             if (wanted.adjoint) store_values(range, head);
@@ -226,13 +250,12 @@ struct ChunkKernel {
     }
     Tile adjoint_tile(const SavedSlot& slot, std::int64_t chunk, std::int64_t member, Pass pass) {
         if (pass != Pass::gradients) return adjoint_state(member);
-        restore(saved_adjoint, slot.adjoints, slot.index(chunk, member));
-        return saved_adjoint;
+        return restore(saved_adjoint, slot.adjoints, slot.index(chunk, member));
     }
     Tile entering_state(const SavedSlot& slot, std::int64_t chunk, std::int64_t member, Pass pass, algorithms::Wanted wanted) {
         if (pass == Pass::queries) return adjoint_state(member);
-        if (wanted.queries || wanted.gate) restore(saved_state, slot.states, slot.index(chunk, member));
-        return saved_state;
+        if (wanted.queries || wanted.gate) return restore(saved_state, slot.states, slot.index(chunk, member));
+        return Tile{};
     }
     void advance_state(Tile state) {
         ops.decay_and_write(state, ops.to_end(in.k), in.v);

@@ -5,6 +5,7 @@
 
 #include "algorithms/chunk_backward.hpp"
 #include "cpu/channel_gate.hpp"
+#include "cpu/prefetch.hpp"
 #include "cpu/scalar_gate.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
@@ -22,6 +23,7 @@ struct ChunkOps {
     GateType gate;
     Packer<A> packer;
     Packer<Small> small;
+    Prefetcher next_chunk;
     Tile inverse, spare;     // [16,16], [16,V]
     Tile weighted_values;    // [C,V]
     int rows = 0, K = 0, V = 0;
@@ -85,7 +87,7 @@ struct ChunkOps {
     void read(Tile dst, Decayed x, Right<A> state) { read(dst, x, state, Start<T>::zero); }
     void add_read(Tile dst, Decayed x, Right<A> state) { read(dst, x, state, Start<T>::add); }
     void read_keys(Tile dst, Tile a, Right<A> state_transposed) {
-        matmul<A>(dst.data, dst.row, packer.left(a, rows, V), state_transposed, rows, K, V);
+        matmul<A>(dst.data, dst.row, packer.left(a, rows, V), state_transposed, rows, K, V, Part::full, {}, prefetch());
     }
     // S <- decayed S + x^T b;  S += x^T b, x [C,K], b [C,V]
     void decay_and_write(Tile S, Decayed x, Tile b) { write(S, x, b, gate.decay_state()); }
@@ -110,7 +112,7 @@ struct ChunkOps {
     void read(Tile dst, Decayed x, Right<A> state, typename Start<T>::Kind kind) {
         Start<T> start{kind};
         start.factor = x.factor;
-        matmul<A>(dst.data, dst.row, packer.left(x.rows, rows, K), state, rows, V, K, Part::full, start);
+        matmul<A>(dst.data, dst.row, packer.left(x.rows, rows, K), state, rows, V, K, Part::full, start, prefetch());
     }
     void write(Tile S, Decayed x, Tile b, Start<T> start) {
         if (x.factor != nullptr) {
@@ -118,7 +120,10 @@ struct ChunkOps {
             b = weighted_values;
         }
         matmul<A>(S.data, S.row, packer.left_transposed(x.rows, rows, K), packer.right(b, rows, V), K, V, rows, Part::full,
-                  start);
+                  start, prefetch());
+    }
+    auto prefetch() {
+        return [this] { next_chunk.next(); };
     }
     ScoreRows<T> score_rows(const Inputs& in) const { return {in.q, in.k, in.e, in.scale, in.undecayed_error}; }
 

@@ -39,6 +39,8 @@ struct KernelArgs {
     const double* gate_rate;  // [HV] e^{A_log}, or null
     const double* dt_bias;    // [HV] or [HV,K], or null
     bool bias_per_channel;
+    bool positive_gates;        // allowed
+    std::int32_t* gate_refused; // set to 1 by the kernel that meets a NaN or a forbidden positive value in g
 
     Strided q, k, p, v, g, gv, beta, o, initial_state, final_state;
     Strided d_o, d_final_state, d_q, d_k, d_p, d_v, d_g, d_gv, d_beta, d_initial_state;

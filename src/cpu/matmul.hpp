@@ -105,15 +105,21 @@ void matmul_columns(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, 
     }
 }
 
-// M a multiple of row_block, N of the vector length, K in tile elements, a multiple of A::pack.
-template <class A>
+struct NoWork {
+    void operator()() const {}
+};
+
+// M a multiple of row_block, N of the vector length, K in tile elements, a multiple of A::pack. `beside` is called after
+// each panel of columns.
+template <class A, class Work = NoWork>
 void matmul(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int N, int K, Part part = Part::full,
-            Start<typename A::real> start = {}) {
+            Start<typename A::real> start = {}, const Work& beside = {}) {
     constexpr int n = lanes<typename A::real>;
     const int units = K / A::pack;
     int j = 0;
     for (; part != Part::dst_lower && j + column_block * n <= N; j += column_block * n) {
         matmul_columns<A, column_block>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, j, part, start);
+        beside();
     }
     for (; j < N; j += n) matmul_columns<A, 1>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, j, part, start);
 }

@@ -19,7 +19,7 @@ class Recurrent : public IsaImplementation {
     }
     void carve(const Problem& problem, Carver& carver) const override { layout(problem, carver); }
 
-    void run(const Problem& problem, Carver& carver) const override {
+    bool run(const Problem& problem, Carver& carver) const override {
         const Layout l = layout(problem, carver);
         if (problem.direction == Direction::backward) {
             const std::int64_t slot = segments(problem) * problem.group;
@@ -27,7 +27,7 @@ class Recurrent : public IsaImplementation {
                 kernels(problem).backward(l.args, task / problem.H, task % problem.H, thread * slot, l.scratch.of(thread));
             });
             store_parameter_gradients(problem, l.args);
-            return;
+            return *l.args.gate_refused == 0;
         }
         const std::int64_t strips = (problem.V + l.args.value_columns - 1) / l.args.value_columns;
         parallel_for(problem.N * problem.HV * strips, problem.threads, [&](std::int64_t task, int thread) {
@@ -36,6 +36,7 @@ class Recurrent : public IsaImplementation {
             kernels(problem).forward(l.args, n, head, first, std::min(l.args.value_columns, l.args.V - first),
                                      l.scratch.of(thread));
         });
+        return *l.args.gate_refused == 0;
     }
 
   private:

@@ -122,12 +122,26 @@ struct TokenTiles {
         if (args.g.given) {
             load_raw_gate(log_decay, range, head);
             for (int i = 0; i < gate_rows; ++i) apply_gate_formula(log_decay.at(i), gate, gate_columns);
+            check_gate(gate_rows, gate_columns);
         } else {
             fill(log_decay, T(0), gate_rows, gate_columns);
         }
         if (args.gamma == nullptr) return;
         for_each(log_decay, gate_rows, gate_columns,
                  [&](int i, int j) { return load<T>(log_decay.at(i) + j) + broadcast<T>(gate.gamma); });
+    }
+    // Checked here, where the values are at hand; the caller looks for the first bad one only if there is any.
+    void check_gate(int gate_rows, int gate_columns) const {
+        typename vec<T>::integer bad = {};
+        for (int i = 0; i < gate_rows; ++i) {
+            for (int j = 0; j < gate_columns; j += lanes<T>) {
+                const reg<T> g = load<T>(log_decay.at(i) + j);
+                bad |= args.positive_gates ? g != g : ~(g <= reg<T>{});
+            }
+        }
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            if (bad[lane] != 0) __atomic_store_n(args.gate_refused, 1, __ATOMIC_RELAXED);
+        }
     }
     static double total(const T* values, int count) {
         double sum = 0;

@@ -128,6 +128,20 @@ HEADRACE_INLINE void transpose(reg<T>* rows) {
     }
 }
 
+// Lane i of the result is the sum of all lanes of rows[i]. Destroys rows.
+template <class T, int width = lanes<T> / 2>
+HEADRACE_INLINE reg<T> sum_each(reg<T>* rows) {
+    if constexpr (width == 0) {
+        return rows[0];
+    } else {
+        constexpr int n = lanes<T>;
+        using Low = decltype(low_index<n, width>(std::make_integer_sequence<int, n>{}));
+        using High = decltype(high_index<n, width>(std::make_integer_sequence<int, n>{}));
+        for (int i = 0; i < width; ++i) rows[i] = pick(rows[i], rows[i + width], Low{}) + pick(rows[i], rows[i + width], High{});
+        return sum_each<T, width / 2>(rows);
+    }
+}
+
 // e^x for x <= 0 (-inf included) and for x up to the type's limit; below the normal range 0.
 template <class T>
 HEADRACE_INLINE reg<T> exp(reg<T> x) {

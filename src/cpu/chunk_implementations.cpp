@@ -1,6 +1,8 @@
 // The chunk form on every ISA: forward, and the backward in one pass, two passes or two sweeps.
 #include <algorithm>
+#include <vector>
 
+#include "core/debug_nan.hpp"
 #include "cpu/blocking.hpp"
 #include "cpu/implementations.hpp"
 #include "cpu/isa_implementation.hpp"
@@ -78,6 +80,50 @@ class ChunkImplementation : public IsaImplementation {
         }
     }
 
+    // The state entering every chunk of every sequence and head, and with `adjoints` the gradient of the one leaving it.
+    Layout layout_of_all_states(const Problem& problem, Carver& carver, bool adjoints) const {
+        Layout l = ChunkImplementation::layout(problem, carver);
+        std::int64_t count = 0;
+        for (const Sequence& s : problem.sequences) count += chunks(s.end - s.begin, l.args.chunk);
+        take_saved(problem, carver, l.args, count * problem.HV, adjoints);
+        l.first_chunk = static_cast<std::int64_t*>(carver.take("first chunks", DType::i64, {problem.N + 1}));
+        l.scratch = take_scratch(carver, problem.threads, kernels(problem).backward_scratch(l.args));
+        return l;
+    }
+    void compute_all_states(const Problem& problem, const Layout& l, bool adjoints) const {
+        const std::int64_t H = problem.H, HV = problem.HV, group = problem.group;
+        l.first_chunk[0] = 0;
+        for (std::int64_t n = 0; n < problem.N; ++n) {
+            const Sequence& s = problem.sequences[static_cast<std::size_t>(n)];
+            l.first_chunk[n + 1] = l.first_chunk[n] + chunks(s.end - s.begin, l.args.chunk);
+        }
+        parallel_for(problem.N * HV, problem.threads, [&](std::int64_t task, int thread) {
+            const std::int64_t n = task / HV, head = task % HV;
+            kernels(problem).save_states(l.args, n, head, l.first_chunk[n] * HV + head / group * group, l.scratch.of(thread));
+        });
+        if (!adjoints) return;
+        parallel_for(problem.N * H, problem.threads, [&](std::int64_t task, int thread) {
+            const std::int64_t n = task / H, head = task % H;
+            kernels(problem).adjoint_pass(l.args, n, head, l.first_chunk[n] * HV + head * group, l.scratch.of(thread));
+        });
+    }
+    // HEADRACE_DEBUG_NAN: computes the states once more, with memory of its own, and reports them.
+    void report_states(const Problem& problem) const {
+        if (!debug_nan_enabled()) return;
+        const bool adjoints = problem.direction == Direction::backward;
+        Carver measure;
+        layout_of_all_states(problem, measure, adjoints);
+        std::vector<char> memory(measure.size());
+        Carver carver(memory.data());
+        Layout l = layout_of_all_states(problem, carver, adjoints);
+        for (Strided* output : {&l.args.d_v, &l.args.d_beta, &l.args.d_initial_state}) output->given = false;
+        compute_all_states(problem, l, adjoints);
+        const std::initializer_list<std::int64_t> shape = {l.first_chunk[problem.N], problem.HV, round_up_16(problem.K),
+                                                           round_up_16(problem.V)};
+        debug_stage("state", TensorView(l.args.saved_states, l.args.state_dtype, shape));
+        if (adjoints) debug_stage("D", TensorView(l.args.saved_adjoints, l.args.state_dtype, shape));
+    }
+
   private:
     Direction direction_;
 };
@@ -95,6 +141,7 @@ class ChunkForward : public ChunkImplementation {
             const std::int64_t head = task / blocks % problem.HV, n = task / blocks / problem.HV;
             kernels(problem).forward(args, n, head, first, std::min(args.value_columns, args.V - first), l.scratch.of(thread));
         });
+        report_states(problem);
         return *l.args.gate_refused == 0;
     }
 
@@ -124,6 +171,7 @@ class OnePass : public ChunkImplementation {
             kernels(problem).one_pass(l.args, task / problem.H, task % problem.H, thread * slot, l.scratch.of(thread));
         });
         store_parameter_gradients(problem, l.args);
+        report_states(problem);
         return *l.args.gate_refused == 0;
     }
 
@@ -144,25 +192,13 @@ class TwoPass : public ChunkImplementation {
 
     bool run(const Problem& problem, Carver& carver) const override {
         const Layout l = layout(problem, carver);
-        const ChunkKernels& kernel = kernels(problem);
-        const std::int64_t H = problem.H, HV = problem.HV, group = problem.group;
-        l.first_chunk[0] = 0;
-        for (std::int64_t n = 0; n < problem.N; ++n) {
-            const Sequence& s = problem.sequences[static_cast<std::size_t>(n)];
-            l.first_chunk[n + 1] = l.first_chunk[n] + chunks(s.end - s.begin, l.args.chunk);
-        }
-        parallel_for(problem.N * HV, problem.threads, [&](std::int64_t task, int thread) {
-            const std::int64_t n = task / HV, head = task % HV;
-            kernel.save_states(l.args, n, head, l.first_chunk[n] * HV + head / group * group, l.scratch.of(thread));
-        });
-        parallel_for(problem.N * H, problem.threads, [&](std::int64_t task, int thread) {
-            const std::int64_t n = task / H, head = task % H;
-            kernel.adjoint_pass(l.args, n, head, l.first_chunk[n] * HV + head * group, l.scratch.of(thread));
-        });
+        const std::int64_t H = problem.H;
+        compute_all_states(problem, l, true);
         // Parameter gradients are summed per sequence and head: with them, a task takes all chunks of one in order.
         const bool sums = l.args.d_gamma != nullptr || l.args.d_rate != nullptr || l.args.d_bias != nullptr;
         const auto gradients = [&](std::int64_t n, std::int64_t head, std::int64_t chunk, int thread) {
-            kernel.chunk_gradients(l.args, n, head, chunk, l.first_chunk[n] * HV + head * group, l.scratch.of(thread));
+            const std::int64_t first = l.first_chunk[n] * problem.HV + head * problem.group;
+            kernels(problem).chunk_gradients(l.args, n, head, chunk, first, l.scratch.of(thread));
         };
         parallel_for((sums ? problem.N : l.first_chunk[problem.N]) * H, problem.threads, [&](std::int64_t task, int thread) {
             const std::int64_t head = task % H, item = task / H;
@@ -174,18 +210,13 @@ class TwoPass : public ChunkImplementation {
             }
         });
         store_parameter_gradients(problem, l.args);
+        report_states(problem);
         return *l.args.gate_refused == 0;
     }
 
   protected:
     Layout layout(const Problem& problem, Carver& carver) const override {
-        Layout l = ChunkImplementation::layout(problem, carver);
-        std::int64_t count = 0;
-        for (const Sequence& s : problem.sequences) count += chunks(s.end - s.begin, l.args.chunk);
-        take_saved(problem, carver, l.args, count * problem.HV, true);
-        l.first_chunk = static_cast<std::int64_t*>(carver.take("first chunks", DType::i64, {problem.N + 1}));
-        l.scratch = take_scratch(carver, problem.threads, kernels(problem).backward_scratch(l.args));
-        return l;
+        return layout_of_all_states(problem, carver, true);
     }
 };
 
@@ -207,6 +238,7 @@ class TwoSweep : public ChunkImplementation {
         parallel_for(problem.N * problem.H, problem.threads, [&](std::int64_t task, int thread) {
             kernels(problem).two_sweeps(l.args, task / problem.H, task % problem.H, l.scratch.of(thread));
         });
+        report_states(problem);
         return *l.args.gate_refused == 0;
     }
 

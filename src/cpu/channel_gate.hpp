@@ -54,7 +54,7 @@ struct ChannelGate {
                 product_so_far *= load<T>(decay.at(i) + c);
             }
         }
-        split_total();
+        split_exp(high, low, high, columns);
     }
 
     Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }
@@ -126,19 +126,6 @@ struct ChannelGate {
     DecayedRows<T> weigh(KeyRows<T> x, Tile<T> decays, T factor) const {
         multiply(decayed, x.rows, decays, factor, rows, columns);
         return {decayed, nullptr};
-    }
-
-    // high + low = e^{sum}, from the sums in `high`, through double.
-    void split_total() {
-        for (int c = 0; c < columns; c += lanes<double>) {
-            double sums[lanes<double>], factors[lanes<double>];
-            for (int lane = 0; lane < lanes<double>; ++lane) sums[lane] = static_cast<double>(high[c + lane]);
-            store<double>(factors, exp<double>(load<double>(sums)));
-            for (int lane = 0; lane < lanes<double>; ++lane) {
-                high[c + lane] = static_cast<T>(factors[lane]);
-                low[c + lane] = static_cast<T>(factors[lane] - static_cast<double>(high[c + lane]));
-            }
-        }
     }
 
     void add_product(Tile<T> dst, Tile<T> a, Tile<T> b) const {

@@ -60,10 +60,10 @@ struct RecurrentKernel {
     ChunkRange range_of(std::int64_t n, std::int64_t index) const {
         const TokenRange& s = args.sequences[n];
         const std::int64_t first = index * segment, left = s.end - s.begin - first;
-        return {s.row, s.begin, s.end, first, static_cast<int>(left < segment ? left : segment), segment, args.reverse};
+        const int length = static_cast<int>(left < segment ? left : segment);
+        return {s.row, s.begin, s.end, first, length, length, args.reverse};
     }
 
-    // Padded rows cost nothing here: only true rows are walked.
     void load_head(const ChunkRange& range, std::int64_t head, int first, int values) {
         tokens.load_head(range, head, first, values);
         if (args.gv.given) {
@@ -86,23 +86,13 @@ struct RecurrentKernel {
         return {tokens.q.at(i), tokens.k.at(i), tokens.e.at(i), decay, decay_rest, tokens.v.at(i), value_beta.at(i),
                 args.gv.given ? value_decay.at(i) : nullptr, static_cast<T>(args.scale), args.undecayed_error};
     }
-    // e^{g} through double, split in two: a constant decay rounded once per token would drift over long sequences.
     void prepare_decay(int i) {
-        const int count = args.channel_gate ? key_columns : 1;
-        const T* g = args.channel_gate ? tokens.log_decay.at(i) : tokens.log_decay.data + i;
-        for (int c = 0; c < count; c += lanes<double>) {
-            double wide[lanes<double>];
-            for (int lane = 0; lane < lanes<double>; ++lane) wide[lane] = c + lane < count ? static_cast<double>(g[c + lane]) : 0;
-            store<double>(wide, exp<double>(load<double>(wide)));
-            for (int lane = 0; lane < lanes<double> && c + lane < count; ++lane) {
-                decay[c + lane] = static_cast<T>(wide[lane]);
-                decay_rest[c + lane] = static_cast<T>(wide[lane] - static_cast<double>(decay[c + lane]));
-            }
-        }
-        if (args.channel_gate) return;
-        for (int c = key_columns - 1; c >= 0; --c) {
-            decay[c] = decay[0];
-            decay_rest[c] = decay_rest[0];
+        if (args.channel_gate) return split_exp(decay, decay_rest, tokens.log_decay.at(i), key_columns);
+        const double exact = __builtin_exp(static_cast<double>(tokens.log_decay.data[i]));
+        const T rounded = static_cast<T>(exact), rest = static_cast<T>(exact - static_cast<double>(rounded));
+        for (int c = 0; c < key_columns; ++c) {
+            decay[c] = rounded;
+            decay_rest[c] = rest;
         }
     }
 
@@ -110,7 +100,12 @@ struct RecurrentKernel {
         const std::int64_t from = args.state_in != nullptr ? args.state_in[n] : n;
         ops.values = value_columns = round_up(count, 16);
         if (from < 0) return clear_outputs(n, head, first, count);
-        load_state(S, args.initial_state, from, head, args.K, first, count);
+        const bool in_place = works_in_place(n, from, count);
+        if (in_place) {
+            S = {reinterpret_cast<T*>(element_at(args.final_state, from, head, 0, first)), args.final_state.stride[2]};
+        } else {
+            load_state(S, args.initial_state, from, head, args.K, first, count);
+        }
         for (std::int64_t part = 0; part < segments(n); ++part) {
             const ChunkRange range = range_of(n, part);
             tokens.load_keys(range, head / args.group);
@@ -121,7 +116,15 @@ struct RecurrentKernel {
             }
             store_tokens(args.o, o, range, head, first, count);
         }
-        if (args.per_token_rows == 0) store_final(n, head, first, count);
+        if (args.per_token_rows == 0 && !in_place) store_final(n, head, first, count);
+    }
+    // Whether the caller's state can serve as the tile: it is read from and left in the same row, in the tile's type and
+    // order, without padding.
+    bool works_in_place(std::int64_t n, std::int64_t from, int count) const {
+        const Strided& state = args.final_state;
+        return state.given && state.data == args.initial_state.data && args.per_token_rows == 0 &&
+               (args.state_out == nullptr || args.state_out[n] == from) && state.stride[3] == 1 && count % 16 == 0 &&
+               args.K % 16 == 0 && state.dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32);
     }
     void store_final(std::int64_t index, std::int64_t head, int first, int count) {
         const std::int64_t row = args.state_out != nullptr ? args.state_out[index] : index;

@@ -128,10 +128,10 @@ void store_tokens(const Strided& tensor, Tile<T> values, const ChunkRange& range
     }
 }
 
-// One number per token of [B,T,H].
+// One number per token of [B,T,H], then zeros up to a multiple of 16.
 template <class T>
 void load_numbers(T* dst, const Strided& tensor, const ChunkRange& range, std::int64_t head) {
-    for (int i = 0; i < range.rows; ++i) {
+    for (int i = 0; i < round_up(range.rows, 16); ++i) {
         dst[i] = i < range.length
                      ? static_cast<T>(load_element(element_at(tensor, range.row, range.token(i), head), tensor.dtype, 0))
                      : T(0);

@@ -102,6 +102,23 @@ void transpose_into(T* dst, long dst_row, const T* a, long a_row, int rows, int 
     }
 }
 
+// high + low = e^{x}, through double: what rounding to T leaves would add up over a long sequence. count a multiple of 16;
+// high may be x.
+template <class T>
+void split_exp(T* high, T* low, const T* x, int count) {
+    constexpr int n = lanes<double>;
+    typedef T Narrow __attribute__((vector_size(n * sizeof(T)), may_alias));
+    for (int j = 0; j < count; j += n) {
+        Narrow part;
+        std::memcpy(&part, x + j, sizeof part);
+        const reg<double> exact = exp<double>(__builtin_convertvector(part, reg<double>));
+        part = __builtin_convertvector(exact, Narrow);
+        std::memcpy(high + j, &part, sizeof part);
+        part = __builtin_convertvector(exact - __builtin_convertvector(part, reg<double>), Narrow);
+        std::memcpy(low + j, &part, sizeof part);
+    }
+}
+
 // ---- rows of q, k and e ----
 
 // Row i stands for rows[i,:] * norm[i]; norm null: 1. Scalar gates leave the l2norm to the sums.

@@ -57,7 +57,7 @@ struct TokenTiles {
         if (!args.delta || args.elementwise_beta) return;
         if (args.beta.given) {
             load_numbers(beta, args.beta, range, head);
-            apply_beta_formula(beta, beta_slope, args.beta_formula, range.rows);
+            apply_beta_formula(beta, beta_slope, args.beta_formula, round_up(range.rows, 16));
         } else {
             for (int i = 0; i < range.rows; ++i) beta[i] = 1;
         }
@@ -117,7 +117,7 @@ struct TokenTiles {
         }
     }
     void load_gate(const ChunkRange& range, std::int64_t head) {
-        const int gate_rows = channel ? range.rows : 1, gate_columns = channel ? key_columns : range.rows;
+        const int gate_rows = channel ? range.rows : 1, gate_columns = channel ? key_columns : round_up(range.rows, 16);
         const GateParameters<T> gate = parameters(head);
         if (args.g.given) {
             load_raw_gate(log_decay, range, head);

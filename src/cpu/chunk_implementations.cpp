@@ -30,6 +30,10 @@ class ChunkImplementation : public IsaImplementation {
         if (isa_.bf16_only && (problem.K < 32 || problem.V < 32 || longest(problem) < 32)) {
             return "bf16 dot products need at least 32 channels and 32 tokens, to average their roundings";
         }
+        // A gate's gradient is an inner product of states; that of few heads may cancel far below its terms.
+        if (isa_.bf16_only && wants_gate_gradient(problem) && problem.N * problem.HV < 8) {
+            return "gate gradients of fewer than 8 heads and sequences rest on too few sums to average bf16 roundings";
+        }
         if (isa_.bf16_only && problem.direction == Direction::backward && !problem.d_out.d_o.given()) {
             return "a gradient through the final state alone may rest on a few tokens, too few to average bf16 roundings";
         }
@@ -52,6 +56,10 @@ class ChunkImplementation : public IsaImplementation {
     const ChunkKernels& kernels(const Problem& problem) const {
         const Arithmetic arithmetic = problem.wide ? Arithmetic::f64 : isa_.bf16_only ? Arithmetic::bf16 : Arithmetic::f32;
         return isa_.kernels().chunk[static_cast<int>(arithmetic)][problem.rule == Rule::delta][problem.channel_gate];
+    }
+    static bool wants_gate_gradient(const Problem& problem) {
+        const Gradients& g = problem.grads;
+        return g.d_g.given() || g.d_g_gamma.given() || g.d_A_log.given() || g.d_dt_bias.given();
     }
     static std::int64_t longest(const Problem& problem) {
         std::int64_t tokens = 0;
@@ -227,8 +235,7 @@ class TwoSweep : public ChunkImplementation {
 
     std::string refusal(const Problem& problem, const Machine& machine) const override {
         if (problem.rule == Rule::delta) return "the delta rule's gradients need states and adjoints together";
-        const Gradients& g = problem.grads;
-        if (g.d_g.given() || g.d_g_gamma.given() || g.d_A_log.given() || g.d_dt_bias.given()) {
+        if (wants_gate_gradient(problem)) {
             return "gate gradients need states and adjoints together";
         }
         return ChunkImplementation::refusal(problem, machine);

@@ -44,7 +44,7 @@ struct ChunkKernel {
           tokens(args, arena, args.chunk, value_columns, GateType::per_channel ? Norm::in_rows : Norm::apart) {
         const int C = args.chunk;
         ops.undecayed_error = args.undecayed_error;
-        ops.carve(arena, C, key_columns, value_columns);
+        ops.carve(arena, C, key_columns, value_columns, use == with_backward);
         const auto keys = [&] { return arena.tile<T>(C, key_columns); };
         const auto value_tile = [&] { return arena.tile<T>(C, value_columns); };
         const auto square = [&] { return arena.tile<T>(C, C); };

@@ -29,17 +29,15 @@ struct ChunkOps {
     int rows = 0, K = 0, V = 0;
     bool undecayed_error = false;
 
-    void carve(Arena& arena, int chunk, int key_columns, int value_columns) {
+    void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward) {
         K = key_columns;
         V = value_columns;
         gate.carve(arena, chunk, K);
         inverse = arena.tile<T>(16, 16);
         spare = arena.tile<T>(16, V);
         weighted_values = arena.tile<T>(chunk, V);
-        const auto state = static_cast<std::size_t>(K + 32) * static_cast<std::size_t>(V + 32);
-        const auto rows_of = static_cast<std::size_t>(chunk + 32) * static_cast<std::size_t>((K > V ? K : V) + chunk + 32);
-        packer.carve(arena, 3 * state + 16 * rows_of);
-        small.carve(arena, 6 * rows_of);
+        carve_packer(arena, packer, chunk, backward);
+        carve_packer(arena, small, chunk, backward);
     }
     void start_chunk(int padded_rows) {
         rows = padded_rows;
@@ -109,6 +107,18 @@ struct ChunkOps {
     void solve_transposed(Tile x, Tile n) { solve_unit_lower<Unrounded>(x, n, inverse, spare, rows, V, Side::transposed); }
 
   private:
+    // Room for the operands that one chunk packs: F32 and F64 pack only transposed ones, Bf16 all. Per chunk the forward
+    // packs one state and at most 10 operands of C rows, the backward three states and at most 26.
+    template <class Arithmetic>
+    void carve_packer(Arena& arena, Packer<Arithmetic>& target, int chunk, bool backward) const {
+        constexpr bool all = Arithmetic::pack == 2;
+        const int longer = (K > V ? K : V) + 32, states = backward ? (all ? 3 : 2) : (all ? 1 : 0);
+        const int operands = all ? (backward ? 26 : 10) : (backward ? 6 : 4);
+        const auto state = static_cast<std::size_t>(longer) * static_cast<std::size_t>(longer / Arithmetic::pack + 32);
+        const auto rows_of = static_cast<std::size_t>(chunk + 32) *
+                             static_cast<std::size_t>((longer > chunk ? longer : chunk) / Arithmetic::pack + 32);
+        target.carve(arena, static_cast<std::size_t>(states) * state + static_cast<std::size_t>(operands) * rows_of);
+    }
     void read(Tile dst, Decayed x, Right<A> state, typename Start<T>::Kind kind) {
         Start<T> start{kind};
         start.factor = x.factor;

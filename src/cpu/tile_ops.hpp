@@ -1,6 +1,8 @@
 // tile_ops: the primitives of the algorithm pages on a CPU: tiles in memory, products on registers, packing, solves.
 #pragma once
 
+#include <cassert>
+
 #include "cpu/matmul.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
@@ -162,6 +164,7 @@ struct Packer {
     unit* take(int rows, long row) {
         unit* piece = buffer + used;
         used += static_cast<std::size_t>(rows) * static_cast<std::size_t>(row);
+        assert(used <= capacity);
         return piece;
     }
 

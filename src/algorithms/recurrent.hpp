@@ -8,6 +8,7 @@ namespace headrace::algorithms {
 template <class T>
 struct Token {
     const T *q, *k, *e;                  // [K]
+    T q_dot_k;
     const T *decay, *decay_rest;         // [K]
     const T *v, *beta, *value_decay;     // [V]
     T scale;
@@ -40,7 +41,7 @@ void token_forward(Ops& ops, T* o, typename Ops::Tile S, const Token<T>& token, 
         ops.copy_values(spare.d, token.v);
     }
     ops.multiply_values(spare.read, spare.read, token.value_decay);
-    ops.combine(o, token.scale, spare.read, ops.dot_keys(token.q, token.k), spare.d);
+    ops.combine(o, token.scale, spare.read, token.q_dot_k, spare.d);
     ops.decay_and_write(S, token.decay, token.decay_rest, token.value_decay, token.k, spare.d);
 }
 

@@ -17,7 +17,7 @@ struct RecurrentKernel {
     TokenTiles<T> tokens;
     RecurrentOps<T> ops;
     Tile S, o, value_decay, value_beta, value_slope;
-    T *decay, *decay_rest, *ones;
+    T *decay, *decay_rest, *unit_q, *unit_k, *unit_e;
     algorithms::TokenSpare<T> spare;
     // backward
     Tile D, d_o, d_decay, gate_gradient, d_q, d_k, d_e, d_q_sum, d_k_sum, d_e_sum, d_v, d_beta, d_value_decay;
@@ -29,7 +29,7 @@ struct RecurrentKernel {
         : args(arguments),
           key_columns(round_up(args.K, 16)),
           value_columns(round_up(use == forward_only ? args.value_columns : args.V, 16)),
-          tokens(args, arena, segment, value_columns, Norm::in_rows) {
+          tokens(args, arena, segment, value_columns, Norm::apart) {
         const auto values = [&] { return arena.tile<T>(segment, value_columns); };
         const auto keys = [&] { return arena.tile<T>(segment, key_columns); };
         const auto row = [&] { return arena.take<T>(static_cast<std::size_t>(key_columns > value_columns ? key_columns : value_columns)); };
@@ -40,7 +40,7 @@ struct RecurrentKernel {
         value_decay = values();
         value_beta = values();
         value_slope = values();
-        for (T** vector : {&decay, &decay_rest, &ones, &spare.decayed_q, &spare.decayed_e, &spare.read, &spare.error, &spare.d}) {
+        for (T** vector : {&decay, &decay_rest, &unit_q, &unit_k, &unit_e, &spare.decayed_q, &spare.decayed_e, &spare.read, &spare.error, &spare.d}) {
             *vector = row();
         }
         if (use == forward_only) return;
@@ -83,8 +83,20 @@ struct RecurrentKernel {
 
     algorithms::Token<T> token(int i) {
         prepare_decay(i);
-        return {tokens.q.at(i), tokens.k.at(i), tokens.e.at(i), decay, decay_rest, tokens.v.at(i), value_beta.at(i),
+        const T *q = tokens.q.at(i), *k = tokens.k.at(i), *e = tokens.e.at(i);
+        double q_dot_k = ops.dot_keys(q, k);
+        if (args.l2norm) {
+            q_dot_k *= static_cast<double>(tokens.q_norm[i]) * static_cast<double>(tokens.k_norm[i]);
+            q = unit_row(unit_q, q, tokens.q_norm[i]);
+            k = unit_row(unit_k, k, tokens.k_norm[i]);
+            e = args.undecayed_error ? unit_row(unit_e, e, tokens.e_norm[i]) : k;
+        }
+        return {q, k, e, static_cast<T>(q_dot_k), decay, decay_rest, tokens.v.at(i), value_beta.at(i),
                 args.gv.given ? value_decay.at(i) : nullptr, static_cast<T>(args.scale), args.undecayed_error};
+    }
+    const T* unit_row(T* unit, const T* row, T norm) const {
+        scale_rows(Tile{unit}, Tile{const_cast<T*>(row)}, &norm, T(1), 1, key_columns);
+        return unit;
     }
     void prepare_decay(int i) {
         if (args.channel_gate) return split_exp(decay, decay_rest, tokens.log_decay.at(i), key_columns);

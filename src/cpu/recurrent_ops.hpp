@@ -26,7 +26,13 @@ struct RecurrentOps {
     void error_values(T* read, const T* v) const {
         for (int j = 0; j < values; j += lanes<T>) store<T>(read + j, load<T>(v + j) - load<T>(read + j));
     }
-    T dot_keys(const T* a, const T* b) const { return row_dot(Tile{const_cast<T*>(a)}, Tile{const_cast<T*>(b)}, 0, keys); }
+    // In double: with one token and no state, the whole output rests on this sum, which may cancel.
+    double dot_keys(const T* a, const T* b) const {
+        constexpr int n = lanes<double>;
+        reg<double> total = {};
+        for (int c = 0; c < keys; c += n) total += widen(a + c) * widen(b + c);
+        return sum<double>(total);
+    }
     // dst = factor (read + weight d)
     void combine(T* dst, T factor, const T* read, T weight, const T* d) const {
         for (int j = 0; j < values; j += lanes<T>) {

@@ -104,6 +104,15 @@ void transpose_into(T* dst, long dst_row, const T* a, long a_row, int rows, int 
     }
 }
 
+// A register of doubles from elements of T.
+template <class T>
+HEADRACE_INLINE reg<double> widen(const T* source) {
+    typedef T Narrow __attribute__((vector_size(lanes<double> * sizeof(T)), may_alias));
+    Narrow part;
+    std::memcpy(&part, source, sizeof part);
+    return __builtin_convertvector(part, reg<double>);
+}
+
 // high + low = e^{x}, through double: what rounding to T leaves would add up over a long sequence. count a multiple of 16;
 // high may be x.
 template <class T>
@@ -111,10 +120,8 @@ void split_exp(T* high, T* low, const T* x, int count) {
     constexpr int n = lanes<double>;
     typedef T Narrow __attribute__((vector_size(n * sizeof(T)), may_alias));
     for (int j = 0; j < count; j += n) {
-        Narrow part;
-        std::memcpy(&part, x + j, sizeof part);
-        const reg<double> exact = exp<double>(__builtin_convertvector(part, reg<double>));
-        part = __builtin_convertvector(exact, Narrow);
+        const reg<double> exact = exp<double>(widen(x + j));
+        Narrow part = __builtin_convertvector(exact, Narrow);
         std::memcpy(high + j, &part, sizeof part);
         part = __builtin_convertvector(exact - __builtin_convertvector(part, reg<double>), Narrow);
         std::memcpy(low + j, &part, sizeof part);

@@ -77,7 +77,7 @@ struct ChannelGate {
                 if (P) anchored_scores(P, q, queries, a, in.scale, keys_transposed, packer);
                 if (l) anchored_scores(l, e, erases, a, T(1), keys_transposed, packer);
             }
-            block_scores(P, l, q, e, k, in.scale, a);
+            block_scores(P, l, in, a);
         }
     }
 
@@ -170,42 +170,44 @@ struct ChannelGate {
     }
 
     // Scores among the 16 rows from a on: `product` holds k_j decayed to row i, one more gate at each step.
-    void block_scores(Tile<T> P, Tile<T> l, Tile<T> q, Tile<T> e, Tile<T> k, T scale, int a) const {
-        for (int c = 0; c < columns; c += 4 * lanes<T>) {
-            if (c + 4 * lanes<T> <= columns) {
-                block_scores_panel<4>(P, l, q, e, k, scale, a, c);
-            } else {
-                for (int rest = c; rest < columns; rest += lanes<T>) block_scores_panel<1>(P, l, q, e, k, scale, a, rest);
-            }
-        }
+    void block_scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, int a) const {
+        if (!l) return block_scores_panels<true, false>(P, l, in, a);
+        if (!P) return block_scores_panels<false, true>(P, l, in, a);
+        block_scores_panels<true, true>(P, l, in, a);
+    }
+    template <bool reading, bool erasing>
+    void block_scores_panels(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, int a) const {
+        int c = 0;
+        for (; c + 4 * lanes<T> <= columns; c += 4 * lanes<T>) block_scores_panel<reading, erasing, 4>(P, l, in, a, c);
+        for (; c < columns; c += lanes<T>) block_scores_panel<reading, erasing, 1>(P, l, in, a, c);
     }
     // Adds what `width` registers of channels from c on contribute.
-    template <int width>
-    void block_scores_panel(Tile<T> P, Tile<T> l, Tile<T> q, Tile<T> e, Tile<T> k, T scale, int a, int c) const {
+    template <bool reading, bool erasing, int width>
+    void block_scores_panel(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, int a, int c) const {
         constexpr int n = lanes<T>;
-        reg<T> decays[width], queries_[width], erases_[width];
+        reg<T> decays[width], query[width], erase[width];
         for (int i = 0; i < 16; ++i) {
             for (int w = 0; w < width; ++w) {
                 decays[w] = load<T>(decay.at(a + i) + c + w * n);
-                queries_[w] = load<T>(q.at(a + i) + c + w * n);
-                erases_[w] = load<T>(e.at(a + i) + c + w * n);
+                if constexpr (reading) query[w] = load<T>(in.q.rows.at(a + i) + c + w * n);
+                if constexpr (erasing) erase[w] = load<T>(in.e.rows.at(a + i) + c + w * n);
             }
             for (int j = 0; j <= i; j += n) {
                 reg<T> read[n], error[n];
                 for (int lane = 0; lane < n; ++lane) {
                     read[lane] = error[lane] = reg<T>{};
                     if (j + lane > i) continue;
+                    const bool own = j + lane == i;
                     T* decayed_key = product.at(j + lane) + c;
                     for (int w = 0; w < width; ++w) {
-                        const bool own = j + lane == i;
-                        const reg<T> key = own ? load<T>(k.at(a + i) + c + w * n) : load<T>(decayed_key + w * n) * decays[w];
+                        const reg<T> key = own ? load<T>(in.k.rows.at(a + i) + c + w * n) : load<T>(decayed_key + w * n) * decays[w];
                         store<T>(decayed_key + w * n, key);
-                        read[lane] = fma(queries_[w], key, read[lane]);
-                        error[lane] = fma(erases_[w], key, error[lane]);
+                        if constexpr (reading) read[lane] = fma(query[w], key, read[lane]);
+                        if constexpr (erasing) error[lane] = fma(erase[w], key, error[lane]);
                     }
                 }
-                if (P) add_scores(P.at(a + i) + a + j, sum_each<T>(read), scale, j, i + 1);
-                if (l) add_scores(l.at(a + i) + a + j, sum_each<T>(error), T(1), j, i);
+                if constexpr (reading) add_scores(P.at(a + i) + a + j, sum_each<T>(read), in.scale, j, i + 1);
+                if constexpr (erasing) add_scores(l.at(a + i) + a + j, sum_each<T>(error), T(1), j, i);
             }
         }
     }

@@ -47,7 +47,9 @@ struct ChunkOps {
 
     Right<A> right_state(Tile S) { return packer.right(S, K, V); }
     Right<A> right_state_transposed(Tile S) { return packer.right_transposed(S, K, V); }
-    void scores(Tile P, Tile l, const Inputs& in) { gate.scores(P, l, score_rows(in), packer); }
+    void scores(Tile P, Tile l, const Inputs& in) {
+        if (P || l) gate.scores(P, l, score_rows(in), packer);
+    }
     void scores_backward(Tile d_q, Tile d_k, Tile d_e, Tile d_P, Tile d_l, Tile P, Tile l, const Inputs& in, bool gate_wanted) {
         gate.scores_backward(d_q, d_k, d_e, d_P, d_l, P, l, score_rows(in), gate_wanted, packer);
     }

@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# Builds and runs every test on a Debian or Ubuntu machine, installing what is missing; the last line counts the results.
+#
+# usage: bash scripts/test.sh [STAGE...]     stages: gcc random clang asan tsan fuzz (all of them, in this order)
+# HEADRACE_TEST_SEED fixes the seed of the random problems that is otherwise new in every run.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+. scripts/common.sh
+
+stages=("$@")
+[ ${#stages[@]} -gt 0 ] || stages=(gcc random clang asan tsan fuzz)
+seed=${HEADRACE_TEST_SEED:-$(date +%s)}
+logs=build/logs
+passed=0 failed=0
+launcher=()
+started=$SECONDS
+
+# run NAME COMMAND...: one step, timed; its output goes to a log, of which a failure shows the end.
+run() {
+    local name=$1 log=$logs/${1//[^a-z0-9]/_}.log begin=$SECONDS
+    shift
+    printf '%-44s ' "$name"
+    if "$@" >"$log" 2>&1 </dev/null; then
+        printf 'ok      %4d s\n' $((SECONDS - begin))
+        return 0
+    fi
+    printf 'FAILED  %4d s   (%s)\n' $((SECONDS - begin)) "$log"
+    tail -n 150 "$log" | sed 's/^/    /'
+    return 1
+}
+
+# A step that counts as one test.
+step() {
+    if run "$@"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        return 1
+    fi
+}
+
+# build PRESET TARGET...: a failure is shown and counted here, and ends the stage.
+build() {
+    local preset=$1
+    shift
+    step "$preset: configure" cmake --preset "$preset" &&
+        step "$preset: build" cmake --build "build/$preset" -j "$jobs" --target "$@" -- -k 0
+}
+
+# tests PRESET CTEST_ARGUMENT...: every ctest entry counts as one test.
+tests() {
+    local preset=$1 log summary count bad
+    shift
+    run "$preset: tests" "${launcher[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-tests=error "$@"
+    log=$logs/${preset}__tests.log
+    summary=$(grep -E '^[0-9]+% tests passed, ' "$log" | tail -n 1)
+    if [[ $summary =~ passed,\ ([0-9]+)\ tests?\ failed\ out\ of\ ([0-9]+) ]]; then
+        bad=${BASH_REMATCH[1]} count=${BASH_REMATCH[2]}
+        grep -E '^ *[0-9]+/[0-9]+ Test' "$log" | sed -E 's/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: /    /'
+        passed=$((passed + count - bad)) failed=$((failed + bad))
+    else
+        failed=$((failed + 1))
+    fi
+}
+
+# The thread sanitizer knows nothing of OpenMP's barriers. Clang's run-time loads libarcher, which explains them to it;
+# races inside the uninstrumented run-time itself are ignored. With g++ and libgomp every barrier looks like a race.
+# Newer kernels place memory where older sanitizers cannot follow, unless address randomisation is off (setarch -R).
+# Three threads even on one core, none of them spinning while it waits.
+export TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1"
+export UBSAN_OPTIONS="print_stacktrace=1"
+stage_tsan() {
+    build tsan sanitize_tests headrace_cli || return
+    local launcher=(env OMP_NUM_THREADS=3 OMP_WAIT_POLICY=passive)
+    setarch "$(uname -m)" -R true 2>/dev/null && launcher+=(setarch "$(uname -m)" -R)
+    tests tsan -L sanitize
+}
+
+stage_gcc() {
+    build ci all || return
+    tests ci
+}
+
+stage_random() {
+    local headrace=build/ci/tools/headrace/headrace
+    step "random problems, seed 1" "$headrace" check --random 2000 --seed 1
+    step "random problems, seed $seed" "$headrace" check --random 2000 --seed "$seed"
+}
+
+stage_clang() {
+    build clang sanitize_tests headrace_cli || return
+    tests clang -L sanitize
+}
+
+stage_asan() {
+    build asan sanitize_tests headrace_cli fuzzers || return
+    tests asan -L sanitize
+}
+
+stage_fuzz() {
+    local fuzzer name
+    [ -x build/asan/tests/fuzz/problem_fuzz ] || build asan fuzzers || return
+    for name in parse_fuzz safetensors_fuzz problem_fuzz; do
+        fuzzer=build/asan/tests/fuzz/$name
+        step "fuzz: $name, 20 s" "$fuzzer" -max_total_time=20 -max_len=4096 -print_final_stats=1 \
+            -artifact_prefix="$logs/$name-"
+    done
+}
+
+install_missing "${build_packages[@]}" clang libomp-dev llvm libgtest-dev pkg-config python3
+# Clang's sanitizer run-time is a package of its own in newer releases, named after clang's version.
+runtime=libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev
+if apt-cache show "$runtime" >/dev/null 2>&1; then install_missing "$runtime"; fi
+
+mkdir -p "$logs"
+for stage in "${stages[@]}"; do
+    declare -F "stage_$stage" >/dev/null || die "unknown stage '$stage': expected gcc random clang asan tsan fuzz"
+    say "$stage"
+    "stage_$stage"
+done
+
+printf '\n%d min %d s in all, logs in %s\n' $(((SECONDS - started) / 60)) $(((SECONDS - started) % 60)) "$logs"
+printf '%d passed, %d failed\n' "$passed" "$failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1,0 +1,260 @@
+// What the behaviour tests share: calls made of problem lines, run, compared bit by bit or with the oracle.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness/check.hpp"
+#include "harness/oracle_call.hpp"
+#include "harness/tensors.hpp"
+
+namespace headrace::test {
+
+using harness::CallTensors;
+using harness::ProblemLine;
+using Bytes = std::vector<unsigned char>;
+
+inline const std::vector<Operator>& operators() {
+    static const std::vector<Operator> all = {
+        Operator::linear_attention, Operator::retention,        Operator::simple_gla, Operator::gla,
+        Operator::delta_rule,       Operator::gated_delta_rule, Operator::comba,      Operator::kda};
+    return all;
+}
+
+// "simple_gla:fwd b2 ...": an operator's name before the rest of a line.
+inline std::string line_text(Operator op, const std::string& rest) { return std::string(name_of(op)) + rest; }
+
+// Every operator with every gate that it takes: "simple_gla:fwd gate=head", ...
+inline std::vector<std::string> operators_and_gates(const std::string& direction) {
+    static const char* const words[] = {"none", "head", "step", "channel", "step+head", "channel+head"};
+    std::vector<std::string> lines;
+    for (const Operator op : operators()) {
+        for (const harness::GateKind gate : harness::allowed_gates(op)) {
+            lines.push_back(line_text(op, ":" + direction + " gate=" + words[static_cast<int>(gate)]));
+        }
+    }
+    return lines;
+}
+
+inline ProblemLine line_of(const std::string& text) {
+    ProblemLine line;
+    if (Status status = harness::parse(text, &line); !status.ok()) throw std::invalid_argument(status.message());
+    return line;
+}
+
+inline Status run(const Call& call, Workspace workspace = {}) {
+    switch (call.direction) {
+        case Direction::forward: return forward(call.op, call.in, call.out, call.options, workspace);
+        case Direction::backward: return backward(call.op, call.in, call.d_out, call.grads, call.options, workspace);
+        case Direction::step: break;
+    }
+    return step(call.op, call.in, call.out, call.pool, call.options, workspace);
+}
+
+inline std::vector<Candidate> candidates_of(const Call& call) {
+    std::vector<Candidate> candidates;
+    const Status status = explain(call, &candidates);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return candidates;
+}
+
+// The implementations that can serve a line, in order of preference; `algorithm` keeps those whose name ends so.
+inline std::vector<std::string> accepting(const ProblemLine& line, const std::string& algorithm = "") {
+    const CallTensors shapes = harness::make_shapes(line);
+    std::vector<std::string> names;
+    for (const Candidate& candidate : candidates_of(shapes.call)) {
+        const std::string& name = candidate.name;
+        const bool fits = name.size() >= algorithm.size() &&
+                          name.compare(name.size() - algorithm.size(), std::string::npos, algorithm) == 0;
+        if (candidate.refusal.empty() && fits) names.push_back(name);
+    }
+    return names;
+}
+
+// The line once for each implementation that can serve it.
+inline std::vector<ProblemLine> forced_lines(const std::string& text, const std::string& algorithm = "") {
+    std::vector<ProblemLine> lines;
+    for (const std::string& name : accepting(line_of(text), algorithm)) {
+        lines.push_back(line_of(text));
+        lines.back().force = name;
+    }
+    EXPECT_FALSE(lines.empty()) << "nothing serves " << text;
+    return lines;
+}
+
+inline void expect_right(const ProblemLine& line) {
+    const harness::CheckResult result = harness::check(line);
+    EXPECT_TRUE(result.ok) << result.repeat << "\n" << result.message;
+}
+inline void expect_right(const std::string& text) { expect_right(line_of(text)); }
+// The bytes of all that a call has written: "o", "d_q", ..., and the whole pool of a step.
+inline std::map<std::string, Bytes> written(const Call& call) {
+    std::map<std::string, Bytes> bytes;
+    for (const harness::NamedView& output : harness::output_views(call)) {
+        bytes[output.name] = harness::read_bytes(output.view);
+    }
+    if (call.pool.states.given()) bytes["pool"] = harness::read_bytes(call.pool.states);
+    return bytes;
+}
+
+inline std::map<std::string, Bytes> run_and_read(const CallTensors& made, Workspace workspace = {}) {
+    const Status status = run(made.call, workspace);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return written(made.call);
+}
+inline std::map<std::string, Bytes> run_and_read(const ProblemLine& line) {
+    return run_and_read(harness::make_tensors(line));
+}
+
+// Names the tensors that differ. Both hold at least one byte unless `may_be_empty`.
+inline void expect_same_bits(const std::map<std::string, Bytes>& expected, const std::map<std::string, Bytes>& actual,
+                             const std::string& what) {
+    EXPECT_FALSE(expected.empty()) << what;
+    ASSERT_EQ(expected.size(), actual.size()) << what;
+    for (const auto& [name, bytes] : expected) {
+        ASSERT_TRUE(actual.count(name)) << what << ": no " << name;
+        EXPECT_TRUE(actual.at(name) == bytes) << what << ": " << name << " differs";
+    }
+}
+
+// ||values - reference|| / ||reference||; infinity when a value is not finite, or the reference is zero and the
+// values are not.
+inline double relative_error(const std::vector<double>& values, const std::vector<double>& reference) {
+    EXPECT_EQ(values.size(), reference.size());
+    double difference = 0, norm = 0;
+    for (std::size_t i = 0; i < values.size() && i < reference.size(); ++i) {
+        if (!std::isfinite(values[i])) return std::numeric_limits<double>::infinity();
+        difference += (values[i] - reference[i]) * (values[i] - reference[i]);
+        norm += reference[i] * reference[i];
+    }
+    if (difference == 0) return 0;
+    return norm == 0 ? std::numeric_limits<double>::infinity() : std::sqrt(difference / norm);
+}
+
+// Every output of a call that was run, against values known from elsewhere, within the bars of the check.
+inline void expect_within_bars(const Call& call, const std::map<std::string, std::vector<double>>& reference,
+                               const std::string& what) {
+    const std::vector<harness::NamedView> outputs = harness::output_views(call);
+    EXPECT_FALSE(outputs.empty()) << what;
+    for (const harness::NamedView& output : outputs) {
+        harness::Judged judged;
+        judged.name = output.name;
+        judged.shape.assign(output.view.shape, output.view.shape + output.view.rank);
+        judged.problem = call.in.q.dtype;
+        judged.stored = output.view.dtype;
+        judged.values = harness::read_values(output.view);
+        judged.reference = reference.at(output.name);
+        const harness::TensorError error = harness::compare(judged);
+        EXPECT_TRUE(error.ok) << what << ": " << error.detail;
+    }
+}
+
+// Runs a call made by hand and judges all outputs with the oracle.
+inline void expect_right_call(const CallTensors& made, const std::string& what) {
+    const harness::Expected expected = harness::expect(made.call);
+    const Status status = run(made.call);
+    ASSERT_TRUE(status.ok()) << what << ": " << status.message();
+    expect_within_bars(made.call, expected.outputs, what);
+}
+
+inline std::vector<PlanEntry> plan_of(const Call& call) {
+    std::vector<PlanEntry> entries;
+    const Status status = plan(call, &entries);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return entries;
+}
+inline std::vector<PlanEntry> plan_of(const ProblemLine& line) { return plan_of(harness::make_shapes(line).call); }
+
+inline std::vector<PlanEntry> workspace_entries(const ProblemLine& line) {
+    std::vector<PlanEntry> entries;
+    for (PlanEntry& entry : plan_of(line)) {
+        if (entry.role == "workspace") entries.push_back(std::move(entry));
+    }
+    return entries;
+}
+
+inline std::size_t workspace_bytes(const Call& call) {
+    std::size_t bytes = 0;
+    const Status status = workspace_size(call, &bytes);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return bytes;
+}
+inline std::size_t workspace_bytes(const ProblemLine& line) { return workspace_bytes(harness::make_shapes(line).call); }
+
+// Within the bars in every implementation that can serve it, each with a NaN-filled workspace of the size it asks for;
+// the oracle is asked once. On one thread where the line does not say: these problems are small, and N7 covers threads.
+inline void expect_right_everywhere(const std::string& text) {
+    ProblemLine line = line_of(text);
+    if (line.threads == 0) line.threads = 1;
+    if (line.direction == Direction::step) {  // each run changes the pool
+        for (const ProblemLine& forced : forced_lines(harness::format(line))) expect_right(forced);
+        return;
+    }
+    CallTensors made = harness::make_tensors(line);
+    const harness::Expected expected = harness::expect(made.call);
+    std::vector<harness::Tensor*> outputs;
+    for (const harness::NamedView& output : harness::output_views(made.call)) {
+        outputs.push_back(&made.tensors.at(output.name));
+    }
+    const std::vector<std::string> names = accepting(line);
+    EXPECT_FALSE(names.empty()) << "nothing serves " << text;
+    for (const std::string& name : names) {
+        for (harness::Tensor* output : outputs) output->fill(std::numeric_limits<double>::quiet_NaN());
+        made.call.options.force = name.c_str();
+        Bytes workspace(workspace_bytes(made.call), 0xff);
+        const Status status = run(made.call, {workspace.data(), workspace.size()});
+        ASSERT_TRUE(status.ok()) << text << " force=" << name << ": " << status.message();
+        expect_within_bars(made.call, expected.outputs, text + " force=" + name);
+    }
+    for (const auto& [name, tensor] : made.tensors) EXPECT_TRUE(tensor.guards_intact()) << text << ": " << name;
+}
+
+// Tokens [begin, end) of a view whose dimension 1 is time; not given stays so.
+inline TensorView tokens_of(TensorView view, std::int64_t begin, std::int64_t end) {
+    if (!view.given()) return view;
+    view.data =
+        static_cast<char*>(view.data) + begin * view.strides[1] * static_cast<std::int64_t>(size_of(view.dtype));
+    view.shape[1] = end - begin;
+    return view;
+}
+
+// The call on tokens [begin, end) of each row; states stay as they are.
+inline Call tokens_of(Call call, std::int64_t begin, std::int64_t end) {
+    for (TensorView* view : {&call.in.q, &call.in.k, &call.in.v, &call.in.p, &call.in.g, &call.in.gv, &call.in.beta,
+                             &call.out.o, &call.d_out.d_o, &call.grads.d_q, &call.grads.d_k, &call.grads.d_v,
+                             &call.grads.d_p, &call.grads.d_g, &call.grads.d_gv, &call.grads.d_beta}) {
+        *view = tokens_of(*view, begin, end);
+    }
+    return call;
+}
+
+// Sets an environment variable while it lives.
+class Environment {
+  public:
+    Environment(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+    ~Environment() { unsetenv(name_); }
+    Environment(const Environment&) = delete;
+    Environment& operator=(const Environment&) = delete;
+
+  private:
+    const char* name_;
+};
+
+// What `body` printed to stderr.
+template <typename Body>
+std::string printed(const Body& body) {
+    testing::internal::CaptureStderr();
+    body();
+    return testing::internal::GetCapturedStderr();
+}
+
+}  // namespace headrace::test

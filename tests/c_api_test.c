@@ -1,0 +1,193 @@
+/* The C interface from plain C: forward, backward and step against values computed by hand, and every error path. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "headrace/headrace.h"
+
+static int failures = 0;
+
+static void expect(int holds, const char* what, int line) {
+    if (holds) return;
+    fprintf(stderr, "c_api_test.c:%d: expected %s\n", line, what);
+    ++failures;
+}
+#define EXPECT(condition) expect((condition) != 0, #condition, __LINE__)
+
+static int near(double a, double b) { return fabs(a - b) <= 1e-12; }
+
+/* T = 2, H = K = V = 1, scale 1, all f64. simple_gla: S_1 = e^{g_1} S_0 + k_1 v_1, S_2 = e^{g_2} S_1 + k_2 v_2. */
+static double q[2] = {2, 3}, k[2] = {5, 7}, v[2] = {11, 13}, g[2] = {-0.5, -0.25}, initial[1] = {17};
+static double o[2], final[1];
+static const int64_t tokens[4] = {1, 2, 1, 1}, gates[3] = {1, 2, 1}, states[4] = {1, 1, 1, 1};
+
+static headrace_inputs make_inputs(void) {
+    headrace_inputs in;
+    memset(&in, 0, sizeof in);
+    in.q = headrace_contiguous(q, HEADRACE_F64, 4, tokens);
+    in.k = headrace_contiguous(k, HEADRACE_F64, 4, tokens);
+    in.v = headrace_contiguous(v, HEADRACE_F64, 4, tokens);
+    in.g = headrace_contiguous(g, HEADRACE_F64, 3, gates);
+    in.initial_state = headrace_contiguous(initial, HEADRACE_F64, 4, states);
+    return in;
+}
+
+static headrace_outputs make_outputs(void) {
+    headrace_outputs out;
+    memset(&out, 0, sizeof out);
+    out.o = headrace_contiguous(o, HEADRACE_F64, 4, tokens);
+    out.final_state = headrace_contiguous(final, HEADRACE_F64, 4, states);
+    return out;
+}
+
+static void test_forward(void) {
+    const headrace_inputs in = make_inputs();
+    const headrace_outputs out = make_outputs();
+    char message[128] = "untouched";
+    const double s1 = exp(-0.5) * 17 + 5 * 11, s2 = exp(-0.25) * s1 + 7 * 13;
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, &in, &out, NULL, NULL, message, sizeof message) == HEADRACE_OK);
+    EXPECT(message[0] == '\0');
+    EXPECT(near(o[0], 2 * s1) && near(o[1], 3 * s2) && near(final[0], s2));
+
+    headrace_options options = headrace_options_default();
+    options.has_scale = 1;
+    options.scale = 0.5;
+    options.reverse = 1; /* token 2 first */
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, &in, &out, &options, NULL, NULL, 0) == HEADRACE_OK);
+    const double r1 = exp(-0.25) * 17 + 7 * 13, r2 = exp(-0.5) * r1 + 5 * 11;
+    EXPECT(near(o[1], 0.5 * 3 * r1) && near(o[0], 0.5 * 2 * r2) && near(final[0], r2));
+}
+
+/* Gradient of d_o . o with d_o = (1, 2); D_2 = q_2 2, D_1 = e^{g_2} D_2 + q_1 1. */
+static void test_backward(void) {
+    const headrace_inputs in = make_inputs();
+    double d_o[2] = {1, 2}, d_q[2], d_k[2], d_v[2], d_g[2], d_initial[1];
+    headrace_output_gradients d_out;
+    headrace_gradients grads;
+    memset(&d_out, 0, sizeof d_out);
+    memset(&grads, 0, sizeof grads);
+    d_out.d_o = headrace_contiguous(d_o, HEADRACE_F64, 4, tokens);
+    grads.d_q = headrace_contiguous(d_q, HEADRACE_F64, 4, tokens);
+    grads.d_k = headrace_contiguous(d_k, HEADRACE_F64, 4, tokens);
+    grads.d_v = headrace_contiguous(d_v, HEADRACE_F64, 4, tokens);
+    grads.d_g = headrace_contiguous(d_g, HEADRACE_F64, 3, gates);
+    grads.d_initial_state = headrace_contiguous(d_initial, HEADRACE_F64, 4, states);
+    EXPECT(headrace_backward(HEADRACE_SIMPLE_GLA, &in, &d_out, &grads, NULL, NULL, NULL, 0) == HEADRACE_OK);
+    const double s1 = exp(-0.5) * 17 + 5 * 11, s2 = exp(-0.25) * s1 + 7 * 13;
+    const double D2 = 3 * 2, D1 = exp(-0.25) * D2 + 2 * 1;
+    EXPECT(near(d_q[0], s1) && near(d_q[1], 2 * s2));
+    EXPECT(near(d_k[0], 11 * D1) && near(d_k[1], 13 * D2));
+    EXPECT(near(d_v[0], 5 * D1) && near(d_v[1], 7 * D2));
+    EXPECT(near(d_g[0] / (exp(-0.5) * 17 * D1), 1) && near(d_g[1] / (exp(-0.25) * s1 * D2), 1));
+    EXPECT(near(d_initial[0], exp(-0.5) * D1));
+}
+
+static void test_step(void) {
+    const int64_t pool_shape[4] = {3, 1, 1, 1}, one[1] = {1};
+    double rows[3] = {1, 17, 3};
+    int32_t index[1] = {1};
+    headrace_inputs in = make_inputs();
+    headrace_outputs out = make_outputs();
+    headrace_state_pool pool;
+    memset(&pool, 0, sizeof pool);
+    memset(&in.initial_state, 0, sizeof in.initial_state);
+    memset(&out.final_state, 0, sizeof out.final_state);
+    pool.states = headrace_contiguous(rows, HEADRACE_F64, 4, pool_shape);
+    pool.indices = headrace_contiguous(index, HEADRACE_I32, 1, one);
+    EXPECT(headrace_step(HEADRACE_SIMPLE_GLA, &in, &out, &pool, NULL, NULL, NULL, 0) == HEADRACE_OK);
+    const double s1 = exp(-0.5) * 17 + 5 * 11, s2 = exp(-0.25) * s1 + 7 * 13;
+    EXPECT(near(o[0], 2 * s1) && near(o[1], 3 * s2) && near(rows[1], s2));
+    EXPECT(rows[0] == 1 && rows[2] == 3);
+}
+
+static void test_errors(void) {
+    headrace_inputs in = make_inputs();
+    const headrace_outputs out = make_outputs();
+    char message[128], small[8];
+    in.k.shape[3] = 2;
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, &in, &out, NULL, NULL, message, sizeof message) ==
+           HEADRACE_INVALID_ARGUMENT);
+    EXPECT(strcmp(message, "k: expected key_dim 1 as in q, got 2") == 0);
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, &in, &out, NULL, NULL, small, sizeof small) ==
+           HEADRACE_INVALID_ARGUMENT);
+    EXPECT(strcmp(small, "k: expe") == 0);
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, NULL, &out, NULL, NULL, message, sizeof message) ==
+           HEADRACE_INVALID_ARGUMENT);
+    EXPECT(strcmp(message, "in: expected a struct, got a null pointer") == 0);
+    in = make_inputs();
+    EXPECT(headrace_forward(99, &in, &out, NULL, NULL, message, sizeof message) == HEADRACE_INVALID_ARGUMENT);
+    EXPECT(strcmp(message, "op: expected an operator, got number 99") == 0);
+    in.q.dtype = 1000;
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, &in, &out, NULL, NULL, message, sizeof message) ==
+           HEADRACE_INVALID_ARGUMENT);
+    EXPECT(strcmp(message, "q: expected a floating-point dtype, got ?") == 0);
+    in.q = headrace_contiguous(q, HEADRACE_F64, 9, tokens);
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, &in, &out, NULL, NULL, message, sizeof message) ==
+           HEADRACE_INVALID_ARGUMENT);
+    EXPECT(strcmp(message, "q: expected 1 to 4 dimensions, got -1") == 0);
+
+    in = make_inputs();
+    headrace_options options = headrace_options_default();
+    options.force = "no.such";
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, &in, &out, &options, NULL, message, sizeof message) ==
+           HEADRACE_INVALID_ARGUMENT);
+    EXPECT(strncmp(message, "force: expected one of ", 23) == 0);
+    char byte[1];
+    const headrace_workspace tiny = {byte, 1}, null = {NULL, 64}, overlapping = {o, 1 << 30};
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, &in, &out, NULL, &tiny, message, sizeof message) ==
+           HEADRACE_OUT_OF_MEMORY);
+    EXPECT(strncmp(message, "workspace: expected at least ", 29) == 0 && strstr(message, " bytes, got 1") != NULL);
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, &in, &out, NULL, &null, message, sizeof message) ==
+           HEADRACE_INVALID_ARGUMENT);
+    EXPECT(strcmp(message, "workspace: expected data of 64 bytes, got a null pointer") == 0);
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, &in, &out, NULL, &overlapping, message, sizeof message) ==
+           HEADRACE_INVALID_ARGUMENT);
+    EXPECT(strncmp(message, "workspace: expected memory of its own, got memory that overlaps ", 64) == 0);
+}
+
+static void test_description(void) {
+    headrace_call call;
+    size_t bytes = 0, count = 0, size = 0;
+    headrace_plan_entry entries[64];
+    memset(&call, 0, sizeof call);
+    call.op = HEADRACE_SIMPLE_GLA;
+    call.in = make_inputs();
+    call.out = make_outputs();
+    call.options = headrace_options_default();
+    call.in.q.data = NULL; /* data is not read */
+    EXPECT(headrace_workspace_size(&call, &bytes, NULL, 0) == HEADRACE_OK && bytes > 0);
+    EXPECT(headrace_plan(&call, NULL, 0, &count, NULL, 0) == HEADRACE_OK && count >= 7 && count <= 64);
+    EXPECT(headrace_plan(&call, entries, 64, &count, NULL, 0) == HEADRACE_OK);
+    EXPECT(strcmp(entries[0].name, "q") == 0 && strcmp(entries[0].role, "input") == 0 && entries[0].bytes == 16);
+    EXPECT(entries[0].dtype == HEADRACE_F64 && entries[0].rank == 4 && entries[0].shape[1] == 2);
+    EXPECT(headrace_explain(&call, NULL, 0, &size, NULL, 0) == HEADRACE_OK && size > 1);
+    char* text = malloc(size);
+    EXPECT(headrace_explain(&call, text, size, &size, NULL, 0) == HEADRACE_OK);
+    EXPECT(strlen(text) == size - 1 && strchr(text, '\n') != NULL);
+    free(text);
+
+    void* memory = malloc(bytes);
+    const headrace_workspace workspace = {memory, bytes};
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, &call.in, &call.out, NULL, &workspace, NULL, 0) ==
+           HEADRACE_INVALID_ARGUMENT); /* q has no data */
+    call.in = make_inputs();
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, &call.in, &call.out, NULL, &workspace, NULL, 0) == HEADRACE_OK);
+    EXPECT(near(o[0], 2 * (exp(-0.5) * 17 + 5 * 11)));
+    free(memory);
+}
+
+int main(void) {
+    char version[32];
+    snprintf(version, sizeof version, "%d.%d.%d", HEADRACE_VERSION_MAJOR, HEADRACE_VERSION_MINOR,
+             HEADRACE_VERSION_PATCH);
+    EXPECT(strcmp(headrace_version(), version) == 0);
+    EXPECT(strcmp(headrace_operator_name(HEADRACE_KDA), "kda") == 0 && headrace_operator_name(8) == NULL);
+    test_forward();
+    test_backward();
+    test_step();
+    test_errors();
+    test_description();
+    if (failures == 0) printf("c_api_test: all as expected\n");
+    return failures == 0 ? 0 : 1;
+}

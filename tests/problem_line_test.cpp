@@ -1,0 +1,237 @@
+// Problem lines: words, defaults, presets, messages, and that format and parse are inverse to each other.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <set>
+
+#include "harness/problem_line.hpp"
+
+namespace headrace::harness {
+namespace {
+
+ProblemLine parsed(const std::string& text) {
+    ProblemLine line;
+    const Status status = parse(text, &line);
+    EXPECT_TRUE(status.ok()) << text << "\n" << status.message();
+    return line;
+}
+
+std::string message_of(const std::string& text) {
+    ProblemLine line;
+    const Status status = parse(text, &line);
+    EXPECT_EQ(status.code(), Code::invalid_argument) << text;
+    EXPECT_EQ(line, ProblemLine{}) << "a failed parse must leave the line alone: " << text;
+    return status.message();
+}
+
+TEST(ProblemLine, DefaultsAreThoseOfTheStructAndTheOperatorsGate) {
+    ProblemLine expected;
+    EXPECT_EQ(parsed("linear_attention:fwd"), expected);
+    EXPECT_EQ(parsed("retention:fwd").gate, GateKind::head);
+    EXPECT_EQ(parsed("simple_gla:fwd").gate, GateKind::step);
+    EXPECT_EQ(parsed("gla:fwd").gate, GateKind::channel);
+    EXPECT_EQ(parsed("delta_rule:fwd").gate, GateKind::none);
+    EXPECT_EQ(parsed("gated_delta_rule:fwd").gate, GateKind::step);
+    EXPECT_EQ(parsed("comba:fwd").gate, GateKind::step);
+    EXPECT_EQ(parsed("kda:fwd").gate, GateKind::channel);
+}
+
+TEST(ProblemLine, EveryWordIsRead) {
+    const ProblemLine line = parsed(
+        "gated_delta_rule:bwd b2 t4096 h16 hv32 k128 v64 bf16 gate=step+head gamma=-0.7 gates=strong chunk=64 "
+        "num_steps=4 state=inout l2norm vfirst reverse bound=-2.5 beta=two_sigmoid gv betav scale=1 saved=f32 strided "
+        "force=avx2.chunk threads=2 seed=18446744073709551615");
+    ProblemLine expected;
+    expected.op = Operator::gated_delta_rule;
+    expected.direction = Direction::backward;
+    expected.B = 2, expected.T = 4096, expected.H = 16, expected.HV = 32, expected.K = 128, expected.V = 64;
+    expected.dtype = DType::bf16;
+    expected.gate = GateKind::step_head;
+    expected.gamma = -0.7;
+    expected.gates = GateValues::strong;
+    expected.chunk = 64, expected.num_steps = 4;
+    expected.state_in = expected.state_out = true;
+    expected.l2norm = expected.vfirst = expected.reverse = expected.gate_raw = true;
+    expected.lower_bound = -2.5;
+    expected.beta_form = 2;
+    expected.value_gate = expected.elementwise_beta = expected.strided = true;
+    expected.scale = 1;
+    expected.state_dtype = DType::f32;
+    expected.force = "avx2.chunk";
+    expected.threads = 2;
+    expected.seed = ~std::uint64_t{0};
+    EXPECT_EQ(line, expected);
+    EXPECT_EQ(parsed(format(line)), line);
+}
+
+TEST(ProblemLine, SizesFollowFromEachOther) {
+    const ProblemLine heads = parsed("gla:fwd h6 k48");
+    EXPECT_EQ(heads.HV, 6);
+    EXPECT_EQ(heads.V, 48);
+    const ProblemLine ragged = parsed("gla:fwd varlen=0,0,100,130");
+    EXPECT_EQ(ragged.T, 130);
+    EXPECT_EQ(ragged.B, 1);
+    EXPECT_EQ(ragged.sequences(), 3);
+    EXPECT_EQ(parsed("gla:step b3 spec=4").T, 4);
+    EXPECT_EQ(parsed("simple_gla:fwd gamma=-1").gate, GateKind::head);
+    EXPECT_EQ(parsed("simple_gla:fwd gamma=-1 gate=step+head").gate, GateKind::step_head);
+    EXPECT_EQ(parsed("kda:fwd bound=-5").gate_raw, true);
+}
+
+TEST(ProblemLine, CanonicalTextLeavesDefaultsOut) {
+    EXPECT_EQ(format(ProblemLine{}), "linear_attention:fwd");
+    EXPECT_EQ(format(parsed("simple_gla:bwd t4096 b1 h16 hv16 k128 v128 f32 gate=step seed=1 state=none")),
+              "simple_gla:bwd t4096 h16 k128");
+    EXPECT_EQ(format(parsed("kda:step spec=3 t3 pool=9")), "kda:step pool=9 spec=3");
+    EXPECT_EQ(format(parsed("retention:fwd varlen=0,5 gamma=-0.10")), "retention:fwd gamma=-0.1 varlen=0,5");
+}
+
+TEST(ProblemLine, EveryGateOfEveryOperatorIsAcceptedOrRefused) {
+    const std::pair<const char*, std::set<std::string>> table[] = {
+        {"linear_attention", {"none"}},
+        {"retention", {"head"}},
+        {"simple_gla", {"none", "head", "step", "step+head"}},
+        {"gla", {"none", "head", "channel", "channel+head"}},
+        {"delta_rule", {"none"}},
+        {"gated_delta_rule", {"none", "head", "step", "step+head"}},
+        {"comba", {"none", "head", "step", "step+head"}},
+        {"kda", {"none", "head", "channel", "channel+head"}}};
+    for (const auto& [op, allowed] : table) {
+        for (const char* gate : {"none", "head", "step", "channel", "step+head", "channel+head"}) {
+            ProblemLine line;
+            const Status status = parse(std::string(op) + ":fwd gate=" + gate, &line);
+            EXPECT_EQ(status.ok(), allowed.count(gate) == 1) << op << " " << gate << " " << status.message();
+        }
+    }
+}
+
+TEST(ProblemLine, MessagesNameTheWordAndWhatWasExpected) {
+    const std::pair<const char*, const char*> cases[] = {
+        {"gla:fwd chunk=20", "chunk=20: expected a power of two from 16 to 256"},
+        {"gla:fwd chunk=512", "chunk=512: expected a power of two from 16 to 256"},
+        {"gla:fwd chunk=64x", "chunk=64x: expected a power of two from 16 to 256"},
+        {"gla:fwd b0", "b0: expected b1 to b16777216"},
+        {"gla:fwd t16777217", "t16777217: expected t0 to t16777216"},
+        {"gla:fwd t99999999999999999999", "t99999999999999999999: expected t0 to t16777216"},
+        {"gla:fwd k-4", "k-4: expected k1 to k16777216"},
+        {"gla:fwd h2 h4", "h4: expected each word once, after h2"},
+        {"gla:fwd f32 bf16", "bf16: expected each word once, after f32"},
+        {"gla:fwd h4 hv6", "hv6: expected value heads (6) a multiple of heads (4)"},
+        {"gla:fwd gate=step", "gate=step: expected a gate of gla: channel, none, head, channel+head"},
+        {"retention:fwd gate=none", "gate=none: expected a gate of retention: head"},
+        {"delta_rule:fwd gamma=-1", "gamma=-1: expected a gate of delta_rule: none"},
+        {"gla:fwd gamma=0.1", "gamma=0.1: expected a number <= 0"},
+        {"gla:fwd gamma=nan", "gamma=nan: expected a number <= 0"},
+        {"gla:fwd gamma=-inf", "gamma=-inf: expected a number <= 0"},
+        {"gla:fwd gamma=-1 gate=channel", "gamma=-1: expected a head gate, as in gate=head"},
+        {"gla:fwd gates=weak", "gates=weak: expected random, zero, strong, reset or minus_inf"},
+        {"gla:fwd gates=minus_inf rawgate", "gates=minus_inf: expected no rawgate: its gates are finite"},
+        {"retention:fwd rawgate", "rawgate: expected a step or channel gate"},
+        {"kda:fwd bound=-6", "bound=-6: expected a number from -5 to below 0"},
+        {"kda:fwd bound=0", "bound=0: expected a number from -5 to below 0"},
+        {"gla:fwd beta=sigmoid", "beta=sigmoid: expected a delta-rule operator"},
+        {"gla:fwd betav", "betav: expected a delta-rule operator"},
+        {"gla:fwd state=both", "state=both: expected none, in, out or inout"},
+        {"gla:step state=in", "state=in: expected none: a step keeps its states in the pool"},
+        {"gla:fwd pool=4", "pool=4: expected direction step"},
+        {"gla:step b4 pool=3", "pool=3: expected at least 4 rows"},
+        {"gla:step b2 spec=4 pool=7", "pool=7: expected at least 8 rows"},
+        {"gla:step t3 spec=4", "spec=4: expected that many tokens in each sequence, got 3"},
+        {"gla:fwd varlen=0,5 t6", "t6: expected t5, the end of varlen, or no t"},
+        {"gla:fwd varlen=0,5 b2", "b2: expected b1 with varlen"},
+        {"gla:bwd bf16 saved=f16", "saved=f16: expected f32 or bf16"},
+        {"gla:fwd scale=1e999", "scale=1e999: expected a number"},
+        {"gla:fwd threads=0", "threads=0: expected 1 to 1024"},
+        {"gla:fwd seed=-1", "seed=-1: expected 0 to 18446744073709551615"},
+        {"gla:fwd force=", "force=: expected the name of an implementation"},
+        {"gla:fwd force=a/b", "force=a/b: expected the name of an implementation"},
+        {"gla:fwd t16777216 h16777216", "sizes: expected tensors of at most 2^40 elements"},
+        {"gla:up", "gla:up: expected fwd, bwd or step behind the colon"},
+        {"gla", "gla: expected fwd, bwd or step behind it, as in gla:fwd"},
+        {"gla-1.3b:up", "gla-1.3b:up: expected fwd, bwd or step behind the colon"},
+        {"", "problem: expected OPERATOR:fwd|bwd|step or a preset, then words such as b2 t4096"}};
+    for (const auto& [text, message] : cases) EXPECT_EQ(message_of(text), message);
+}
+
+TEST(ProblemLine, UnknownWordsAreNamed) {
+    for (const char* word : {"h", "hv", "x3", "colour=red", "f8", "l2norm=1", "vfirst2", "=", "gate", "bf16x", "--"}) {
+        const std::string message = message_of(std::string("gla:fwd ") + word);
+        EXPECT_EQ(message.find(std::string(word) + ": expected one of b2, t4096"), 0u) << message;
+    }
+    EXPECT_EQ(message_of("glb:fwd").find("glb:fwd: expected an operator (linear_attention, "), 0u);
+    for (const char* offsets : {"", "0", "1,2", "0,5,4", "0,,5", "0,5,", ",0,5", "0,16777217", "0,a", "0;5"}) {
+        const std::string word = std::string("varlen=") + offsets;
+        EXPECT_EQ(message_of("gla:fwd " + word).find(word + ": expected token offsets from 0"), 0u);
+    }
+    const std::string bytes = message_of(std::string("gla:fwd \x01\xff") + std::string(500, 'z'));
+    EXPECT_EQ(bytes.find("??zzz"), 0u) << bytes;
+    EXPECT_LT(bytes.size(), 500u);
+}
+
+TEST(ProblemLine, PresetsAreValidAndLaterWordsOverride) {
+    std::set<std::string> names;
+    for (const Preset& preset : presets()) {
+        EXPECT_TRUE(names.insert(preset.name).second) << preset.name;
+        EXPECT_EQ(parsed(preset.name), parsed(preset.line));
+        EXPECT_FALSE(preset.source.empty());
+    }
+    for (const std::string& name : family_presets()) EXPECT_EQ(names.count(name), 1u) << name;
+    EXPECT_EQ(family_presets().size(), 5u);
+    EXPECT_EQ(parsed("ling-mini-linear"), parsed("simple_gla:fwd b2 t4096 h16 k128 bf16 gate=head"));
+    EXPECT_EQ(parsed("ling-mini-linear:bwd t8192 f32"), parsed("simple_gla:bwd b2 t8192 h16 k128 f32 gate=head"));
+    EXPECT_EQ(parsed("qwen3-next-80b:step b8 t1"),
+              parsed("gated_delta_rule:step b8 t1 h16 hv32 k128 bf16 rawgate beta=sigmoid l2norm"));
+    EXPECT_EQ(parsed("minimax-text-01").scale, 1.0);
+    EXPECT_EQ(parsed("minimax-text-01").chunk, 256);
+    EXPECT_EQ(parsed("ling-mini-linear varlen=0,7").T, 7);
+    EXPECT_EQ(parsed("kimi-linear-48b:step spec=2").T, 2);
+    EXPECT_EQ(message_of("gla-1.3b h2 h2"), "h2: expected each word once, after h2");
+}
+
+TEST(ProblemLine, RandomProblemsAreValidAndSurviveTheRoundTrip) {
+    std::set<std::string> seen;
+    std::set<Operator> operators;
+    std::set<DType> dtypes;
+    int steps = 0, backwards = 0, ragged = 0, empty = 0;
+    for (std::uint64_t seed = 0; seed < 3000; ++seed) {
+        const ProblemLine line = random_problem(seed);
+        const std::string text = format(line);
+        ASSERT_EQ(parsed(text), line) << text;
+        ASSERT_EQ(format(parsed(text)), text);
+        ASSERT_EQ(random_problem(seed), line) << "a seed must always give the same problem";
+        ASSERT_LE(line.B * line.T * line.HV * line.K * line.V, 1'200'000) << text;
+        seen.insert(text);
+        operators.insert(line.op);
+        dtypes.insert(line.dtype);
+        steps += line.direction == Direction::step;
+        backwards += line.direction == Direction::backward;
+        ragged += !line.varlen.empty();
+        empty += line.T == 0;
+    }
+    EXPECT_GT(seen.size(), 2990u);
+    EXPECT_EQ(operators.size(), 8u);
+    EXPECT_EQ(dtypes.size(), 4u);
+    EXPECT_GT(steps, 400);
+    EXPECT_GT(backwards, 900);
+    EXPECT_GT(ragged, 600);
+    EXPECT_GT(empty, 50);
+}
+
+TEST(ProblemLine, FilesAreReadWithCommentsAndErrorsNameTheLine) {
+    const std::string path = testing::TempDir() + "headrace_problem_line_test.txt";
+    std::ofstream(path) << "# caption\n\ngla:fwd t3  # why\r\n  kda:bwd t4\t\n";
+    std::vector<ProblemLine> lines;
+    ASSERT_TRUE(read_problem_file(path, &lines).ok());
+    ASSERT_EQ(lines.size(), 2u);
+    EXPECT_EQ(lines[0], parsed("gla:fwd t3"));
+    EXPECT_EQ(lines[1], parsed("kda:bwd t4"));
+    std::ofstream(path) << "# caption\ngla:fwd t3\ngla:fwd t-3\n";
+    EXPECT_EQ(read_problem_file(path, &lines).message(), path + ":3: t-3: expected t0 to t16777216");
+    EXPECT_EQ(lines.size(), 2u);
+    std::remove(path.c_str());
+    EXPECT_EQ(read_problem_file(path, &lines).message(), path + ": expected a readable file of problem lines");
+}
+
+}  // namespace
+}  // namespace headrace::harness

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Fails where a file includes something of ours that the table of docs/architecture.md does not allow, or in a cycle."""
+import pathlib
+import re
+import sys
+
+SOURCES = {".hpp", ".cpp", ".h", ".c", ".cuh", ".cu"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+# Where an include of ours is looked for besides the file's own folder; anything found in none of them is not ours.
+SEARCH = ["include", "src", "."]
+
+# The first row whose prefix fits a file decides: (prefix of the file, prefixes that it may include).
+PUBLIC = "include/headrace/"
+TABLE = [
+    ("include/headrace/", [PUBLIC]),
+    ("src/core/", [PUBLIC, "src/core/", "src/operators.hpp"]),
+    ("src/algorithms/", ["src/core/types.hpp", "src/algorithms/"]),
+    ("src/cpu/", [PUBLIC, "src/core/", "src/algorithms/", "src/cpu/"]),
+    ("src/cuda/", [PUBLIC, "src/core/", "src/algorithms/", "src/cuda/"]),
+    ("src/no_cuda/", [PUBLIC, "src/core/", "src/no_cuda/"]),
+    ("src/implementations.cpp", [PUBLIC, "src/core/", "src/cpu/implementations.hpp",
+                                "src/cuda/implementations.hpp", "src/no_cuda/implementations.hpp"]),
+    ("src/dispatch", [PUBLIC, "src/core/", "src/dispatch.hpp"]),
+    ("src/operators.hpp", [PUBLIC, "src/core/problem.hpp"]),
+    ("src/headrace", [PUBLIC, "src/core/", "src/dispatch.hpp", "src/operators.hpp"]),
+    ("reference/", ["include/headrace/tensor.hpp", "reference/"]),
+    ("harness/", [PUBLIC, "reference/", "harness/"]),
+    ("tools/", [PUBLIC, "reference/", "harness/", "tools/"]),
+    ("bench/", [PUBLIC, "reference/", "harness/", "bench/"]),
+    ("examples/", [PUBLIC]),
+    ("tests/package/", [PUBLIC]),
+    ("tests/", [""]),
+]
+
+
+def resolve(root, path, name):
+    """The path, relative to root, of the file that `name` names in `path`; None if it is not ours."""
+    for folder in [path.parent] + [root / place for place in SEARCH]:
+        candidate = (folder / name).resolve()
+        if candidate.is_file() and candidate.is_relative_to(root):
+            return candidate.relative_to(root).as_posix()
+    return None
+
+
+def rule_for(name):
+    for prefix, allowed in TABLE:
+        if name.startswith(prefix):
+            return allowed
+    return None
+
+
+def cycle_in(graph):
+    """A list of files that include each other in a ring, or None."""
+    state, trail = {}, []
+
+    def visit(name):
+        state[name] = "open"
+        trail.append(name)
+        for target in graph.get(name, ()):
+            if state.get(target) == "open":
+                return trail[trail.index(target):] + [target]
+            if target not in state:
+                found = visit(target)
+                if found:
+                    return found
+        trail.pop()
+        state[name] = "done"
+        return None
+
+    for name in graph:
+        if name not in state:
+            found = visit(name)
+            if found:
+                return found
+    return None
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
+    folders = ["include", "src", "reference", "harness", "tools", "bench", "examples", "tests"]
+    paths = sorted(path for folder in folders for path in (root / folder).rglob("*") if path.suffix in SOURCES)
+    graph, failures, includes = {}, [], 0
+    for path in paths:
+        name = path.relative_to(root).as_posix()
+        allowed = rule_for(name)
+        if allowed is None:
+            failures.append(f"{name}: no row of the table covers this file")
+            continue
+        graph[name] = []
+        for target in INCLUDE.findall(path.read_text(encoding="utf-8")):
+            ours = resolve(root, path, target)
+            if ours is None:
+                continue
+            includes += 1
+            graph[name].append(ours)
+            if not any(ours.startswith(prefix) for prefix in allowed):
+                failures.append(f"{name} includes {ours}; it may include {', '.join(allowed) or 'nothing of ours'}")
+    cycle = cycle_in({name: [t for t in targets if t != name] for name, targets in graph.items()})
+    if cycle:
+        failures.append("cycle: " + " -> ".join(cycle))
+    print("\n".join(failures + [f"{len(paths)} files, {includes} includes of ours, {len(failures)} not allowed"]))
+    return 1 if failures or includes == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

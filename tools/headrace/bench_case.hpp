@@ -1,0 +1,43 @@
+// One problem of headrace bench: its variants timed in turn, against the machine's peaks.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "harness/measure.hpp"
+#include "tools/headrace/common.hpp"
+
+namespace headrace::cli {
+
+struct BenchOptions {
+    bool all = false;    // every implementation that accepts, instead of the one that serves
+    bool steps = false;  // num_steps 1, 2, 4, 8, instead of the problem's own
+    harness::TimingLimits limits;
+};
+
+struct BenchRow {
+    std::string implementation;
+    int num_steps = 0;
+    harness::Timing timing;
+    std::size_t workspace_bytes = 0;
+    double tokens_per_second = 0, useful_gflops = 0, gbs = 0, share = 0;  // of the best call
+};
+
+struct BenchCase {
+    ProblemLine line;
+    double useful_flop = 0, least_bytes = 0;
+    harness::Bounds bounds;
+    std::vector<BenchRow> rows;
+};
+
+// `on_round(done)` reports the fraction done, 0 to 1.
+BenchCase bench(const ProblemLine& line, const BenchOptions& options, const harness::Peaks& peaks,
+                const std::function<void(double)>& on_round);
+
+void print_peaks(const harness::Peaks& peaks);
+json to_json(const harness::Peaks& peaks);
+void print_case(const BenchCase& result, const harness::Peaks& peaks);
+json to_json(const BenchCase& result);
+
+}  // namespace headrace::cli

@@ -1,0 +1,128 @@
+// What the commands share: failing with one line, problems from words, operators by name.
+#include "tools/headrace/common.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <sstream>
+#include <thread>
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "harness/safetensors.hpp"
+#include "harness/tensors.hpp"
+
+namespace headrace::cli {
+namespace {
+
+bool begins_problem(const std::string& word) {
+    if (word.find(':') != std::string::npos) return true;
+    for (const harness::Preset& preset : harness::presets()) {
+        if (word == preset.name) return true;
+    }
+    return false;
+}
+
+}  // namespace
+
+const char* const problem_help =
+    "PROBLEM is OPERATOR:fwd|bwd|step, then any of: b2 t4096 h16 hv32 k128 v128, f64|f32|bf16|f16,\n"
+    "gate=none|head|step|channel|step+head|channel+head, gamma=-0.7, gates=random|zero|strong|reset|minus_inf,\n"
+    "chunk=64, num_steps=4, varlen=0,100,4096, state=none|in|out|inout, l2norm, vfirst, reverse, rawgate, bound=-5,\n"
+    "beta=value|sigmoid|two_sigmoid, gv, betav, scale=1, saved=f32, pool=8, spec=4, strided, force=NAME, threads=2, "
+    "seed=1;\n"
+    "or a preset's name (headrace list) followed by words that change it. Left out: b1 t256 h4 hv=h k64 v=k f32.";
+
+void require(const Status& status) {
+    if (!status.ok()) throw Failure{status.message()};
+}
+
+std::vector<ProblemLine> parse_problems(const std::vector<std::string>& words) {
+    std::vector<std::string> texts;
+    for (const std::string& argument : words) {
+        std::istringstream stream(argument);
+        bool first = true;  // a quoted argument that begins with anything else is judged by the parser
+        for (std::string word; stream >> word; first = false) {
+            const bool quoted = first && argument.find(' ') != std::string::npos;
+            if (texts.empty() || begins_problem(word) || quoted) {
+                texts.push_back(word);
+            } else {
+                texts.back() += " " + word;
+            }
+        }
+    }
+    std::vector<ProblemLine> lines;
+    for (const std::string& text : texts) {
+        lines.emplace_back();
+        require(harness::parse(text, &lines.back()));
+    }
+    return lines;
+}
+
+ProblemLine parse_problem(const std::vector<std::string>& words) {
+    const std::vector<ProblemLine> lines = parse_problems(words);
+    if (lines.size() != 1) throw Failure{"expected one problem, got " + std::to_string(lines.size())};
+    return lines[0];
+}
+
+std::vector<std::string> accepting_implementations(ProblemLine line) {
+    line.force.clear();
+    std::vector<Candidate> candidates;
+    require(explain(harness::make_shapes(line).call, &candidates));
+    std::vector<std::string> names;
+    for (const Candidate& candidate : candidates) {
+        if (candidate.refusal.empty()) names.push_back(candidate.name);
+    }
+    return names;
+}
+
+int default_threads() {
+#if defined(_OPENMP)
+    return omp_get_max_threads();
+#else
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+#endif
+}
+
+const std::vector<Operator>& operators() {
+    static const std::vector<Operator> all = {
+        Operator::linear_attention, Operator::retention,        Operator::simple_gla, Operator::gla,
+        Operator::delta_rule,       Operator::gated_delta_rule, Operator::comba,      Operator::kda};
+    return all;
+}
+
+Operator operator_named(const std::string& name) {
+    std::string known;
+    for (Operator op : operators()) {
+        if (name == headrace::name_of(op)) return op;
+        known += std::string(known.empty() ? "" : ", ") + headrace::name_of(op);
+    }
+    throw Failure{"operator: expected one of " + known + ", got '" + name + "'"};
+}
+
+const char* name_of(Direction direction) {
+    switch (direction) {
+        case Direction::forward: return "forward";
+        case Direction::backward: return "backward";
+        case Direction::step: return "step";
+    }
+    return "?";
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+    std::string text;
+    for (std::int64_t size : shape) text += (text.empty() ? "" : "x") + std::to_string(size);
+    return text;
+}
+
+void write_json(const std::string& path, const json& value) {
+    const std::string text = value.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+    if (path == "-") {
+        std::fputs(text.c_str(), stdout);
+    } else {
+        require(harness::write_text_file(path, text));
+    }
+}
+
+}  // namespace headrace::cli

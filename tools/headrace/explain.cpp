@@ -1,0 +1,53 @@
+// headrace explain: which implementation serves a problem, and why each of the others does not.
+#include <cstdio>
+#include <memory>
+
+#include "harness/tensors.hpp"
+#include "tools/headrace/common.hpp"
+#include "tools/headrace/table.hpp"
+
+namespace headrace::cli {
+namespace {
+
+struct Arguments {
+    std::vector<std::string> words;
+    bool as_json = false;
+};
+
+void explain_problem(const Arguments& arguments) {
+    const ProblemLine line = parse_problem(arguments.words);
+    const harness::CallTensors shapes = harness::make_shapes(line);
+    std::vector<Candidate> candidates;
+    require(explain(shapes.call, &candidates));
+    std::string chosen;
+    json list = json::array();
+    Table table({"implementation", "answer"});
+    for (const Candidate& candidate : candidates) {
+        const bool serves = candidate.refusal.empty();
+        const bool first = serves && chosen.empty();
+        if (first) chosen = candidate.name;
+        table.add({candidate.name, first ? "serves this problem" : serves ? "could serve it" : candidate.refusal});
+        list.push_back({{"name", candidate.name}, {"accepts", serves}, {"refusal", candidate.refusal}});
+    }
+    if (arguments.as_json) {
+        write_json("-", {{"problem", format(line)}, {"implementation", chosen}, {"candidates", list}});
+        return;
+    }
+    std::printf("%s\n\n", format(line).c_str());
+    table.print();
+    if (chosen.empty()) std::printf("\nno implementation serves this problem\n");
+}
+
+}  // namespace
+
+void add_explain(CLI::App& app, int*) {
+    CLI::App* command =
+        app.add_subcommand("explain", "Print which implementation serves a problem and why the others refuse.");
+    auto arguments = std::make_shared<Arguments>();
+    command->add_option("PROBLEM", arguments->words, "The problem")->required();
+    command->add_flag("--json", arguments->as_json, "Print JSON");
+    command->footer(std::string(problem_help) + "\nExample: headrace explain gla:fwd t4096 h16 k128 bf16");
+    command->callback([arguments] { explain_problem(*arguments); });
+}
+
+}  // namespace headrace::cli

@@ -1,0 +1,106 @@
+// headrace plan: the memory that a problem needs, tensor by tensor, and the peak of a training step on it.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include "harness/tensors.hpp"
+#include "tools/headrace/common.hpp"
+#include "tools/headrace/table.hpp"
+
+namespace headrace::cli {
+namespace {
+
+struct Arguments {
+    std::vector<std::string> words;
+    bool as_json = false;
+};
+
+struct Plan {
+    std::vector<PlanEntry> entries;
+    double bytes = 0;
+};
+
+Plan make_plan(const ProblemLine& line) {
+    const harness::CallTensors shapes = harness::make_shapes(line);
+    Plan result;
+    require(plan(shapes.call, &result.entries));
+    for (const PlanEntry& entry : result.entries) result.bytes += static_cast<double>(entry.bytes);
+    return result;
+}
+
+// The same problem in the other direction, to be served by whatever serves it best.
+ProblemLine turned(ProblemLine line, Direction direction) {
+    if (line.direction != direction) line.force.clear();
+    line.direction = direction;
+    return line;
+}
+
+// A total under its name in text and in JSON.
+struct Total {
+    const char *key, *text;
+    double bytes;
+};
+
+std::vector<Total> totals_of(const ProblemLine& line, const Plan& own) {
+    std::vector<Total> totals;
+    for (const auto& [role, key] : {std::pair("input", "inputs"), {"output", "outputs"}, {"workspace", "workspace"}}) {
+        double bytes = 0;
+        for (const PlanEntry& entry : own.entries) bytes += entry.role == role ? static_cast<double>(entry.bytes) : 0;
+        totals.push_back({key, key, bytes});
+    }
+    totals.push_back({"peak", "peak of this call", own.bytes});
+    if (line.direction == Direction::step) return totals;
+    const bool forward = line.direction == Direction::forward;
+    const double other = make_plan(turned(line, forward ? Direction::backward : Direction::forward)).bytes;
+    totals.push_back(
+        {forward ? "backward_peak" : "forward_peak", forward ? "peak of the backward" : "peak of the forward", other});
+    // o and the final state are the next layer's; the backward reads neither and needs nothing that the forward saved.
+    totals.push_back({"training_step_peak", "peak of a training step", std::max(own.bytes, other)});
+    return totals;
+}
+
+void print_plan(const Arguments& arguments) {
+    const ProblemLine line = parse_problem(arguments.words);
+    const Plan own = make_plan(line);
+    const std::vector<Total> totals = totals_of(line, own);
+    if (arguments.as_json) {
+        json value = {{"problem", format(line)}, {"tensors", json::array()}, {"bytes", json::object()}};
+        for (const PlanEntry& entry : own.entries) {
+            value["tensors"].push_back({{"name", entry.name},
+                                        {"role", entry.role},
+                                        {"shape", entry.shape},
+                                        {"dtype", name_of(entry.dtype)},
+                                        {"bytes", entry.bytes}});
+        }
+        for (const Total& total : totals) value["bytes"][total.key] = total.bytes;
+        write_json("-", value);
+        return;
+    }
+    std::printf("%s\n\n", format(line).c_str());
+    Table table({"tensor", "role", "shape", "dtype", ">MiB"});
+    for (const PlanEntry& entry : own.entries) {
+        table.add({entry.name, entry.role, shape_text(entry.shape), name_of(entry.dtype),
+                   mebibytes(static_cast<double>(entry.bytes))});
+    }
+    table.print();
+    std::printf("\n");
+    Table sums({"total", ">MiB"});
+    for (const Total& total : totals) sums.add({total.text, mebibytes(total.bytes)});
+    sums.print();
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, int*) {
+    CLI::App* command = app.add_subcommand(
+        "plan", "Print the memory plan of a problem: tensors, workspace, and the peak of a training step.");
+    auto arguments = std::make_shared<Arguments>();
+    command->add_option("PROBLEM", arguments->words, "The problem")->required();
+    command->add_flag("--json", arguments->as_json, "Print JSON, sizes in bytes");
+    command->footer(std::string(problem_help) +
+                    "\nThe peak of a training step is the larger of the forward's and the backward's, each with its "
+                    "inputs,\noutputs and workspace. Example: headrace plan simple_gla:bwd b2 t4096 h16 k128 bf16");
+    command->callback([arguments] { print_plan(*arguments); });
+}
+
+}  // namespace headrace::cli

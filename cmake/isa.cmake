@@ -4,13 +4,14 @@
 # to the library. All code of these files lies in a namespace named after the ISA: a template or inline function outside
 # it would be merged by the linker with the baseline's copy (tests/scripts/check_symbols.sh looks for such symbols).
 # -ffp-contract=fast: a multiply and an add become one FMA, which is both faster and more accurate here.
-# -fno-math-errno: sqrt becomes a single instruction.
+# -fno-math-errno: sqrt becomes a single instruction. -fno-fast-math: exp needs its additions in the order they are written,
+# and NaN and infinity, even in a build with -ffast-math.
 # -Wno-maybe-uninitialized: g++ 12's own AVX-512 intrinsics set it off.
 function(headrace_add_isa name)
     cmake_parse_arguments(isa "" "" "SOURCES;FLAGS;DEFINITIONS" ${ARGN})
     add_library(headrace_isa_${name} OBJECT ${isa_SOURCES})
     target_compile_definitions(headrace_isa_${name} PRIVATE HEADRACE_ISA=${name} ${isa_DEFINITIONS})
-    target_compile_options(headrace_isa_${name} PRIVATE $<$<CONFIG:Release>:-O3> -ffp-contract=fast -fno-math-errno
+    target_compile_options(headrace_isa_${name} PRIVATE $<$<CONFIG:Release>:-O3> -fno-fast-math -ffp-contract=fast -fno-math-errno
                            $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> ${isa_FLAGS})
     set_target_properties(headrace_isa_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
     target_include_directories(headrace_isa_${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)

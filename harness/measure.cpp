@@ -2,7 +2,7 @@
 #include "harness/measure.hpp"
 
 #include <algorithm>
-#include <barrier>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -111,59 +111,74 @@ PeakLoops choose_loops() {
     return {"generic", portable_loop<float>, portable_loop<double>, nullptr};
 }
 
-// Runs `work(thread)`, which returns an amount, on all threads at once; the best rate of several attempts, per second.
-double best_rate(int threads, const std::function<double(int)>& work) {
-    constexpr int attempts = 12;
-    double best = 0;
-    for (int attempt = 0; attempt < attempts; ++attempt) {
-        std::vector<double> amounts(static_cast<std::size_t>(threads)), begins(amounts), ends(amounts);
-        std::barrier start(threads);
-        std::vector<std::thread> team;
-        for (int thread = 0; thread < threads; ++thread) {
-            team.emplace_back([&, index = static_cast<std::size_t>(thread), thread] {
-                start.arrive_and_wait();
-                begins[index] = seconds_now();
-                amounts[index] = work(thread);
-                ends[index] = seconds_now();
-            });
+// The best of several attempts, per second, and the median attempt's share of it.
+struct Rate {
+    double best = 0, steadiness = 0;
+};
+
+// Runs `work(thread)`, which returns an amount, on all threads at once, several times. The threads live through all
+// attempts and wait by spinning: waking one takes longer than a short attempt.
+Rate measure_rate(int threads, std::size_t attempts, const std::function<double(int)>& work) {
+    struct Part {
+        double begin = 0, end = 0, amount = 0;
+    };
+    const auto team_size = static_cast<std::size_t>(threads);
+    std::vector<Part> parts(attempts * team_size);  // [attempts, threads]
+    std::atomic<std::size_t> arrived{0};
+    const auto member = [&](int thread) {
+        for (std::size_t attempt = 0; attempt < attempts; ++attempt) {
+            arrived.fetch_add(1);
+            while (arrived.load() < (attempt + 1) * team_size) std::this_thread::yield();
+            const double begin = seconds_now();
+            const double amount = work(thread);
+            parts[attempt * team_size + static_cast<std::size_t>(thread)] = {begin, seconds_now(), amount};
         }
-        for (std::thread& member : team) member.join();
-        double amount = 0;
-        for (double part : amounts) amount += part;
-        const double seconds =
-            *std::max_element(ends.begin(), ends.end()) - *std::min_element(begins.begin(), begins.end());
-        best = std::max(best, amount / seconds);
+    };
+    std::vector<std::thread> team;
+    for (int thread = 0; thread < threads; ++thread) team.emplace_back(member, thread);
+    for (std::thread& thread : team) thread.join();
+    std::vector<double> rates;
+    for (std::size_t attempt = 0; attempt < attempts; ++attempt) {
+        Part whole = parts[attempt * team_size];
+        for (std::size_t i = 1; i < team_size; ++i) {
+            const Part& part = parts[attempt * team_size + i];
+            whole = {std::min(whole.begin, part.begin), std::max(whole.end, part.end), whole.amount + part.amount};
+        }
+        rates.push_back(whole.amount / (whole.end - whole.begin));
     }
-    return best;
+    std::sort(rates.begin(), rates.end());
+    return {rates.back(), rates[rates.size() / 2] / rates.back()};
 }
 
-// GFLOP/s of a loop, run for about 10 ms per attempt.
-double peak_gflops(int threads, PeakLoop loop) {
-    if (loop == nullptr) return 0;
+// FLOP/s of a loop. Attempts are short, so that on a busy machine one of them meets no other program.
+Rate measure_peak(int threads, PeakLoop loop) {
+    if (loop == nullptr) return {0, 1};
     constexpr std::int64_t trial = 100'000;
-    constexpr double attempt_seconds = 0.01;
-    loop(trial);
-    const double begin = seconds_now();
-    loop(trial);
-    const double seconds = std::max(seconds_now() - begin, 1e-6);
+    constexpr double attempt_seconds = 0.004;
+    double seconds = 1;
+    for (int i = 0; i < 5; ++i) {
+        const double begin = seconds_now();
+        loop(trial);
+        seconds = std::min(seconds, std::max(seconds_now() - begin, 1e-6));
+    }
     const auto rounds = static_cast<std::int64_t>(static_cast<double>(trial) * attempt_seconds / seconds) + 1;
-    return best_rate(threads, [&](int) { return loop(rounds); }) * 1e-9;
+    return measure_rate(threads, 50, [&](int) { return loop(rounds); });
 }
 
 // Every thread copies its own slice of 256 MiB, several times the last-level cache.
-double peak_copy_gbs(int threads) {
+Rate measure_copy(int threads) {
     const std::size_t slice = (std::size_t{256} << 20) / static_cast<std::size_t>(threads);
     std::vector<std::unique_ptr<char[]>> from, to;
     for (int thread = 0; thread < threads; ++thread) {
         from.push_back(std::make_unique<char[]>(slice));  // zeroed: every page is touched
         to.push_back(std::make_unique<char[]>(slice));
     }
-    return 1e-9 * best_rate(threads, [&](int thread) {
-               const auto index = static_cast<std::size_t>(thread);
-               std::memcpy(to[index].get(), from[index].get(), slice);
-               asm volatile("" ::"r"(to[index].get()) : "memory");
-               return 2.0 * static_cast<double>(slice);
-           });
+    return measure_rate(threads, 12, [&](int thread) {
+        const auto index = static_cast<std::size_t>(thread);
+        std::memcpy(to[index].get(), from[index].get(), slice);
+        asm volatile("" ::"r"(to[index].get()) : "memory");
+        return 2.0 * static_cast<double>(slice);
+    });
 }
 
 double view_bytes(const TensorView& view) {
@@ -187,10 +202,13 @@ Peaks measure_peaks(int threads) {
     Peaks peaks;
     peaks.threads = std::max(threads, 1);
     peaks.isa = loops.isa;
-    peaks.f32_gflops = peak_gflops(peaks.threads, loops.f32);
-    peaks.f64_gflops = peak_gflops(peaks.threads, loops.f64);
-    peaks.bf16_gflops = peak_gflops(peaks.threads, loops.bf16);
-    peaks.copy_gbs = peak_copy_gbs(peaks.threads);
+    const Rate f32 = measure_peak(peaks.threads, loops.f32), f64 = measure_peak(peaks.threads, loops.f64);
+    const Rate bf16 = measure_peak(peaks.threads, loops.bf16), copy = measure_copy(peaks.threads);
+    peaks.f32_gflops = f32.best * 1e-9;
+    peaks.f64_gflops = f64.best * 1e-9;
+    peaks.bf16_gflops = bf16.best * 1e-9;
+    peaks.copy_gbs = copy.best * 1e-9;
+    peaks.steadiness = std::min({f32.steadiness, f64.steadiness, bf16.steadiness});
     return peaks;
 }
 

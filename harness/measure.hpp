@@ -17,7 +17,9 @@ struct Peaks {
     double f32_gflops = 0;  // fused multiply-add, two FLOP each
     double f64_gflops = 0;
     double bf16_gflops = 0;  // dot product of bf16 pairs into f32; 0 where the machine has none
-    double copy_gbs = 0;     // memory copy far larger than the caches, bytes read + bytes written
+    double steadiness =
+        1;                // median attempt over best attempt, the worst of the arithmetic loops; low on a busy machine
+    double copy_gbs = 0;  // memory copy far larger than the caches, bytes read + bytes written
 };
 Peaks measure_peaks(int threads);
 

@@ -1,5 +1,6 @@
 // The oracle's backward: the exact adjoint of the recurrence, docs/math.md 3, token before token.
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 
 #include "reference/oracle.hpp"
@@ -68,6 +69,7 @@ class Adjoint {
     void through_write(double* d_state, const TokenGradients& to, const double* before);
     void through_decay(double* d_state, const TokenGradients& to);
     void add_terms(const double* d_state, std::int64_t token);
+    void add_gate_terms(const double* d_state, std::size_t at);
     void add_state_part_of_p(double* d_state) const;
 
     const Spec& spec_;
@@ -166,6 +168,24 @@ void Adjoint::add_terms(const double* d_state, std::int64_t token) {
         if (spec_.has_dt_bias) dt_bias_terms_.add(c, prepared_.g_by_dt_bias[gate], row, decayed);
     }
     for (ParameterTerms* terms : {&gamma_terms_, &A_log_terms_, &dt_bias_terms_}) terms->end_token();
+    if (spec_.step_gate || spec_.channel_gate) add_gate_terms(d_state, at);
+}
+
+// The root-sum-square of D'_cj S'_cj for each element of d_g of the token.
+void Adjoint::add_gate_terms(const double* d_state, std::size_t at) {
+    double squares = 0.0;
+    for (std::size_t c = 0; c < K; ++c) {
+        for (std::size_t j = 0; j < V; ++j) {
+            const double row = d_state[c * V + j], decayed = recurrence_.decayed[c * V + j];
+            const double term = row == 0.0 || decayed == 0.0 ? 0.0 : row * decayed;
+            squares += term * term;
+        }
+        if (!spec_.channel_gate && c + 1 < K) continue;
+        const std::size_t gate = spec_.channel_gate ? at * K + c : at;
+        const bool raw = spec_.gate_form != GateForm::log_decay;
+        grads_.d_g_terms[gate] = std::sqrt(squares) * (raw ? std::fabs(prepared_.g_by_dt_bias[gate]) : 1.0);
+        squares = 0.0;
+    }
 }
 
 void Adjoint::store_terms() const {
@@ -243,6 +263,7 @@ Gradients backward(const Spec& spec, const Arrays& arrays) {
     grads.d_v.assign(arrays.v.size(), 0.0);
     grads.d_p.assign(arrays.p.size(), 0.0);
     grads.d_g.assign(arrays.g.size(), 0.0);
+    grads.d_g_terms.assign(arrays.g.size(), 0.0);
     grads.d_gv.assign(arrays.gv.size(), 0.0);
     grads.d_g_gamma.assign(arrays.g_gamma.size(), 0.0);
     grads.d_g_gamma_terms.assign(arrays.g_gamma.size(), 0.0);

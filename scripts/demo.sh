@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Five families at the shapes of real layers: inputs to a file, forward and backward on it, the oracle's verdict, one table.
+# Five families at the shapes of real layers: files of inputs, forward and backward, the oracle's verdict, one table.
 #
 # usage: bash scripts/demo.sh [TOKENS] [CHECKED_TOKENS]
 # TOKENS (4096) are computed and timed. The check draws the same layer anew, one batch row of CHECKED_TOKENS (as many),
@@ -28,11 +28,10 @@ quietly() {
     "$headrace" "$@" >"$folder/log" 2>&1 || { cat "$folder/log" >&2; die "failed: headrace $*"; }
 }
 
-say "measuring the machine"
-quietly bench linear_attention:fwd t256 h4 k64 --json "$folder/peaks.json"
 for i in "${!presets[@]}"; do
     preset=${presets[i]} operator=${operators[i]}
     say "$preset: $operator"
+    quietly bench linear_attention:fwd t256 h4 k64 --json "$folder/$preset.peaks.json"  # for the machine's peaks
     for direction in fwd bwd; do
         results=$folder/$preset.$direction
         flag=()

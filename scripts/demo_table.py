@@ -15,7 +15,8 @@ def load(path):
 def row_of(folder, preset, peak):
     runs = [load(folder / f"{preset}.{direction}.run.json") for direction in ("fwd", "bwd")]
     checks = [load(folder / f"{preset}.{direction}.check.json") for direction in ("fwd", "bwd")]
-    errors = [error for check in checks for result in check["results"] for error in result["errors"] if error["bar"] > 0]
+    errors = [error for check in checks for result in check["results"] for error in result["errors"]
+              if error["bar"] > 0]
     worst = max(errors, key=lambda error: error["error"] / error["bar"])
     shares = "  ".join(f"{100 * run['useful_gflops'] / peak:4.1f}%" for run in runs)
     return [preset, runs[0]["operator"], *(f"{run['ms_min']:.1f}" for run in runs),
@@ -25,7 +26,9 @@ def row_of(folder, preset, peak):
 
 def main():
     folder, checked, presets = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    peaks = load(folder / "peaks.json")["peaks"][0]
+    # Measured before every layer; a machine that others use as well shows its true peak in its best spell only.
+    spells = [load(folder / f"{preset}.peaks.json")["peaks"][0] for preset in presets]
+    peaks = max(spells, key=lambda spell: spell["bf16_gflops"] or spell["f32_gflops"])
     peak = peaks["bf16_gflops"] or peaks["f32_gflops"]  # the inputs are bf16
     rows = [HEADER, BELOW] + [row_of(folder, preset, peak) for preset in presets]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
@@ -34,8 +37,9 @@ def main():
     rule = "-" * max(map(len, lines))
     print("\n" + "\n".join(lines[:2] + [rule] + lines[2:] + [rule]))
     kind = "bf16 dot product" if peaks["bf16_gflops"] else "fp32 multiply-add"
-    print(f"bf16 inputs; best of 5 calls on {peaks['threads']} threads; limit: measured peak of the {kind}, {peak:.0f} GFLOP/s.\n"
-          f"Error: the output or gradient closest to its bar, against the oracle, on the same layer with {checked} tokens.")
+    print(f"bf16 inputs; best of 5 calls on {peaks['threads']} threads; "
+          f"limit: best measured peak of the {kind}, {peak:.0f} GFLOP/s.\n"
+          f"Error: the output or gradient closest to its bar, against the oracle, on {checked} tokens of the same layer.")
 
 
 if __name__ == "__main__":

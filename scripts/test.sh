@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds and runs every test on a Debian or Ubuntu machine, installing what is missing; the last line counts the results.
+# Builds and runs every test on a Debian or Ubuntu machine, installing what is missing; the last line counts them.
 #
 # usage: bash scripts/test.sh [STAGE...]     stages: gcc random clang asan tsan fuzz (all of them, in this order)
 # HEADRACE_TEST_SEED fixes the seed of the random problems that is otherwise new in every run.
@@ -25,7 +25,7 @@ run() {
         return 0
     fi
     printf 'FAILED  %4d s   (%s)\n' $((SECONDS - begin)) "$log"
-    tail -n 150 "$log" | sed 's/^/    /'
+    grep -vE '^\[( RUN|       OK|---)' "$log" | tail -n 150 | sed 's/^/    /'
     return 1
 }
 
@@ -83,6 +83,7 @@ stage_gcc() {
 
 stage_random() {
     local headrace=build/ci/tools/headrace/headrace
+    [ -x "$headrace" ] || build ci headrace_cli || return
     step "random problems, seed 1" "$headrace" check --random 2000 --seed 1
     step "random problems, seed $seed" "$headrace" check --random 2000 --seed "$seed"
 }

@@ -9,13 +9,13 @@
 
 namespace headrace::cpu {
 
-namespace {
-
 Strided strided(const TensorView& view) {
     Strided result{static_cast<char*>(view.data), view.dtype, view.given(), {}};
     for (int i = 0; i < view.rank; ++i) result.stride[i] = view.strides[i];
     return result;
 }
+
+namespace {
 
 void write(const TensorView& view, std::int64_t offset, double value) {
     switch (view.dtype) {

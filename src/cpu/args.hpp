@@ -10,6 +10,8 @@ namespace headrace::cpu {
 // Takes the arrays from the carver and, where it has memory, fills them. Without memory only sizes are valid.
 KernelArgs make_args(const Problem& problem, Carver& carver);
 
+Strided strided(const TensorView& view);
+
 // Adds up the per-sequence sums, in order, into d_g_gamma, d_A_log and d_dt_bias.
 void store_parameter_gradients(const Problem& problem, const KernelArgs& args);
 

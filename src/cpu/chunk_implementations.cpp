@@ -27,8 +27,10 @@ class ChunkImplementation : public IsaImplementation {
             return "the delta rule in chunks needs at least 16 key channels to stay accurate";
         }
         // Operands rounded to bf16 stay within the bars because long sums average the roundings.
-        if (isa_.bf16_only && (problem.K < 32 || problem.V < 32 || longest(problem) < 32)) {
-            return "bf16 dot products need at least 32 channels and 32 tokens, to average their roundings";
+        const int channels = problem.rule == Rule::delta ? 64 : 32;
+        if (isa_.bf16_only && (problem.K < channels || problem.V < 32 || longest(problem) < 32)) {
+            return "bf16 dot products need at least " + std::to_string(channels) +
+                   " key channels, 32 value channels and 32 tokens, to average their roundings";
         }
         // A gate's gradient is an inner product of states; that of few heads may cancel far below its terms.
         if (isa_.bf16_only && wants_gate_gradient(problem) && problem.N * problem.HV < 8) {
@@ -263,8 +265,8 @@ std::vector<const Implementation*> chunk_implementations() {
     std::vector<const Implementation*> list;
     for (const Isa& isa : isas()) {
         list.push_back(new ChunkForward(isa));
+        list.push_back(new TwoSweep(isa));  // saves no state: 6 % of one pass's time and all of its memory
         list.push_back(new OnePass(isa));
-        list.push_back(new TwoSweep(isa));
         list.push_back(new TwoPass(isa));
     }
     return list;

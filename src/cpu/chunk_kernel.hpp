@@ -261,7 +261,7 @@ struct ChunkKernel {
         ops.decay_and_write(state, ops.to_end(in.k), in.v);
     }
     void store_values(const ChunkRange& range, std::int64_t head) {
-        if (args.d_v.given) store_tokens(args.d_v, delta ? backward_tiles.z : backward_tiles.y, range, head, 0, args.V);
+        store_tokens(args.d_v, delta ? backward_tiles.z : backward_tiles.y, range, head, 0, args.V);
         if (delta && args.d_beta.given) {
             for (int i = 0; i < range.length; ++i) backward_tiles.d_beta[i] *= tokens.beta_slope[i];
             store_numbers(args.d_beta, backward_tiles.d_beta, range, head);

@@ -36,8 +36,8 @@ struct ChunkOps {
         inverse = arena.tile<T>(16, 16);
         spare = arena.tile<T>(16, V);
         weighted_values = arena.tile<T>(chunk, V);
-        carve_packer(arena, packer, chunk, backward);
-        carve_packer(arena, small, chunk, backward);
+        carve_packer(arena, packer, chunk, backward, false);
+        carve_packer(arena, small, chunk, backward, true);
     }
     void start_chunk(int padded_rows) {
         rows = padded_rows;
@@ -109,17 +109,26 @@ struct ChunkOps {
     void solve_transposed(Tile x, Tile n) { solve_unit_lower<Unrounded>(x, n, inverse, spare, rows, V, Side::transposed); }
 
   private:
-    // Room for the operands that one chunk packs: F32 and F64 pack only transposed ones, Bf16 all. Per chunk the forward
-    // packs one state and at most 10 operands of C rows, the backward three states and at most 26.
+    // Room for the operands that one chunk packs. F32 and F64 pack only transposed ones: the keys (channel gates: the keys
+    // before each anchor), the values of score gradients, two states. Bf16 packs all; the counts are those of the delta
+    // rule, and an assertion in the packer watches them.
     template <class Arithmetic>
-    void carve_packer(Arena& arena, Packer<Arithmetic>& target, int chunk, bool backward) const {
-        constexpr bool all = Arithmetic::pack == 2;
-        const int longer = (K > V ? K : V) + 32, states = backward ? (all ? 3 : 2) : (all ? 1 : 0);
-        const int operands = all ? (backward ? 26 : 10) : (backward ? 6 : 4);
-        const auto state = static_cast<std::size_t>(longer) * static_cast<std::size_t>(longer / Arithmetic::pack + 32);
-        const auto rows_of = static_cast<std::size_t>(chunk + 32) *
-                             static_cast<std::size_t>((longer > chunk ? longer : chunk) / Arithmetic::pack + 32);
-        target.carve(arena, static_cast<std::size_t>(states) * state + static_cast<std::size_t>(operands) * rows_of);
+    void carve_packer(Arena& arena, Packer<Arithmetic>& target, int chunk, bool backward, bool within_chunk) const {
+        const auto product = [](long a, long b) { return static_cast<std::size_t>(a * b); };
+        const long C = chunk, wider = K > V ? K : V, longer = wider > C ? wider : C;
+        if constexpr (Arithmetic::pack == 1) {
+            const long anchored = C / 16 * (C / 16 - 1) / 2 * 16 + (C / 16 - 1) * 16;
+            const std::size_t keys = product(K, anchored > C + 16 ? anchored : C + 16);
+            const std::size_t values = backward ? product(V, 2 * (C + 16)) : 0, states = backward ? product(V, 2 * (K + 16)) : 0;
+            target.carve(arena, within_chunk ? values : keys + states);
+        } else {
+            const std::size_t wide = product(C, longer / 2 + 16), tall = product(longer / 2, C + 16);
+            const std::size_t rows_of = wide > tall ? wide : tall;
+            const std::size_t state = (K > V ? product(V / 2, K + 16) + product(8, K) : product(K / 2, V + 16) + product(8, V));
+            const std::size_t passing = product(K, V / 2 + 32);  // while a state is transposed
+            target.carve(arena, within_chunk ? (backward ? 6 : 2) * rows_of
+                                             : backward ? 3 * state + passing + 17 * rows_of : state + 8 * rows_of);
+        }
     }
     void read(Tile dst, Decayed x, Right<A> state, typename Start<T>::Kind kind) {
         Start<T> start{kind};

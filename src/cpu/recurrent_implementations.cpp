@@ -1,6 +1,8 @@
 // The recurrent form on every ISA: forward, backward and step, every option of the operators.
 #include <algorithm>
+#include <vector>
 
+#include "core/debug_nan.hpp"
 #include "cpu/blocking.hpp"
 #include "cpu/implementations.hpp"
 #include "cpu/isa_implementation.hpp"
@@ -27,15 +29,11 @@ class Recurrent : public IsaImplementation {
                 kernels(problem).backward(l.args, task / problem.H, task % problem.H, thread * slot, l.scratch.of(thread));
             });
             store_parameter_gradients(problem, l.args);
+            report_states(problem);
             return *l.args.gate_refused == 0;
         }
-        const std::int64_t strips = (problem.V + l.args.value_columns - 1) / l.args.value_columns;
-        parallel_for(problem.N * problem.HV * strips, problem.threads, [&](std::int64_t task, int thread) {
-            const int first = static_cast<int>(task % strips) * l.args.value_columns;
-            const std::int64_t head = task / strips % problem.HV, n = task / strips / problem.HV;
-            kernels(problem).forward(l.args, n, head, first, std::min(l.args.value_columns, l.args.V - first),
-                                     l.scratch.of(thread));
-        });
+        run_forward(problem, l.args, l.scratch);
+        report_states(problem);
         return *l.args.gate_refused == 0;
     }
 
@@ -47,23 +45,49 @@ class Recurrent : public IsaImplementation {
     const RecurrentKernels& kernels(const Problem& problem) const {
         return isa_.kernels().recurrent[problem.wide][problem.rule == Rule::delta];
     }
+    void run_forward(const Problem& problem, const KernelArgs& args, const Scratch& scratch) const {
+        const std::int64_t strips = (problem.V + args.value_columns - 1) / args.value_columns;
+        parallel_for(problem.N * problem.HV * strips, problem.threads, [&](std::int64_t task, int thread) {
+            const int first = static_cast<int>(task % strips) * args.value_columns;
+            const std::int64_t head = task / strips % problem.HV, n = task / strips / problem.HV;
+            kernels(problem).forward(args, n, head, first, std::min(args.value_columns, args.V - first), scratch.of(thread));
+        });
+    }
+    // HEADRACE_DEBUG_NAN: the states after the last tokens, computed once more unless the pool holds them.
+    void report_states(const Problem& problem) const {
+        if (!debug_nan_enabled()) return;
+        if (problem.direction == Direction::step) return debug_stage("state", problem.pool.states);
+        Carver measure;
+        forward_layout(problem, measure);
+        std::vector<char> memory(measure.size());
+        Carver carver(memory.data());
+        Layout l = forward_layout(problem, carver);
+        std::vector<double> states(static_cast<std::size_t>(problem.N * problem.HV * problem.K * problem.V));
+        const TensorView view(states.data(), DType::f64, {problem.N, problem.HV, problem.K, problem.V});
+        l.args.final_state = strided(view);
+        l.args.o.given = false;
+        run_forward(problem, l.args, l.scratch);
+        debug_stage("state", view);
+    }
     std::int64_t segments(const Problem& problem) const {
         std::int64_t tokens = 0;
         for (const Sequence& s : problem.sequences) tokens = std::max(tokens, s.end - s.begin);
         return (tokens + kernels(problem).segment - 1) / kernels(problem).segment;
     }
-    Layout layout(const Problem& problem, Carver& carver) const {
+    Layout forward_layout(const Problem& problem, Carver& carver) const {
         Layout l{make_args(problem, carver), {}};
-        if (problem.direction == Direction::backward) {
-            const auto state = static_cast<std::int64_t>(kernels(problem).state_bytes(l.args) / 4);
-            const std::int64_t slots = std::min<std::int64_t>(problem.threads, std::max<std::int64_t>(1, problem.N * problem.H));
-            l.args.saved_states = static_cast<char*>(
-                carver.take("saved states", DType::f32, {slots, segments(problem) * problem.group, state}));
-            l.scratch = take_scratch(carver, problem.threads, kernels(problem).backward_scratch(l.args));
-        } else {
-            l.args.value_columns = recurrent_value_columns(problem);
-            l.scratch = take_scratch(carver, problem.threads, kernels(problem).forward_scratch(l.args));
-        }
+        l.args.value_columns = recurrent_value_columns(problem);
+        l.scratch = take_scratch(carver, problem.threads, kernels(problem).forward_scratch(l.args));
+        return l;
+    }
+    Layout layout(const Problem& problem, Carver& carver) const {
+        if (problem.direction != Direction::backward) return forward_layout(problem, carver);
+        Layout l{make_args(problem, carver), {}};
+        const auto state = static_cast<std::int64_t>(kernels(problem).state_bytes(l.args) / 4);
+        const std::int64_t slots = std::min<std::int64_t>(problem.threads, std::max<std::int64_t>(1, problem.N * problem.H));
+        l.args.saved_states =
+            static_cast<char*>(carver.take("saved states", DType::f32, {slots, segments(problem) * problem.group, state}));
+        l.scratch = take_scratch(carver, problem.threads, kernels(problem).backward_scratch(l.args));
         return l;
     }
 };

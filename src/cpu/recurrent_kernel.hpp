@@ -100,7 +100,7 @@ struct RecurrentKernel {
     }
     void prepare_decay(int i) {
         if (args.channel_gate) return split_exp(decay, decay_rest, tokens.log_decay.at(i), key_columns);
-        const double exact = __builtin_exp(static_cast<double>(tokens.log_decay.data[i]));
+        const double exact = exp(static_cast<double>(tokens.log_decay.data[i]));
         const T rounded = static_cast<T>(exact), rest = static_cast<T>(exact - static_cast<double>(rounded));
         for (int c = 0; c < key_columns; ++c) {
             decay[c] = rounded;
@@ -202,8 +202,8 @@ struct RecurrentKernel {
         }
     }
     void store_head_gradients(std::int64_t n, std::int64_t head, const ChunkRange& range) {
-        if (args.d_v.given) store_tokens(args.d_v, d_v, range, head, 0, args.V);
-        if (args.d_gv.given) store_tokens(args.d_gv, d_value_decay, range, head, 0, args.V);
+        store_tokens(args.d_v, d_v, range, head, 0, args.V);
+        store_tokens(args.d_gv, d_value_decay, range, head, 0, args.V);
         if (delta && args.d_beta.given) store_beta_gradient(head, range);
         if (!args.gate_gradient) return;
         if (!args.channel_gate) {

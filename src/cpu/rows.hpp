@@ -122,6 +122,7 @@ void load_tokens(Tile<T> dst, const Strided& tensor, const ChunkRange& range, st
 template <class T>
 void store_tokens(const Strided& tensor, Tile<T> values, const ChunkRange& range, std::int64_t head, int first_column,
                   int columns) {
+    if (!tensor.given) return;
     for (int i = 0; i < range.length; ++i) {
         store_row<T>(element_at(tensor, range.row, range.token(i), head, first_column), tensor.dtype, tensor.stride[3],
                      values.at(i), columns);

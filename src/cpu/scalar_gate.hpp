@@ -63,7 +63,7 @@ struct ScalarGate {
             store<T>(before + i, exp<T>(load<T>(before + i)));
             store<T>(end + i, exp<T>(load<T>(end + i)));
         }
-        const double factor = __builtin_exp(total);
+        const double factor = exp(total);
         const T rounded = static_cast<T>(factor), rest = static_cast<T>(factor - static_cast<double>(rounded));
         for (int c = 0; c < columns; ++c) {
             high[c] = rounded;

@@ -50,7 +50,8 @@ class Mutation:
     def place(self, source):
         """Where the text begins in the unchanged source."""
         if source.count(self.anchor) != 1:
-            raise ValueError(f"{self.file}: the anchor occurs {source.count(self.anchor)} times, not once: {self.anchor}")
+            times = source.count(self.anchor)
+            raise ValueError(f"{self.file}: the anchor occurs {times} times, not once: {self.anchor}")
         at = source.find(self.text, source.index(self.anchor))
         if at < 0:
             raise ValueError(f"{self.file}: not found after its anchor: {self.line}")

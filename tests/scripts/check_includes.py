@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails where a file includes something of ours that the table of docs/architecture.md does not allow, or in a cycle."""
+"""Fails where a file includes one of ours that the table of docs/architecture.md does not allow, or in a cycle."""
 import pathlib
 import re
 import sys

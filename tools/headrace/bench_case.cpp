@@ -84,12 +84,17 @@ void print_peaks(const harness::Peaks& peaks) {
         std::printf("no bf16 dot, ");
     }
     std::printf("copy %s GB/s\n", figure(peaks.copy_gbs).c_str());
+    constexpr double steady = 0.85;
+    if (peaks.steadiness >= steady) return;
+    std::printf("note: the machine is busy: its peaks varied by %.0f %%; do not trust times and shares of this run\n",
+                100 * (1 - peaks.steadiness));
 }
 
 json to_json(const harness::Peaks& peaks) {
     return {{"threads", peaks.threads},         {"isa", peaks.isa},
             {"f32_gflops", peaks.f32_gflops},   {"f64_gflops", peaks.f64_gflops},
-            {"bf16_gflops", peaks.bf16_gflops}, {"copy_gbs", peaks.copy_gbs}};
+            {"bf16_gflops", peaks.bf16_gflops}, {"copy_gbs", peaks.copy_gbs},
+            {"steadiness", peaks.steadiness}};
 }
 
 void print_case(const BenchCase& result, const harness::Peaks& peaks) {

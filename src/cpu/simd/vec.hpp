@@ -8,6 +8,11 @@
 #include "core/types.hpp"
 #include "cpu/isa/isa.hpp"
 
+#ifdef HEADRACE_CHECK_EXP
+// Sees every argument of every exponential: a test asserts that none is positive.
+extern "C" void headrace_exp_argument(double argument);
+#endif
+
 namespace headrace::cpu::inline HEADRACE_ISA {
 
 #define HEADRACE_VECTOR(T) __attribute__((vector_size(register_bytes), may_alias)) T
@@ -145,6 +150,9 @@ HEADRACE_INLINE reg<T> sum_each(reg<T>* rows) {
 // e^x for x <= 0 (-inf included) and for x up to the type's limit; below the normal range 0.
 template <class T>
 HEADRACE_INLINE reg<T> exp(reg<T> x) {
+#ifdef HEADRACE_CHECK_EXP
+    for (int i = 0; i < lanes<T>; ++i) headrace_exp_argument(static_cast<double>(x[i]));
+#endif
     using V = vec<T>;
     using I = typename V::integer;
     const reg<T> floor = broadcast<T>(V::smallest);
@@ -171,6 +179,8 @@ HEADRACE_INLINE reg<T> exp(reg<T> x) {
     const reg<T> result = sum * scale;
     return underflow ? reg<T>{} : result;
 }
+
+HEADRACE_INLINE double exp(double x) { return exp<double>(broadcast<double>(x))[0]; }
 
 // 1 / (1 + e^-x); only exponentials of numbers <= 0.
 template <class T>

@@ -254,7 +254,7 @@ class TwoSweep : public ChunkImplementation {
   protected:
     Layout layout(const Problem& problem, Carver& carver) const override {
         Layout l = ChunkImplementation::layout(problem, carver);
-        l.scratch = take_scratch(carver, problem.threads, kernels(problem).backward_scratch(l.args));
+        l.scratch = take_scratch(carver, problem.threads, kernels(problem).sweeps_scratch(l.args));
         return l;
     }
 };

@@ -34,7 +34,7 @@ struct ChunkKernel {
     Tile S, o, d_o, gate_gradient, d_q_sum, d_k_sum, d_e_sum, saved_state, saved_adjoint;
     T* adjoint_states = nullptr;  // [group] tiles of [K,V]
 
-    enum Use { forward_only, with_backward };
+    enum Use { forward_only, with_backward, sweeps_only };  // sweeps_only: two_sweeps, which restores no state
 
     // Takes all scratch memory from the arena: `use` decides how much.
     ChunkKernel(const KernelArgs& arguments, Arena& arena, Use use)
@@ -44,13 +44,13 @@ struct ChunkKernel {
           tokens(args, arena, args.chunk, value_columns, GateType::per_channel ? Norm::in_rows : Norm::apart) {
         const int C = args.chunk;
         ops.undecayed_error = args.undecayed_error;
-        ops.carve(arena, C, key_columns, value_columns, use == with_backward);
+        ops.carve(arena, C, key_columns, value_columns, use != forward_only, delta, use == forward_only ? 1 : use == sweeps_only ? 2 : 3);
         const auto keys = [&] { return arena.tile<T>(C, key_columns); };
         const auto value_tile = [&] { return arena.tile<T>(C, value_columns); };
         const auto square = [&] { return arena.tile<T>(C, C); };
         in = {{tokens.q, tokens.q_norm}, {tokens.k, tokens.k_norm}, {tokens.e, tokens.e_norm}, tokens.v, tokens.beta,
               static_cast<T>(args.scale), args.undecayed_error};
-        S = arena.tile<T>(key_columns, value_columns);
+        S = use == sweeps_only ? Tile{nullptr, round_up(args.V, 16) + 16} : arena.tile<T>(key_columns, value_columns);
         o = value_tile();
         forward_tiles.P = square();
         if (delta) {
@@ -81,7 +81,7 @@ struct ChunkKernel {
         d_k_sum = keys();
         d_e_sum = delta ? keys() : Tile{};
         saved_state = S;
-        saved_adjoint = arena.tile<T>(key_columns, value_columns);
+        if (use == with_backward) saved_adjoint = arena.tile<T>(key_columns, value_columns);
         adjoint_states = arena.take<T>(static_cast<std::size_t>(args.group * state_elements()));
     }
 

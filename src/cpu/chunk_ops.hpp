@@ -29,15 +29,16 @@ struct ChunkOps {
     int rows = 0, K = 0, V = 0;
     bool undecayed_error = false;
 
-    void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward) {
+    // states: how many states a chunk packs at most; delta: whether it has the products of the delta rule too.
+    void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward, bool delta, int states) {
         K = key_columns;
         V = value_columns;
         gate.carve(arena, chunk, K);
         inverse = arena.tile<T>(16, 16);
         spare = arena.tile<T>(16, V);
         weighted_values = arena.tile<T>(chunk, V);
-        carve_packer(arena, packer, chunk, backward, false);
-        carve_packer(arena, small, chunk, backward, true);
+        carve_packer(arena, packer, chunk, backward, states, backward ? (delta ? 17 : 11) : (delta ? 8 : 6));
+        carve_packer(arena, small, chunk, backward, 0, backward ? 5 : 2);
     }
     void start_chunk(int padded_rows) {
         rows = padded_rows;
@@ -110,24 +111,23 @@ struct ChunkOps {
 
   private:
     // Room for the operands that one chunk packs. F32 and F64 pack only transposed ones: the keys (channel gates: the keys
-    // before each anchor), the values of score gradients, two states. Bf16 packs all; the counts are those of the delta
-    // rule, and an assertion in the packer watches them.
+    // before each anchor), the values of score gradients, states of the backward. Bf16 packs all: `states` states and
+    // `operands` of C rows; an assertion in the packer watches the counts.
     template <class Arithmetic>
-    void carve_packer(Arena& arena, Packer<Arithmetic>& target, int chunk, bool backward, bool within_chunk) const {
+    void carve_packer(Arena& arena, Packer<Arithmetic>& target, int chunk, bool backward, int states, int operands) const {
         const auto product = [](long a, long b) { return static_cast<std::size_t>(a * b); };
         const long C = chunk, wider = K > V ? K : V, longer = wider > C ? wider : C;
         if constexpr (Arithmetic::pack == 1) {
             const long anchored = C / 16 * (C / 16 - 1) / 2 * 16 + (C / 16 - 1) * 16;
             const std::size_t keys = product(K, anchored > C + 16 ? anchored : C + 16);
-            const std::size_t values = backward ? product(V, 2 * (C + 16)) : 0, states = backward ? product(V, 2 * (K + 16)) : 0;
-            target.carve(arena, within_chunk ? values : keys + states);
+            const std::size_t values = backward ? product(V, 2 * (C + 16)) : 0;
+            target.carve(arena, states == 0 ? values : keys + (backward ? product(V, 2 * (K + 16)) : 0));
         } else {
             const std::size_t wide = product(C, longer / 2 + 16), tall = product(longer / 2, C + 16);
-            const std::size_t rows_of = wide > tall ? wide : tall;
-            const std::size_t state = (K > V ? product(V / 2, K + 16) + product(8, K) : product(K / 2, V + 16) + product(8, V));
-            const std::size_t passing = product(K, V / 2 + 32);  // while a state is transposed
-            target.carve(arena, within_chunk ? (backward ? 6 : 2) * rows_of
-                                             : backward ? 3 * state + passing + 17 * rows_of : state + 8 * rows_of);
+            const std::size_t passing = backward && states > 0 ? product(K, V / 2 + 32) : 0;  // while a state is transposed
+            const std::size_t state = K > V ? product(V / 2, K + 16) + product(8, K) : product(K / 2, V + 16) + product(8, V);
+            target.carve(arena, static_cast<std::size_t>(states) * state + passing +
+                                    static_cast<std::size_t>(operands) * (wide > tall ? wide : tall));
         }
     }
     void read(Tile dst, Decayed x, Right<A> state, typename Start<T>::Kind kind) {

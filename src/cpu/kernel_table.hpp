@@ -14,6 +14,7 @@ constexpr int num_arithmetics = 3;
 struct ChunkKernels {
     std::size_t (*forward_scratch)(const KernelArgs&);
     std::size_t (*backward_scratch)(const KernelArgs&);
+    std::size_t (*sweeps_scratch)(const KernelArgs&);
     void (*forward)(const KernelArgs&, std::int64_t n, std::int64_t head, int first_value, int values, void* scratch);
     void (*one_pass)(const KernelArgs&, std::int64_t n, std::int64_t key_head, std::int64_t first, void* scratch);
     void (*save_states)(const KernelArgs&, std::int64_t n, std::int64_t head, std::int64_t first, void* scratch);

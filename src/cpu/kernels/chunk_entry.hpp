@@ -20,6 +20,11 @@ struct ChunkEntry {
         Kernel(args, arena, Kernel::with_backward);
         return arena.used;
     }
+    static std::size_t sweeps_scratch(const KernelArgs& args) {
+        Arena arena;
+        Kernel(args, arena, Kernel::sweeps_only);
+        return arena.used;
+    }
     static void forward(const KernelArgs& args, std::int64_t n, std::int64_t head, int first, int values, void* scratch) {
         Arena arena{static_cast<char*>(scratch)};
         Kernel(args, arena, Kernel::forward_only).forward(n, head, first, values);
@@ -51,10 +56,10 @@ struct ChunkEntry {
     }
     static void two_sweeps(const KernelArgs& args, std::int64_t n, std::int64_t key_head, void* scratch) {
         Arena arena{static_cast<char*>(scratch)};
-        if constexpr (!delta) Kernel(args, arena, Kernel::with_backward).two_sweeps(n, key_head);
+        if constexpr (!delta) Kernel(args, arena, Kernel::sweeps_only).two_sweeps(n, key_head);
     }
     static ChunkKernels entries() {
-        return {forward_scratch, backward_scratch, forward,         one_pass,
+        return {forward_scratch, backward_scratch, sweeps_scratch,  forward,                       one_pass,
                 save_states,     adjoint_pass,     chunk_gradients, delta ? nullptr : two_sweeps};
     }
 };

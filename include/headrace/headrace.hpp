@@ -62,7 +62,9 @@ struct Inputs {
     TensorView k;              // [B, T, H, K]
     TensorView v;              // [B, T, HV, V]
     TensorView p;              // [B, T, H, K], comba's erase key
-    TensorView g;              // log decay: [B, T, HV] (step gate) or [B, T, HV, K] (channel gate); or its pre-activation
+    TensorView g;              // log decay: [B, T, HV] (step gate) or [B, T, HV, K] (channel gate); or its pre-activation.
+                               // A NaN or positive value is an error (see allow_positive_gates) that forward and backward
+                               // find as they read: outputs are then undefined
     TensorView gv;             // [B, T, HV, V], log decay on the value side; recurrent form only
     TensorView g_gamma;        // [HV], constant log decay of each head; added to g where both are given
     TensorView beta;           // [B, T, HV], or [B, T, HV, V] (recurrent form only); or its logit

@@ -15,6 +15,9 @@ constexpr int smallest_chunk = 16, largest_chunk = 64;
 // The recurrent form walks a strip of the state three times per token: 128 x 64 floats are 32 KiB, two thirds of L1.
 constexpr int recurrent_strip_bytes = 256;
 
+// Outputs of this size leave nothing behind in a core's share of the last-level cache that a consumer could still find.
+constexpr std::size_t streamed_bytes = std::size_t{8} << 20;
+
 inline int chunk_of(const Problem& problem) {
     return problem.chunk == 0 ? default_chunk : std::clamp(problem.chunk, smallest_chunk, largest_chunk);
 }

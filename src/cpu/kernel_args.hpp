@@ -13,6 +13,7 @@ struct Strided {
     char* data;
     DType dtype;
     bool given;
+    bool stream;  // an output too large for the caches: stores go past them
     std::int64_t stride[4];
 };
 

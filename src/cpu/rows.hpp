@@ -18,7 +18,7 @@ HEADRACE_INLINE reg<float> load_bf16(const std::uint16_t* source) {
     return value;
 }
 
-HEADRACE_INLINE void store_bf16(std::uint16_t* destination, reg<float> value) {
+HEADRACE_INLINE HalfWidth16 round_to_bf16(reg<float> value) {
     UInt32Register bits;
     std::memcpy(&bits, &value, sizeof bits);
     bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -26,7 +26,11 @@ HEADRACE_INLINE void store_bf16(std::uint16_t* destination, reg<float> value) {
     UInt32Register nan_mask;
     std::memcpy(&nan_mask, &is_nan, sizeof nan_mask);
     bits = (bits & ~nan_mask) | (nan_mask & 0x7fc0u);
-    const HalfWidth16 narrow = __builtin_convertvector(bits, HalfWidth16);
+    return __builtin_convertvector(bits, HalfWidth16);
+}
+
+HEADRACE_INLINE void store_bf16(std::uint16_t* destination, reg<float> value) {
+    const HalfWidth16 narrow = round_to_bf16(value);
     std::memcpy(destination, &narrow, sizeof narrow);
 }
 
@@ -91,6 +95,30 @@ void store_row(char* destination, DType dtype, std::int64_t stride, const T* val
     for (; i < count; ++i) store_element(destination, dtype, i * stride, static_cast<double>(values[i]));
 }
 
+// store_row past the caches, for outputs too large to stay in them: saves reading the lines that are overwritten whole.
+// Rows that do not fill whole lines are stored ordinarily.
+template <class T>
+void stream_row(char* destination, DType dtype, std::int64_t stride, const T* values, int count) {
+    constexpr int line = 64;
+    const bool whole = reinterpret_cast<std::uintptr_t>(destination) % line == 0 && stride == 1 &&
+                       static_cast<std::size_t>(count) * size_of(dtype) % line == 0;
+    if (whole && dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32)) {
+        for (int i = 0; i < count; i += lanes<T>) stream(reinterpret_cast<T*>(destination) + i, load<T>(values + i));
+        return;
+    }
+    if constexpr (sizeof(T) == 4) {
+        if (whole && dtype == DType::bf16) {
+            auto* halves = reinterpret_cast<std::uint16_t*>(destination);
+            for (int i = 0; i < count; i += lanes<T>) {
+                const HalfWidth16 narrow = round_to_bf16(load<T>(values + i));
+                stream(halves + i, as_integers(narrow));
+            }
+            return;
+        }
+    }
+    store_row(destination, dtype, stride, values, count);
+}
+
 HEADRACE_INLINE char* element_at(const Strided& tensor, std::int64_t i, std::int64_t j, std::int64_t k, std::int64_t l = 0) {
     const std::int64_t offset = i * tensor.stride[0] + j * tensor.stride[1] + k * tensor.stride[2] + l * tensor.stride[3];
     return tensor.data + offset * static_cast<std::int64_t>(size_of(tensor.dtype));
@@ -124,8 +152,12 @@ void store_tokens(const Strided& tensor, Tile<T> values, const ChunkRange& range
                   int columns) {
     if (!tensor.given) return;
     for (int i = 0; i < range.length; ++i) {
-        store_row<T>(element_at(tensor, range.row, range.token(i), head, first_column), tensor.dtype, tensor.stride[3],
-                     values.at(i), columns);
+        char* row = element_at(tensor, range.row, range.token(i), head, first_column);
+        if (tensor.stream) {
+            stream_row<T>(row, tensor.dtype, tensor.stride[3], values.at(i), columns);
+        } else {
+            store_row<T>(row, tensor.dtype, tensor.stride[3], values.at(i), columns);
+        }
     }
 }
 

@@ -11,13 +11,16 @@
 
 namespace headrace::cpu {
 
-// Treats subnormal numbers as zero while it lives: decays underflow by design, and subnormal arithmetic can be a
-// hundred times slower.
+// The mode of a thread while it computes. Subnormal numbers are zero: decays underflow by design, and subnormal
+// arithmetic can be a hundred times slower. At the end, streamed stores are ordered before what the thread signals next.
 class FlushSubnormals {
   public:
 #if defined(__SSE2__)
     FlushSubnormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
-    ~FlushSubnormals() { _mm_setcsr(saved_); }
+    ~FlushSubnormals() {
+        _mm_sfence();
+        _mm_setcsr(saved_);
+    }
     FlushSubnormals(const FlushSubnormals&) = delete;
     FlushSubnormals& operator=(const FlushSubnormals&) = delete;
 

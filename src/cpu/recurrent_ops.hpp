@@ -96,26 +96,26 @@ struct RecurrentOps {
     }
     static T row_dot(Tile a, Tile b, int i, int columns) { return row_dot(a, b, i, columns, i); }
 
-    // dst = S^T a and dst2 = S^T b in one walk over the state, four registers of columns at a time.
+    // dst = S^T a and, with count 2, dst2 = S^T b in one walk over the state, four registers of columns at a time.
     template <int count>
     void read_columns(T* dst, T* dst2, Tile S, const T* a, const T* b) const {
         int j = 0;
-        for (; j + 4 * lanes<T> <= values; j += 4 * lanes<T>) read_block<count, 4>(dst + j, dst2 + j, {S.data + j, S.row}, a, b);
-        for (; j < values; j += lanes<T>) read_block<count, 1>(dst + j, dst2 + j, {S.data + j, S.row}, a, b);
+        for (; j + 4 * lanes<T> <= values; j += 4 * lanes<T>) read_block<count, 4>(dst, dst2, S, a, b, j);
+        for (; j < values; j += lanes<T>) read_block<count, 1>(dst, dst2, S, a, b, j);
     }
     template <int count, int width>
-    void read_block(T* dst, T* dst2, Tile S, const T* a, const T* b) const {
+    void read_block(T* dst, T* dst2, Tile S, const T* a, const T* b, int j) const {
         reg<T> first[width] = {}, second[width] = {};
         for (int c = 0; c < keys; ++c) {
             for (int w = 0; w < width; ++w) {
-                const reg<T> state = load<T>(S.at(c) + w * lanes<T>);
+                const reg<T> state = load<T>(S.at(c) + j + w * lanes<T>);
                 first[w] = fma(broadcast<T>(a[c]), state, first[w]);
-                if (count == 2) second[w] = fma(broadcast<T>(b[c]), state, second[w]);
+                if constexpr (count == 2) second[w] = fma(broadcast<T>(b[c]), state, second[w]);
             }
         }
         for (int w = 0; w < width; ++w) {
-            store<T>(dst + w * lanes<T>, first[w]);
-            if (count == 2) store<T>(dst2 + w * lanes<T>, second[w]);
+            store<T>(dst + j + w * lanes<T>, first[w]);
+            if constexpr (count == 2) store<T>(dst2 + j + w * lanes<T>, second[w]);
         }
     }
 };

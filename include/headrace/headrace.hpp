@@ -143,7 +143,7 @@ Status backward(Operator op, const Inputs& in, const OutputGradients& d_out, con
                 const Options& options = {}, Workspace workspace = {});
 
 // forward() for decoding: starts from the pool's rows and leaves the new states there. initial_state and final_state
-// must not be given. Usually T = 1; any T and cu_seqlens work. Needs a gate or none, as forward does.
+// must not be given. Usually T = 1; any T and cu_seqlens work.
 Status step(Operator op, const Inputs& in, const Outputs& out, const StatePool& pool, const Options& options = {},
             Workspace workspace = {});
 

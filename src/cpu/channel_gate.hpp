@@ -69,7 +69,6 @@ struct ChannelGate {
         const Tile<T> q = in.q.rows, k = in.k.rows, e = in.e.rows;
         if (P) fill(P, T(0), rows, rows);
         if (l) fill(l, T(0), rows, rows);
-        fill(to_anchor, T(1), rows, columns);
         for (int a = 0; a < rows; a += 16) {
             if (a > 0) {
                 decay_to_anchor(a, k);
@@ -87,7 +86,6 @@ struct ChannelGate {
         const Tile<T> q = in.q.rows, k = in.k.rows, e = in.e.rows;
         keep_lower(d_P, in.scale, 1);
         if (d_l) keep_lower(d_l, T(1), 0);
-        fill(to_anchor, T(1), rows, columns);
         for (int a = 0; a < rows; a += 16) {
             if (a > 0) {
                 decay_to_anchor(a, k);

@@ -265,7 +265,9 @@ std::vector<const Implementation*> chunk_implementations() {
     std::vector<const Implementation*> list;
     for (const Isa& isa : isas()) {
         list.push_back(new ChunkForward(isa));
-        list.push_back(new TwoSweep(isa));  // saves no state: 6 % of one pass's time and all of its memory
+        // Saves no states: 23 % less time than one pass in fp32, 12 % in bf16 (linear_attention:bwd t4096 h16 k128, side by
+        // side on a busy machine).
+        list.push_back(new TwoSweep(isa));
         list.push_back(new OnePass(isa));
         list.push_back(new TwoPass(isa));
     }

@@ -7,11 +7,9 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
-constexpr int block_rows = 16;  // tiles have a multiple of 16 rows and columns; the rest is zero
-
 constexpr int round_up(long value, int multiple) { return static_cast<int>((value + multiple - 1) / multiple * multiple); }
 
-// A matrix in scratch memory: element (i, j) at data[i * row + j].
+// A matrix in scratch memory: element (i, j) at data[i * row + j]. Sizes are multiples of 16, padded with zeros.
 template <class T>
 struct Tile {
     T* data = nullptr;

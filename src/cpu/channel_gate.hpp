@@ -38,23 +38,26 @@ struct ChannelGate {
         length = true_rows;
         rows = padded_rows;
         for (int c = 0; c < columns; c += lanes<T>) {
-            reg<T> product_so_far = broadcast<T>(1), total = {};
+            reg<T> product_so_far = broadcast<T>(1);
             for (int i = 0; i < rows; ++i) {
                 const reg<T> g = i < length ? load<T>(log_decay.at(i) + c) : reg<T>{};
                 const reg<T> a = exp<T>(g);
-                total += g;
                 product_so_far *= a;
                 store<T>(decay.at(i) + c, a);
                 store<T>(start.at(i) + c, product_so_far);
             }
-            store<T>(high + c, total);
             product_so_far = broadcast<T>(1);
             for (int i = rows - 1; i >= 0; --i) {
                 store<T>(end.at(i) + c, product_so_far);
                 product_so_far *= load<T>(decay.at(i) + c);
             }
         }
-        split_exp(high, low, high, columns);
+        // in double: roundings of a constant gate would all point one way
+        for (int c = 0; c < columns; c += lanes<double>) {
+            reg<double> total = {};
+            for (int i = 0; i < length; ++i) total += widen(log_decay.at(i) + c);
+            store_split(high + c, low + c, exp<double>(total));
+        }
     }
 
     Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }

@@ -99,12 +99,12 @@ struct RecurrentKernel {
         return unit;
     }
     void prepare_decay(int i) {
-        if (args.channel_gate) return split_exp(decay, decay_rest, tokens.log_decay.at(i), key_columns);
-        const double exact = exp(static_cast<double>(tokens.log_decay.data[i]));
-        const T rounded = static_cast<T>(exact), rest = static_cast<T>(exact - static_cast<double>(rounded));
-        for (int c = 0; c < key_columns; ++c) {
-            decay[c] = rounded;
-            decay_rest[c] = rest;
+        const T* g = tokens.log_decay.at(args.channel_gate ? i : 0);
+        reg<double> exact = {};
+        if (!args.channel_gate) exact = exp<double>(broadcast(static_cast<double>(g[i])));
+        for (int c = 0; c < key_columns; c += lanes<double>) {
+            if (args.channel_gate) exact = exp<double>(widen(g + c));
+            store_split(decay + c, decay_rest + c, exact);
         }
     }
 

@@ -19,6 +19,7 @@ struct ScalarGate {
     T *from_start = nullptr, *from_start_before = nullptr, *to_end = nullptr;
     T through = 0;
     T* factors = nullptr;         // [C] spare
+    double *gate = nullptr, *since = nullptr;  // [C] e^{g_i}; e^{G_m - G_i} while row m is prepared
     Tile<T> weighted;             // [C,C] spare
     Tile<T> pairs, pairs_before;  // [C,C] by (i, j): gates j < m <= i; gates j < m < i
 
@@ -31,44 +32,41 @@ struct ScalarGate {
         for (T** vector : {&start, &before, &end, &from_start, &from_start_before, &to_end, &factors}) {
             *vector = arena.take<T>(static_cast<std::size_t>(chunk));
         }
+        for (double** vector : {&gate, &since}) *vector = arena.take<double>(static_cast<std::size_t>(chunk));
         high = arena.take<T>(static_cast<std::size_t>(key_columns));
         low = arena.take<T>(static_cast<std::size_t>(key_columns));
     }
 
-    // From log_decay [1,C]. Every row's sums start at that row, so a huge gate spoils nothing behind it.
+    // From log_decay [1,C]. Decays are products of e^{g}, each begun at its own row, so a huge gate spoils nothing behind
+    // it, and in double, because roundings of a constant gate would all point one way.
     void prepare(Tile<T> log_decay, int true_rows, int padded_rows) {
+        constexpr int n = lanes<double>;
         length = true_rows;
         rows = padded_rows;
-        double total = 0;
-        for (int j = 0; j < rows; j += lanes<T>) store<T>(end + j, reg<T>{});  // running sums, for now
-        T since_start = 0;
+        const reg<double> one = broadcast<double>(1);
+        for (int i = 0; i < rows; i += n) {
+            store<double>(gate + i, exp<double>(widen(log_decay.data + i)));
+            store<double>(since + i, one);
+        }
+        for (int i = length; i < rows; ++i) gate[i] = 1;
+        double since_start = 1;
         for (int i = 0; i < rows; ++i) {
-            const T g = i < length ? log_decay.data[i] : 0;
-            total += g;
-            before[i] = since_start;
-            since_start += g;
-            start[i] = since_start;
-            for (int j = 0; j < rows; j += lanes<T>) {
+            before[i] = static_cast<T>(since_start);
+            since_start *= gate[i];
+            start[i] = static_cast<T>(since_start);
+            for (int j = 0; j < rows; j += n) {
                 if (j > i || i >= length) {
-                    store<T>(decay.at(i) + j, reg<T>{});
+                    store_narrow<T>(decay.at(i) + j, reg<double>{});
                     continue;
                 }
-                const reg<T> sums = load<T>(end + j) + keep_below<T>(broadcast<T>(g), j, i);
-                store<T>(end + j, sums);
-                store<T>(decay.at(i) + j, keep_below<T>(exp<T>(sums), j, i + 1));
+                const reg<double> earlier = keep_below<double>(broadcast<double>(gate[i]), j, i), itself = one - keep_below<double>(one, j, i);
+                const reg<double> product = load<double>(since + j) * (earlier + itself);
+                store<double>(since + j, product);
+                store_narrow<T>(decay.at(i) + j, keep_below<double>(product, j, i + 1));
             }
         }
-        for (int i = 0; i < rows; i += lanes<T>) {
-            store<T>(start + i, exp<T>(load<T>(start + i)));
-            store<T>(before + i, exp<T>(load<T>(before + i)));
-            store<T>(end + i, exp<T>(load<T>(end + i)));
-        }
-        const double factor = exp(total);
-        const T rounded = static_cast<T>(factor), rest = static_cast<T>(factor - static_cast<double>(rounded));
-        for (int c = 0; c < columns; ++c) {
-            high[c] = rounded;
-            low[c] = rest;
-        }
+        for (int i = 0; i < rows; i += n) store_narrow<T>(end + i, load<double>(since + i));
+        for (int c = 0; c < columns; c += n) store_split(high + c, low + c, broadcast<double>(since_start));
     }
 
     Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }

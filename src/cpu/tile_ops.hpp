@@ -111,19 +111,19 @@ HEADRACE_INLINE reg<double> widen(const T* source) {
     return __builtin_convertvector(part, reg<double>);
 }
 
-// high + low = e^{x}, through double: what rounding to T leaves would add up over a long sequence. count a multiple of 16;
-// high may be x.
+// The doubles, rounded to T; returns what was stored, as doubles.
 template <class T>
-void split_exp(T* high, T* low, const T* x, int count) {
-    constexpr int n = lanes<double>;
-    typedef T Narrow __attribute__((vector_size(n * sizeof(T)), may_alias));
-    for (int j = 0; j < count; j += n) {
-        const reg<double> exact = exp<double>(widen(x + j));
-        Narrow part = __builtin_convertvector(exact, Narrow);
-        std::memcpy(high + j, &part, sizeof part);
-        part = __builtin_convertvector(exact - __builtin_convertvector(part, reg<double>), Narrow);
-        std::memcpy(low + j, &part, sizeof part);
-    }
+HEADRACE_INLINE reg<double> store_narrow(T* destination, reg<double> value) {
+    typedef T Narrow __attribute__((vector_size(lanes<double> * sizeof(T)), may_alias));
+    const Narrow part = __builtin_convertvector(value, Narrow);
+    std::memcpy(destination, &part, sizeof part);
+    return __builtin_convertvector(part, reg<double>);
+}
+
+// high + low = x: what rounding to T leaves would add up over a long sequence.
+template <class T>
+HEADRACE_INLINE void store_split(T* high, T* low, reg<double> x) {
+    store_narrow<T>(low, x - store_narrow<T>(high, x));
 }
 
 // ---- rows of q, k and e ----

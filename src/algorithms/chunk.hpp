@@ -22,11 +22,11 @@ struct ForwardTiles {
 // With G_i the sum of the chunk's log decays up to token i (Ge_i: without token i for Comba):
 //     P_ij = scale q_i.k_j e^{G_i - G_j}, j <= i        l_ij = e_i.k_j e^{Ge_i - G_j}, j < i
 //     residual = (I + l diag(beta))^-1 (v - (e e^{Ge}) S)     d = beta residual      (additive rule: d = v)
-//     o = scale (q e^G) S + P d                               S <- e^{G_L} S + (k e^{G_L - G})^T d
-// An empty o is not computed. The delta rule leaves `residual`.
+//     o = scale (q e^G) S + P d                               next = e^{G_L} S + (k e^{G_L - G})^T d
+// `next` may be S. An empty o is not computed. The delta rule leaves `residual`.
 template <bool delta, class Ops>
 void chunk_forward(Ops& ops, const ChunkInputs<Ops>& in, const ForwardTiles<Ops>& tiles, typename Ops::Tile S,
-                   typename Ops::Tile o) {
+                   typename Ops::Tile next, typename Ops::Tile o) {
     using Tile = typename Ops::Tile;
     const auto state = ops.right_state(S);
     ops.scores(o ? tiles.P : Tile{}, delta ? tiles.l : Tile{}, in);
@@ -43,7 +43,7 @@ void chunk_forward(Ops& ops, const ChunkInputs<Ops>& in, const ForwardTiles<Ops>
         ops.read(o, ops.from_start(in.q, in.scale), state);
         ops.add_lower(o, tiles.P, d);
     }
-    ops.decay_and_write(S, ops.to_end(in.k), d);
+    ops.decay_and_write(next, S, ops.to_end(in.k), d);
 }
 
 }  // namespace headrace::algorithms

@@ -57,7 +57,7 @@ void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Op
         if constexpr (delta) ops.outer_lower(t.d_l, z, d);
         if constexpr (delta) ops.negate_scores(t.d_l);
         if (wanted.queries || wanted.gate) {
-            const auto state = ops.right_state_transposed(S);
+            const auto state = ops.left_state(S);
             ops.read_keys(t.d_q, d_o, state);
             ops.assign(t.d_q, ops.from_start({t.d_q, nullptr}, in.scale));
             if constexpr (delta) {
@@ -66,7 +66,7 @@ void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Op
             }
         }
         if (wanted.keys || wanted.gate) {
-            ops.read_keys(t.d_k, d, ops.right_state_transposed(D));
+            ops.read_keys(t.d_k, d, ops.left_state(D));
             ops.assign(t.d_k, ops.to_end({t.d_k, nullptr}));
         }
         if (wanted.gate) {
@@ -81,7 +81,7 @@ void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Op
                             delta ? t.d_e : Tile{}, t.d_P, delta ? t.d_l : Tile{}, t.P, t.l, in, wanted.gate);
     }
     if (wanted.adjoint) {
-        ops.decay_and_write(D, ops.from_start(in.q, in.scale), d_o);
+        ops.decay_and_write(D, D, ops.from_start(in.q, in.scale), d_o);
         if constexpr (delta) ops.write(D, ops.erase_from_start(in.e, -1), z);
     }
 }

@@ -55,7 +55,7 @@ struct ChunkKernel {
         forward_tiles.P = square();
         if (delta) {
             forward_tiles.l = square();
-            forward_tiles.residual = value_tile();
+            if (use == forward_only) forward_tiles.residual = value_tile();  // a backward saves them
             forward_tiles.d = value_tile();
         }
         if (use == forward_only) return;
@@ -70,16 +70,16 @@ struct ChunkKernel {
             t.l = forward_tiles.l;
             t.solver = square();
             t.d_l = square();
-            t.residual = forward_tiles.residual;
             t.d = forward_tiles.d;
             t.z = value_tile();
             t.d_e = keys();
         }
         d_o = o;
         gate_gradient = arena.tile<T>(GateType::per_channel ? C : 1, GateType::per_channel ? key_columns : C);
-        d_q_sum = keys();
-        d_k_sum = keys();
-        d_e_sum = delta ? keys() : Tile{};
+        const bool grouped = args.group > 1;
+        d_q_sum = grouped ? keys() : t.d_q;
+        d_k_sum = grouped ? keys() : t.d_k;
+        d_e_sum = grouped && delta ? keys() : t.d_e;
         saved_state = S;
         if (use == with_backward) saved_adjoint = arena.tile<T>(key_columns, value_columns);
         adjoint_states = arena.take<T>(static_cast<std::size_t>(args.group * state_elements()));
@@ -106,12 +106,13 @@ struct ChunkKernel {
 
     // Names the rows that are loaded next, key rows only for key_head >= 0.
     void prefetch(std::int64_t n, std::int64_t chunk, std::int64_t head, std::int64_t key_head, int first, int count,
-                  bool with_d_o) {
-        ops.next_chunk.start(2 * value_columns / (column_block * lanes<T>));  // at least two products with a state
+                  bool with_q, bool with_d_o) {
+        // At least two products with a state, one of C rows and one of K.
+        ops.next_chunk.start((ops.rows + key_columns) / row_block * (value_columns / (column_block * lanes<T>)));
         if (chunk < 0 || chunk >= chunks(n)) return;
         const ChunkRange range = range_of(n, chunk);
         if (key_head >= 0) {
-            ops.next_chunk.add(args.q, range, key_head, args.K);
+            if (with_q) ops.next_chunk.add(args.q, range, key_head, args.K);
             ops.next_chunk.add(args.k, range, key_head, args.K);
             if (args.undecayed_error) ops.next_chunk.add(args.p, range, key_head, args.K);
         }
@@ -128,29 +129,36 @@ struct ChunkKernel {
             const ChunkRange range = range_of(n, chunk);
             tokens.load_keys(range, head / args.group);
             load_chunk(range, head, first, count);
-            prefetch(n, chunk + 1, head, head / args.group, first, count, false);
-            algorithms::chunk_forward<delta>(ops, in, forward_tiles, S, o);
+            prefetch(n, chunk + 1, head, head / args.group, first, count, true, false);
+            algorithms::chunk_forward<delta>(ops, in, forward_tiles, S, S, o);
             store_tokens(args.o, o, range, head, first, count);
         }
         store_state(args.final_state, S, n, head, args.K, first, count);
     }
 
     // ---- backward ----
-    // Runs the states forwards and saves what enters each chunk (and the delta rule's residuals).
+    // Runs the states forwards and saves what enters each chunk (and the delta rule's residuals). Where saved states have
+    // the tile's type, each is computed in its place.
     void save_states(std::int64_t n, std::int64_t head, const SavedSlot& slot) {
-        load_state(S, args.initial_state, n, head, args.K, 0, args.V);
+        const std::int64_t member = head % args.group;
+        const auto place = [&](std::int64_t chunk) { return saved_in_place() ? saved_tile(slot.states, slot.index(chunk, member)) : S; };
+        if (chunks(n) > 0) load_state(place(0), args.initial_state, n, head, args.K, 0, args.V);
         for (std::int64_t chunk = 0; chunk < chunks(n); ++chunk) {
-            const std::int64_t index = slot.index(chunk, head % args.group);
-            save(slot.states, index, S);
+            const std::int64_t index = slot.index(chunk, member);
+            if (!saved_in_place()) save(slot.states, index, S);
             const bool last = chunk + 1 == chunks(n);
             if (last && !delta) break;
             const ChunkRange range = range_of(n, chunk);
-            tokens.load_keys(range, head / args.group);
+            tokens.load_keys(range, head / args.group, false);
             load_chunk(range, head, 0, args.V);
-            prefetch(n, chunk + 1, head, head / args.group, 0, args.V, false);
-            algorithms::chunk_forward<delta>(ops, in, forward_tiles, S, Tile{});
-            if (delta) copy(residual_tile(slot, index), forward_tiles.residual, range.rows, value_columns);
+            prefetch(n, chunk + 1, head, head / args.group, 0, args.V, false, false);
+            if (delta) forward_tiles.residual = residual_tile(slot, index);
+            algorithms::chunk_forward<delta>(ops, in, forward_tiles, place(chunk), last ? S : place(chunk + 1), Tile{});
         }
+    }
+    bool saved_in_place() const { return size_of(args.state_dtype) == sizeof(T); }
+    Tile saved_tile(char* base, std::int64_t index) const {
+        return {reinterpret_cast<T*>(base) + index * key_columns * value_columns, value_columns};
     }
     Tile residual_tile(const SavedSlot& slot, std::int64_t index) const {
         T* data = reinterpret_cast<T*>(slot.residuals) + index * args.chunk * value_columns;
@@ -164,8 +172,8 @@ struct ChunkKernel {
     // The saved state in place, or widened into `state`.
     Tile restore(Tile state, char* base, std::int64_t index) const {
         const std::int64_t row_bytes = value_columns * static_cast<std::int64_t>(size_of(args.state_dtype));
-        char* source = base + index * key_columns * row_bytes;
-        if (size_of(args.state_dtype) == sizeof(T)) return {reinterpret_cast<T*>(source), value_columns};
+        if (saved_in_place()) return saved_tile(base, index);
+        const char* source = base + index * key_columns * row_bytes;
         for (int c = 0; c < key_columns; ++c) {
             load_row<T>(state.at(c), source + c * row_bytes, args.state_dtype, 1, value_columns, value_columns);
         }
@@ -236,7 +244,7 @@ struct ChunkKernel {
             if (delta) backward_tiles.residual = residual_tile(slot, slot.index(chunk, member));
             const bool same_chunk = member + 1 < args.group;
             const std::int64_t next = same_chunk ? chunk : pass == Pass::queries ? chunk + 1 : chunk - 1;
-            prefetch(n, next, same_chunk ? head + 1 : key_head * args.group, same_chunk ? -1 : key_head, 0, args.V, true);
+            prefetch(n, next, same_chunk ? head + 1 : key_head * args.group, same_chunk ? -1 : key_head, 0, args.V, true, true);
             algorithms::chunk_backward<delta>(ops, in, backward_tiles, d_o, state, D, wanted);
             if (pass == Pass::queries) advance_state(state);
             if (wanted.adjoint) store_values(range, head);
@@ -258,7 +266,7 @@ struct ChunkKernel {
         return Tile{};
     }
     void advance_state(Tile state) {
-        ops.decay_and_write(state, ops.to_end(in.k), in.v);
+        ops.decay_and_write(state, state, ops.to_end(in.k), in.v);
     }
     void store_values(const ChunkRange& range, std::int64_t head) {
         store_tokens(args.d_v, delta ? backward_tiles.z : backward_tiles.y, range, head, 0, args.V);
@@ -270,6 +278,7 @@ struct ChunkKernel {
     // Adds this value head's d_q, d_k, d_e to the group's.
     void gather(std::int64_t member, algorithms::Wanted wanted, const ChunkRange& range) {
         const auto& t = backward_tiles;
+        if (args.group == 1) return;
         const auto combine = [&](Tile sum_tile, Tile part) {
             member == 0 ? copy(sum_tile, part, range.rows, key_columns) : add(sum_tile, part, range.rows, key_columns);
         };

@@ -26,6 +26,7 @@ struct ChunkOps {
     Prefetcher next_chunk;
     Tile inverse, spare;     // [16,16], [16,V]
     Tile weighted_values;    // [C,V]
+    Tile keys_transposed;    // [K,C], backward only
     int rows = 0, K = 0, V = 0;
     bool undecayed_error = false;
 
@@ -37,6 +38,7 @@ struct ChunkOps {
         inverse = arena.tile<T>(16, 16);
         spare = arena.tile<T>(16, V);
         weighted_values = arena.tile<T>(chunk, V);
+        if (backward) keys_transposed = arena.tile<T>(K, chunk);
         carve_packer(arena, packer, chunk, backward, states, backward ? (delta ? 17 : 11) : (delta ? 8 : 6));
         carve_packer(arena, small, chunk, backward, 0, backward ? 5 : 2);
     }
@@ -47,7 +49,7 @@ struct ChunkOps {
     }
 
     Right<A> right_state(Tile S) { return packer.right(S, K, V); }
-    Right<A> right_state_transposed(Tile S) { return packer.right_transposed(S, K, V); }
+    Left<A> left_state(Tile S) { return packer.left(S, K, V); }
     void scores(Tile P, Tile l, const Inputs& in) {
         if (P || l) gate.scores(P, l, score_rows(in), packer);
     }
@@ -87,11 +89,19 @@ struct ChunkOps {
     // dst[C,V] = x[C,K] S;  dst += x S;  dst[C,K] = a[C,V] S^T
     void read(Tile dst, Decayed x, Right<A> state) { read(dst, x, state, Start<T>::zero); }
     void add_read(Tile dst, Decayed x, Right<A> state) { read(dst, x, state, Start<T>::add); }
-    void read_keys(Tile dst, Tile a, Right<A> state_transposed) {
-        matmul<A>(dst.data, dst.row, packer.left(a, rows, V), state_transposed, rows, K, V, Part::full, {}, prefetch());
+    // as (S a^T)^T: rows of values are fewer to transpose than a state.
+    void read_keys(Tile dst, Tile a, Left<A> state) {
+        matmul<A>(keys_transposed.data, keys_transposed.row, state, packer.right_transposed(a, rows, V), K, rows, V, Part::full,
+                  {}, prefetch());
+        transpose_into<T>(dst.data, dst.row, keys_transposed.data, keys_transposed.row, K, rows);
     }
-    // S <- decayed S + x^T b;  S += x^T b, x [C,K], b [C,V]
-    void decay_and_write(Tile S, Decayed x, Tile b) { write(S, x, b, gate.decay_state()); }
+    // next = decayed S + x^T b, next may be S;  S += x^T b; x [C,K], b [C,V]
+    void decay_and_write(Tile next, Tile S, Decayed x, Tile b) {
+        Start<T> start = gate.decay_state();
+        start.source = S.data;
+        start.source_row = S.row;
+        write(next, x, b, start);
+    }
     void write(Tile S, Decayed x, Tile b) { write(S, x, b, {Start<T>::add}); }
     // dst += P b, P lower; dst = P^T b; dst = lower part of a b^T, a and b [C,V]
     void add_lower(Tile dst, Tile P, Tile b) {
@@ -111,8 +121,8 @@ struct ChunkOps {
 
   private:
     // Room for the operands that one chunk packs. F32 and F64 pack only transposed ones: the keys (channel gates: the keys
-    // before each anchor), the values of score gradients, states of the backward. Bf16 packs all: `states` states and
-    // `operands` of C rows; an assertion in the packer watches the counts.
+    // before each anchor) and the values of the backward. Bf16 packs all: `states` states and `operands` of C rows; an
+    // assertion in the packer watches the counts.
     template <class Arithmetic>
     void carve_packer(Arena& arena, Packer<Arithmetic>& target, int chunk, bool backward, int states, int operands) const {
         const auto product = [](long a, long b) { return static_cast<std::size_t>(a * b); };
@@ -120,12 +130,12 @@ struct ChunkOps {
         if constexpr (Arithmetic::pack == 1) {
             const long anchored = C / 16 * (C / 16 - 1) / 2 * 16 + (C / 16 - 1) * 16;
             const std::size_t keys = product(K, anchored > C + 16 ? anchored : C + 16);
-            const std::size_t values = backward ? product(V, 2 * (C + 16)) : 0;
-            target.carve(arena, states == 0 ? values : keys + (backward ? product(V, 2 * (K + 16)) : 0));
+            const std::size_t values = backward ? product(V, C + 16) : 0;
+            target.carve(arena, states == 0 ? 2 * values : keys + 3 * values);
         } else {
             const std::size_t wide = product(C, longer / 2 + 16), tall = product(longer / 2, C + 16);
-            const std::size_t passing = backward && states > 0 ? product(K, V / 2 + 32) : 0;  // while a state is transposed
-            const std::size_t state = K > V ? product(V / 2, K + 16) + product(8, K) : product(K / 2, V + 16) + product(8, V);
+            const std::size_t passing = product(C, longer / 2 + 32);  // while an operand is transposed
+            const std::size_t state = product(K, V) / 2 + product(16, wider);
             target.carve(arena, static_cast<std::size_t>(states) * state + passing +
                                     static_cast<std::size_t>(operands) * (wide > tall ? wide : tall));
         }

@@ -50,10 +50,12 @@ enum class Part { full, a_lower, a_upper, dst_lower };
 // What the sums are added to.
 template <class T>
 struct Start {
-    enum Kind { zero, add, decayed } kind = zero;  // 0; dst; dst * (high + low) row by row
+    enum Kind { zero, add, decayed } kind = zero;  // 0; source; source * (high + low) row by row
     const T* high = nullptr;                        // [M]
     const T* low = nullptr;                         // [M] what rounding left of the factor
     const T* factor = nullptr;                      // [M] multiplies the sums of each row, or null
+    const T* source = nullptr;                      // [M,N], rows source_row apart; null: dst
+    long source_row = 0;
 };
 
 template <class A, int rows, int columns>
@@ -61,9 +63,11 @@ HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a
                                   const Start<typename A::real>& start, int first_row) {
     using T = typename A::real;
     constexpr int n = lanes<T>;
+    const T* source = start.source != nullptr ? start.source + first_row * start.source_row : dst;
+    const long source_row = start.source != nullptr ? start.source_row : dst_row;
     const auto before = [&](int i, int j) {
         if (start.kind == Start<T>::zero) return reg<T>{};
-        const reg<T> whole = load<T>(dst + i * dst_row + j * n);
+        const reg<T> whole = load<T>(source + i * source_row + j * n);
         if (start.kind == Start<T>::add) return whole;
         return fma(whole, broadcast<T>(start.low[first_row + i]), whole * broadcast<T>(start.high[first_row + i]));
     };
@@ -88,9 +92,9 @@ HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a
     }
 }
 
-template <class A, int columns>
+template <class A, int columns, class Work>
 void matmul_columns(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int K, int first_column, Part part,
-                    const Start<typename A::real>& start) {
+                    const Start<typename A::real>& start, const Work& beside) {
     constexpr int rows = row_block;
     for (int i = 0; i < M; i += rows) {
         if (part == Part::dst_lower && first_column >= i + rows) {
@@ -102,6 +106,7 @@ void matmul_columns(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, 
         const int k_end = part == Part::a_lower && limit < K ? limit : K;
         matmul_block<A, rows, columns>(dst + i * dst_row, dst_row, {a.data + i * a.row, a.row, a.step}, b, k_begin, k_end,
                                        start, i);
+        beside();
     }
 }
 
@@ -110,18 +115,24 @@ struct NoWork {
 };
 
 // M a multiple of row_block, N of the vector length, K in tile elements, a multiple of A::pack. `beside` is called after
-// each panel of columns.
+// each block.
 template <class A, class Work = NoWork>
 void matmul(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int N, int K, Part part = Part::full,
             Start<typename A::real> start = {}, const Work& beside = {}) {
     constexpr int n = lanes<typename A::real>;
     const int units = K / A::pack;
+    const auto starting_at = [&](int column) {
+        Start<typename A::real> shifted = start;
+        if (start.source != nullptr) shifted.source += column;
+        return shifted;
+    };
     int j = 0;
     for (; part != Part::dst_lower && j + column_block * n <= N; j += column_block * n) {
-        matmul_columns<A, column_block>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, j, part, start);
-        beside();
+        matmul_columns<A, column_block>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, j, part, starting_at(j), beside);
     }
-    for (; j < N; j += n) matmul_columns<A, 1>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, j, part, start);
+    for (; j < N; j += n) {
+        matmul_columns<A, 1>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, j, part, starting_at(j), beside);
+    }
 }
 
 }  // namespace headrace::cpu::inline HEADRACE_ISA

@@ -36,8 +36,9 @@ struct TokenTiles {
         e_norm = !apart ? nullptr : args.undecayed_error ? e_inverse_norm : k_inverse_norm;
     }
 
-    void load_keys(const ChunkRange& range, std::int64_t key_head) {
-        load_tokens(q, args.q, range, key_head, 0, args.K);
+    // Without queries, q keeps what it held.
+    void load_keys(const ChunkRange& range, std::int64_t key_head, bool queries = true) {
+        if (queries) load_tokens(q, args.q, range, key_head, 0, args.K);
         load_tokens(k, args.k, range, key_head, 0, args.K);
         if (args.undecayed_error) load_tokens(e, args.p, range, key_head, 0, args.K);
         if (!args.l2norm) return;
@@ -45,7 +46,7 @@ struct TokenTiles {
             inverse_norms(inverse_norm, rows, range.rows, key_columns);
             if (q_norm == nullptr) scale_rows(rows, rows, inverse_norm, T(1), range.rows, key_columns);
         };
-        normalise(q, q_inverse_norm);
+        if (queries) normalise(q, q_inverse_norm);
         normalise(k, k_inverse_norm);
         if (args.undecayed_error) normalise(e, e_inverse_norm);
     }

@@ -12,7 +12,7 @@ namespace headrace::cpu {
 
 Strided strided(const TensorView& view) {
     const std::size_t bytes = static_cast<std::size_t>(view.numel()) * size_of(view.dtype);
-    Strided result{static_cast<char*>(view.data), view.dtype, view.given(), bytes >= streamed_bytes, {}};
+    Strided result{static_cast<char*>(view.data), view.dtype, view.given(), bytes >= cached_bytes, {}};
     for (int i = 0; i < view.rank; ++i) result.stride[i] = view.strides[i];
     return result;
 }

@@ -15,8 +15,9 @@ constexpr int smallest_chunk = 16, largest_chunk = 64;
 // The recurrent form walks a strip of the state three times per token: 128 x 64 floats are 32 KiB, two thirds of L1.
 constexpr int recurrent_strip_bytes = 256;
 
-// Outputs of this size leave nothing behind in a core's share of the last-level cache that a consumer could still find.
-constexpr std::size_t streamed_bytes = std::size_t{8} << 20;
+// A core's share of the last-level cache. Outputs of this size are stored past the caches: they would leave nothing behind
+// there that a consumer could still find.
+constexpr std::size_t cached_bytes = std::size_t{8} << 20;
 
 inline int chunk_of(const Problem& problem) {
     return problem.chunk == 0 ? default_chunk : std::clamp(problem.chunk, smallest_chunk, largest_chunk);
@@ -30,6 +31,28 @@ inline int chunk_value_columns(const Problem& problem) {
     if (heads >= problem.threads && heads % problem.threads == 0) return static_cast<int>(problem.V);
     const std::int64_t columns = (problem.V + wanted - 1) / wanted;
     return static_cast<int>(std::min<std::int64_t>(problem.V, std::max<std::int64_t>(32, (columns + 15) / 16 * 16)));
+}
+
+// Heads of a token are neighbours in memory. A task that takes a few of them through the chunks together meets each page
+// once for all of them, and address translation no longer slows long sequences. Their states stay in L2; tasks enough
+// remain for all threads, and with them room for the saved states of at most half of all heads.
+constexpr std::int64_t walked_bytes = std::int64_t{256} << 10;
+constexpr std::int64_t most_walked = 4;
+
+inline std::int64_t state_bytes(const Problem& problem) {
+    return problem.K * problem.V * static_cast<std::int64_t>(problem.wide ? 8 : 4);
+}
+inline int heads_walked(const Problem& problem, std::int64_t heads, std::int64_t state_bytes_per_head) {
+    for (std::int64_t walk = most_walked; walk > 1; walk /= 2) {
+        const std::int64_t tasks = problem.N * heads / walk, threads = problem.threads;
+        const bool balanced = tasks >= 8 * threads || (tasks >= 2 * threads && tasks % threads == 0);
+        if (heads % walk == 0 && balanced && walk * state_bytes_per_head <= walked_bytes) return static_cast<int>(walk);
+    }
+    return 1;
+}
+inline int value_heads_walked(const Problem& problem) { return heads_walked(problem, problem.HV, state_bytes(problem)); }
+inline int key_heads_walked(const Problem& problem) {
+    return heads_walked(problem, problem.H, problem.group * state_bytes(problem));
 }
 
 inline int recurrent_value_columns(const Problem& problem) {

@@ -74,6 +74,7 @@ class ChunkImplementation : public IsaImplementation {
     virtual Layout layout(const Problem& problem, Carver& carver) const {
         Layout layout{make_args(problem, carver), {}, nullptr};
         layout.args.chunk = chunk_of(problem);
+        layout.args.walk = 1;
         // Saved states may be in the type of the inputs; everything else is in the tile type.
         if (problem.wide) layout.args.state_dtype = DType::f64;
         return layout;
@@ -101,7 +102,7 @@ class ChunkImplementation : public IsaImplementation {
         return l;
     }
     void compute_all_states(const Problem& problem, const Layout& l, bool adjoints) const {
-        const std::int64_t H = problem.H, HV = problem.HV, group = problem.group;
+        const std::int64_t H = problem.H, HV = problem.HV;
         l.first_chunk[0] = 0;
         for (std::int64_t n = 0; n < problem.N; ++n) {
             const Sequence& s = problem.sequences[static_cast<std::size_t>(n)];
@@ -109,12 +110,12 @@ class ChunkImplementation : public IsaImplementation {
         }
         parallel_for(problem.N * HV, problem.threads, [&](std::int64_t task, int thread) {
             const std::int64_t n = task / HV, head = task % HV;
-            kernels(problem).save_states(l.args, n, head, l.first_chunk[n] * HV + head / group * group, l.scratch.of(thread));
+            kernels(problem).save_states(l.args, n, head, l.first_chunk[n] * HV + head, l.scratch.of(thread));
         });
         if (!adjoints) return;
         parallel_for(problem.N * H, problem.threads, [&](std::int64_t task, int thread) {
             const std::int64_t n = task / H, head = task % H;
-            kernels(problem).adjoint_pass(l.args, n, head, l.first_chunk[n] * HV + head * group, l.scratch.of(thread));
+            kernels(problem).adjoint_pass(l.args, n, head, l.first_chunk[n] * HV + head * problem.group, l.scratch.of(thread));
         });
     }
     // HEADRACE_DEBUG_NAN: computes the states once more, with memory of its own, and reports them.
@@ -146,9 +147,10 @@ class ChunkForward : public ChunkImplementation {
         const Layout l = layout(problem, carver);
         const KernelArgs& args = l.args;
         const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
-        parallel_for(problem.N * problem.HV * blocks, problem.threads, [&](std::int64_t task, int thread) {
+        const std::int64_t walks = problem.HV / args.walk;
+        parallel_for(problem.N * walks * blocks, problem.threads, [&](std::int64_t task, int thread) {
             const int first = static_cast<int>(task % blocks) * args.value_columns;
-            const std::int64_t head = task / blocks % problem.HV, n = task / blocks / problem.HV;
+            const std::int64_t head = task / blocks % walks * args.walk, n = task / blocks / walks;
             kernels(problem).forward(args, n, head, first, std::min(args.value_columns, args.V - first), l.scratch.of(thread));
         });
         report_states(problem);
@@ -159,6 +161,7 @@ class ChunkForward : public ChunkImplementation {
     Layout layout(const Problem& problem, Carver& carver) const override {
         Layout l = ChunkImplementation::layout(problem, carver);
         l.args.value_columns = chunk_value_columns(problem);
+        l.args.walk = value_heads_walked(problem);
         l.scratch = take_scratch(carver, problem.threads, kernels(problem).forward_scratch(l.args));
         return l;
     }
@@ -176,9 +179,11 @@ class OnePass : public ChunkImplementation {
 
     bool run(const Problem& problem, Carver& carver) const override {
         const Layout l = layout(problem, carver);
-        const std::int64_t slot = chunks(longest(problem), l.args.chunk) * problem.group;
-        parallel_for(problem.N * problem.H, problem.threads, [&](std::int64_t task, int thread) {
-            kernels(problem).one_pass(l.args, task / problem.H, task % problem.H, thread * slot, l.scratch.of(thread));
+        const std::int64_t slot = chunks(longest(problem), l.args.chunk) * l.args.walk * problem.group;
+        const std::int64_t walks = problem.H / l.args.walk;
+        parallel_for(problem.N * walks, problem.threads, [&](std::int64_t task, int thread) {
+            const std::int64_t n = task / walks, head = task % walks * l.args.walk;
+            kernels(problem).one_pass(l.args, n, head, thread * slot, l.scratch.of(thread));
         });
         store_parameter_gradients(problem, l.args);
         report_states(problem);
@@ -188,8 +193,12 @@ class OnePass : public ChunkImplementation {
   protected:
     Layout layout(const Problem& problem, Carver& carver) const override {
         Layout l = ChunkImplementation::layout(problem, carver);
-        const std::int64_t slots = std::min<std::int64_t>(problem.threads, std::max<std::int64_t>(1, problem.N * problem.H));
-        take_saved(problem, carver, l.args, slots * chunks(longest(problem), l.args.chunk) * problem.group, false);
+        // While the saved states of one head stay in the last-level cache, more of them at once would drive them out.
+        const std::int64_t saved_bytes = chunks(longest(problem), l.args.chunk) * problem.group * state_bytes(problem);
+        if (saved_bytes > static_cast<std::int64_t>(cached_bytes)) l.args.walk = key_heads_walked(problem);
+        const std::int64_t tasks = std::max<std::int64_t>(1, problem.N * (problem.H / l.args.walk));
+        const std::int64_t slots = std::min<std::int64_t>(problem.threads, tasks) * l.args.walk * problem.group;
+        take_saved(problem, carver, l.args, slots * chunks(longest(problem), l.args.chunk), false);
         l.scratch = take_scratch(carver, problem.threads, kernels(problem).backward_scratch(l.args));
         return l;
     }
@@ -244,8 +253,9 @@ class TwoSweep : public ChunkImplementation {
     }
     bool run(const Problem& problem, Carver& carver) const override {
         const Layout l = layout(problem, carver);
-        parallel_for(problem.N * problem.H, problem.threads, [&](std::int64_t task, int thread) {
-            kernels(problem).two_sweeps(l.args, task / problem.H, task % problem.H, l.scratch.of(thread));
+        const std::int64_t walks = problem.H / l.args.walk;
+        parallel_for(problem.N * walks, problem.threads, [&](std::int64_t task, int thread) {
+            kernels(problem).two_sweeps(l.args, task / walks, task % walks * l.args.walk, l.scratch.of(thread));
         });
         report_states(problem);
         return *l.args.gate_refused == 0;
@@ -254,6 +264,7 @@ class TwoSweep : public ChunkImplementation {
   protected:
     Layout layout(const Problem& problem, Carver& carver) const override {
         Layout l = ChunkImplementation::layout(problem, carver);
+        l.args.walk = key_heads_walked(problem);
         l.scratch = take_scratch(carver, problem.threads, kernels(problem).sweeps_scratch(l.args));
         return l;
     }

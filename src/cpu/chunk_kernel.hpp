@@ -1,4 +1,4 @@
-// ChunkKernel: walks the chunks of one sequence and head, loads tiles, runs the algorithm pages, stores results.
+// ChunkKernel: walks the chunks of one sequence and a few heads, loads tiles, runs the algorithm pages, stores results.
 #pragma once
 
 #include "cpu/chunk_ops.hpp"
@@ -6,14 +6,19 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
-// Where the states of chunks are kept between the sweeps of a backward: chunk c of head j of the group at
+// Where the states of chunks are kept between the sweeps of a backward: chunk c of value head j of a task at
 // index first + c * per_chunk + j.
 struct SavedSlot {
     char* states;
     char* adjoints;
     void* residuals;
     std::int64_t first, per_chunk;
-    std::int64_t index(std::int64_t chunk, std::int64_t member) const { return first + chunk * per_chunk + member; }
+    std::int64_t index(std::int64_t chunk, std::int64_t j) const { return first + chunk * per_chunk + j; }
+};
+
+// A chunk of a query/key head.
+struct ChunkOf {
+    std::int64_t chunk, key_head;
 };
 
 enum class Pass { all, adjoint, gradients, queries, keys };
@@ -31,8 +36,9 @@ struct ChunkKernel {
     algorithms::ChunkInputs<Ops> in;
     algorithms::ForwardTiles<Ops> forward_tiles;
     algorithms::BackwardTiles<Ops> backward_tiles;
-    Tile S, o, d_o, gate_gradient, d_q_sum, d_k_sum, d_e_sum, saved_state, saved_adjoint;
-    T* adjoint_states = nullptr;  // [group] tiles of [K,V]
+    Tile S;  // [heads of the task] tiles of [K,V], see walking_state
+    Tile o, d_o, gate_gradient, d_q_sum, d_k_sum, d_e_sum, saved_adjoint;
+    T* adjoint_states = nullptr;  // [heads of the task] tiles of [K,V]
 
     enum Use { forward_only, with_backward, sweeps_only };  // sweeps_only: two_sweeps, which restores no state
 
@@ -50,7 +56,9 @@ struct ChunkKernel {
         const auto square = [&] { return arena.tile<T>(C, C); };
         in = {{tokens.q, tokens.q_norm}, {tokens.k, tokens.k_norm}, {tokens.e, tokens.e_norm}, tokens.v, tokens.beta,
               static_cast<T>(args.scale), args.undecayed_error};
-        S = use == sweeps_only ? Tile{nullptr, round_up(args.V, 16) + 16} : arena.tile<T>(key_columns, value_columns);
+        S = {nullptr, round_up(value_columns, 16) + 16};
+        const std::int64_t task_heads = use == forward_only ? args.walk : heads();
+        if (use != sweeps_only) S.data = arena.take<T>(static_cast<std::size_t>(task_heads * state_elements()));
         o = value_tile();
         forward_tiles.P = square();
         if (delta) {
@@ -80,13 +88,12 @@ struct ChunkKernel {
         d_q_sum = grouped ? keys() : t.d_q;
         d_k_sum = grouped ? keys() : t.d_k;
         d_e_sum = grouped && delta ? keys() : t.d_e;
-        saved_state = S;
         if (use == with_backward) saved_adjoint = arena.tile<T>(key_columns, value_columns);
-        adjoint_states = arena.take<T>(static_cast<std::size_t>(args.group * state_elements()));
+        adjoint_states = arena.take<T>(static_cast<std::size_t>(heads() * state_elements()));
     }
 
     std::int64_t state_elements() const { return static_cast<std::int64_t>(key_columns) * S.row; }
-    Tile adjoint_state(std::int64_t member) const { return {adjoint_states + member * state_elements(), S.row}; }
+    Tile adjoint_state(std::int64_t j) const { return {adjoint_states + j * state_elements(), S.row}; }
     std::int64_t chunks(std::int64_t n) const {
         const TokenRange& s = args.sequences[n];
         return (s.end - s.begin + args.chunk - 1) / args.chunk;
@@ -121,39 +128,61 @@ struct ChunkKernel {
         if (with_d_o) ops.next_chunk.add(args.d_o, range, head, args.V);
     }
 
-    // ---- forward: all chunks of sequence n and value head `head`, values [first, first + count) ----
+    // ---- forward: all chunks of sequence n and value heads [head, head + args.walk), values [first, first + count) ----
     void forward(std::int64_t n, std::int64_t head, int first, int count) {
         ops.V = value_columns = round_up(count, 16);
-        load_state(S, args.initial_state, n, head, args.K, first, count);
+        const std::int64_t heads = args.walk;
+        for (std::int64_t j = 0; j < heads; ++j) {
+            load_state(walking_state(j), args.initial_state, n, head + j, args.K, first, count);
+        }
         for (std::int64_t chunk = 0; chunk < chunks(n); ++chunk) {
             const ChunkRange range = range_of(n, chunk);
-            tokens.load_keys(range, head / args.group);
-            load_chunk(range, head, first, count);
-            prefetch(n, chunk + 1, head, head / args.group, first, count, true, false);
-            algorithms::chunk_forward<delta>(ops, in, forward_tiles, S, S, o);
-            store_tokens(args.o, o, range, head, first, count);
+            for (std::int64_t j = 0; j < heads; ++j) {
+                if (j == 0 || starts_group(head + j)) tokens.load_keys(range, (head + j) / args.group);
+                load_chunk(range, head + j, first, count);
+                prefetch_next_head(n, chunk, head, j, heads, first, count, true);
+                algorithms::chunk_forward<delta>(ops, in, forward_tiles, walking_state(j), walking_state(j), o);
+                store_tokens(args.o, o, range, head + j, first, count);
+            }
         }
-        store_state(args.final_state, S, n, head, args.K, first, count);
+        for (std::int64_t j = 0; j < heads; ++j) {
+            store_state(args.final_state, walking_state(j), n, head + j, args.K, first, count);
+        }
     }
+    bool starts_group(std::int64_t head) const { return head % args.group == 0; }
+    // What a walk reads after head + j of this chunk: the next head, or the first of the next chunk.
+    void prefetch_next_head(std::int64_t n, std::int64_t chunk, std::int64_t head, std::int64_t j, std::int64_t heads, int first,
+                            int count, bool with_q) {
+        const bool same_chunk = j + 1 < heads;
+        const std::int64_t next = same_chunk ? head + j + 1 : head;
+        const std::int64_t key_head = same_chunk && !starts_group(next) ? -1 : next / args.group;
+        prefetch(n, same_chunk ? chunk : chunk + 1, next, key_head, first, count, with_q, false);
+    }
+    Tile walking_state(std::int64_t j) const { return {S.data + j * state_elements(), S.row}; }
 
     // ---- backward ----
-    // Runs the states forwards and saves what enters each chunk (and the delta rule's residuals). Where saved states have
-    // the tile's type, each is computed in its place.
-    void save_states(std::int64_t n, std::int64_t head, const SavedSlot& slot) {
-        const std::int64_t member = head % args.group;
-        const auto place = [&](std::int64_t chunk) { return saved_in_place() ? saved_tile(slot.states, slot.index(chunk, member)) : S; };
-        if (chunks(n) > 0) load_state(place(0), args.initial_state, n, head, args.K, 0, args.V);
+    // Runs the states of `heads` value heads forwards and saves what enters each chunk (and the delta rule's residuals).
+    // Where saved states have the tile's type, each is computed in its place.
+    void save_states(std::int64_t n, std::int64_t head, std::int64_t heads, const SavedSlot& slot) {
+        const auto place = [&](std::int64_t chunk, std::int64_t j) {
+            return saved_in_place() ? saved_tile(slot.states, slot.index(chunk, j)) : walking_state(j);
+        };
+        for (std::int64_t j = 0; j < heads && chunks(n) > 0; ++j) {
+            load_state(place(0, j), args.initial_state, n, head + j, args.K, 0, args.V);
+        }
         for (std::int64_t chunk = 0; chunk < chunks(n); ++chunk) {
-            const std::int64_t index = slot.index(chunk, member);
-            if (!saved_in_place()) save(slot.states, index, S);
-            const bool last = chunk + 1 == chunks(n);
-            if (last && !delta) break;
+            const bool last_chunk = chunk + 1 == chunks(n);
             const ChunkRange range = range_of(n, chunk);
-            tokens.load_keys(range, head / args.group, false);
-            load_chunk(range, head, 0, args.V);
-            prefetch(n, chunk + 1, head, head / args.group, 0, args.V, false, false);
-            if (delta) forward_tiles.residual = residual_tile(slot, index);
-            algorithms::chunk_forward<delta>(ops, in, forward_tiles, place(chunk), last ? S : place(chunk + 1), Tile{});
+            for (std::int64_t j = 0; j < heads; ++j) {
+                if (!saved_in_place()) save(slot.states, slot.index(chunk, j), walking_state(j));
+                if (last_chunk && !delta) continue;
+                if (j == 0 || starts_group(head + j)) tokens.load_keys(range, (head + j) / args.group, false);
+                load_chunk(range, head + j, 0, args.V);
+                prefetch_next_head(n, chunk, head, j, heads, 0, args.V, false);
+                if (delta) forward_tiles.residual = residual_tile(slot, slot.index(chunk, j));
+                const Tile next = last_chunk ? walking_state(j) : place(chunk + 1, j);
+                algorithms::chunk_forward<delta>(ops, in, forward_tiles, place(chunk, j), next, Tile{});
+            }
         }
     }
     bool saved_in_place() const { return size_of(args.state_dtype) == sizeof(T); }
@@ -180,53 +209,54 @@ struct ChunkKernel {
         return state;
     }
 
-    // One query/key head with its group of value heads; partial sums of the gate parameters go to [n, head].
-    void begin_heads(std::int64_t n, std::int64_t key_head) {
-        for (std::int64_t member = 0; member < args.group; ++member) {
-            load_state(adjoint_state(member), args.d_final_state, n, key_head * args.group + member, args.K, 0, args.V);
+    // The value heads of args.walk query/key heads from key_head on; partial sums of the gate parameters go to [n, head].
+    std::int64_t heads() const { return args.walk * args.group; }
+    void begin_heads(std::int64_t n, std::int64_t key_head, const Strided& states) {
+        for (std::int64_t j = 0; j < heads(); ++j) {
+            load_state(adjoint_state(j), states, n, key_head * args.group + j, args.K, 0, args.V);
         }
     }
     void end_heads(std::int64_t n, std::int64_t key_head) {
-        for (std::int64_t member = 0; member < args.group; ++member) {
-            store_state(args.d_initial_state, adjoint_state(member), n, key_head * args.group + member, args.K, 0, args.V);
+        for (std::int64_t j = 0; j < heads(); ++j) {
+            store_state(args.d_initial_state, adjoint_state(j), n, key_head * args.group + j, args.K, 0, args.V);
+        }
+    }
+    // All heads of a chunk, then those of the chunk `step` further on.
+    void walk(std::int64_t n, std::int64_t key_head, std::int64_t chunk, std::int64_t step, const SavedSlot& slot, Pass pass) {
+        for (std::int64_t w = 0; w < args.walk; ++w) {
+            const ChunkOf next = w + 1 < args.walk ? ChunkOf{chunk, key_head + w + 1} : ChunkOf{chunk + step, key_head};
+            chunk_gradients(n, {chunk, key_head + w}, next, w * args.group, slot, pass);
         }
     }
 
     void one_pass(std::int64_t n, std::int64_t key_head, const SavedSlot& slot) {
-        for (std::int64_t member = 0; member < args.group; ++member) save_states(n, key_head * args.group + member, slot);
-        begin_heads(n, key_head);
-        for (std::int64_t chunk = chunks(n) - 1; chunk >= 0; --chunk) chunk_gradients(n, key_head, chunk, slot, Pass::all);
+        save_states(n, key_head * args.group, heads(), slot);
+        begin_heads(n, key_head, args.d_final_state);
+        for (std::int64_t chunk = chunks(n) - 1; chunk >= 0; --chunk) walk(n, key_head, chunk, -1, slot, Pass::all);
         end_heads(n, key_head);
     }
     void adjoint_pass(std::int64_t n, std::int64_t key_head, const SavedSlot& slot) {
-        begin_heads(n, key_head);
+        begin_heads(n, key_head, args.d_final_state);
         for (std::int64_t chunk = chunks(n) - 1; chunk >= 0; --chunk) {
-            for (std::int64_t member = 0; member < args.group; ++member) {
-                save(slot.adjoints, slot.index(chunk, member), adjoint_state(member));
-            }
-            chunk_gradients(n, key_head, chunk, slot, Pass::adjoint);
+            for (std::int64_t j = 0; j < heads(); ++j) save(slot.adjoints, slot.index(chunk, j), adjoint_state(j));
+            walk(n, key_head, chunk, -1, slot, Pass::adjoint);
         }
         end_heads(n, key_head);
     }
     // Additive rule: d_q in a sweep forwards, then d_k, d_v in a sweep backwards; no state is ever saved.
     void two_sweeps(std::int64_t n, std::int64_t key_head) {
         if (args.d_q.given) {
-            for (std::int64_t member = 0; member < args.group; ++member) {
-                load_state(adjoint_state(member), args.initial_state, n, key_head * args.group + member, args.K, 0, args.V);
-            }
-            for (std::int64_t chunk = 0; chunk < chunks(n); ++chunk) {
-                chunk_gradients(n, key_head, chunk, SavedSlot{}, Pass::queries);
-            }
+            begin_heads(n, key_head, args.initial_state);
+            for (std::int64_t chunk = 0; chunk < chunks(n); ++chunk) walk(n, key_head, chunk, 1, SavedSlot{}, Pass::queries);
         }
-        begin_heads(n, key_head);
-        for (std::int64_t chunk = chunks(n) - 1; chunk >= 0; --chunk) {
-            chunk_gradients(n, key_head, chunk, SavedSlot{}, Pass::keys);
-        }
+        begin_heads(n, key_head, args.d_final_state);
+        for (std::int64_t chunk = chunks(n) - 1; chunk >= 0; --chunk) walk(n, key_head, chunk, -1, SavedSlot{}, Pass::keys);
         end_heads(n, key_head);
     }
 
-    void chunk_gradients(std::int64_t n, std::int64_t key_head, std::int64_t chunk, const SavedSlot& slot, Pass pass) {
-        const ChunkRange range = range_of(n, chunk);
+    // The value heads of one query/key head, the first of which is head `first` of the task; then `next` is prefetched.
+    void chunk_gradients(std::int64_t n, ChunkOf here, ChunkOf next, std::int64_t first, const SavedSlot& slot, Pass pass) {
+        const ChunkRange range = range_of(n, here.chunk);
         const bool rest = pass == Pass::all || pass == Pass::gradients;
         const bool keys_wanted = args.d_q.given || args.d_k.given || args.d_p.given;
         const algorithms::Wanted wanted{.adjoint = pass == Pass::all || pass == Pass::adjoint || pass == Pass::keys,
@@ -234,17 +264,20 @@ struct ChunkKernel {
                                         .keys = (rest && (delta ? keys_wanted : args.d_k.given)) ||
                                                 (pass == Pass::keys && args.d_k.given),
                                         .gate = rest && args.gate_gradient};
+        tokens.load_keys(range, here.key_head);
         for (std::int64_t member = 0; member < args.group; ++member) {
-            const std::int64_t head = key_head * args.group + member;
-            if (member == 0) tokens.load_keys(range, key_head);
+            const std::int64_t head = here.key_head * args.group + member, j = first + member;
             load_chunk(range, head, 0, args.V);
             load_tokens(d_o, args.d_o, range, head, 0, args.V);
-            const Tile D = adjoint_tile(slot, chunk, member, pass);
-            const Tile state = entering_state(slot, chunk, member, pass, wanted);
-            if (delta) backward_tiles.residual = residual_tile(slot, slot.index(chunk, member));
-            const bool same_chunk = member + 1 < args.group;
-            const std::int64_t next = same_chunk ? chunk : pass == Pass::queries ? chunk + 1 : chunk - 1;
-            prefetch(n, next, same_chunk ? head + 1 : key_head * args.group, same_chunk ? -1 : key_head, 0, args.V, true, true);
+            const std::int64_t saved = slot.index(here.chunk, j);
+            const Tile D = pass == Pass::gradients ? restore(saved_adjoint, slot.adjoints, saved) : adjoint_state(j);
+            const Tile state = entering_state(slot, saved, j, pass, wanted);
+            if (delta) backward_tiles.residual = residual_tile(slot, saved);
+            if (member + 1 < args.group) {
+                prefetch(n, here.chunk, head + 1, -1, 0, args.V, false, true);
+            } else {
+                prefetch(n, next.chunk, next.key_head * args.group, next.key_head, 0, args.V, true, true);
+            }
             algorithms::chunk_backward<delta>(ops, in, backward_tiles, d_o, state, D, wanted);
             if (pass == Pass::queries) advance_state(state);
             if (wanted.adjoint) store_values(range, head);
@@ -254,15 +287,11 @@ struct ChunkKernel {
             }
             gather(member, wanted, range);
         }
-        store_keys(range, key_head, wanted);
+        store_keys(range, here.key_head, wanted);
     }
-    Tile adjoint_tile(const SavedSlot& slot, std::int64_t chunk, std::int64_t member, Pass pass) {
-        if (pass != Pass::gradients) return adjoint_state(member);
-        return restore(saved_adjoint, slot.adjoints, slot.index(chunk, member));
-    }
-    Tile entering_state(const SavedSlot& slot, std::int64_t chunk, std::int64_t member, Pass pass, algorithms::Wanted wanted) {
-        if (pass == Pass::queries) return adjoint_state(member);
-        if (wanted.queries || wanted.gate) return restore(saved_state, slot.states, slot.index(chunk, member));
+    Tile entering_state(const SavedSlot& slot, std::int64_t saved, std::int64_t j, Pass pass, algorithms::Wanted wanted) {
+        if (pass == Pass::queries) return adjoint_state(j);
+        if (wanted.queries || wanted.gate) return restore(S, slot.states, saved);
         return Tile{};
     }
     void advance_state(Tile state) {

@@ -34,6 +34,7 @@ struct KernelArgs {
     BetaFormula beta_formula;
     double scale, lower_bound;
     int chunk;                // resolved: 16, 32, 64
+    int walk;                 // heads that a task takes together, value heads forward, query/key heads backward
     int value_columns;        // width of a value block of the forward: a multiple of 16, or all of V
 
     const double* gamma;      // [HV], or null

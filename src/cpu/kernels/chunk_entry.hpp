@@ -29,9 +29,9 @@ struct ChunkEntry {
         Arena arena{static_cast<char*>(scratch)};
         Kernel(args, arena, Kernel::forward_only).forward(n, head, first, values);
     }
-    // `first`: index of the slot's first saved state; per chunk the slot holds one group, or one state of every head.
+    // `first`: index of the slot's first saved state; per chunk the slot holds the heads of a task, or all heads.
     static SavedSlot thread_slot(const KernelArgs& args, std::int64_t first) {
-        return {args.saved_states, args.saved_adjoints, args.saved_residuals, first, args.group};
+        return {args.saved_states, args.saved_adjoints, args.saved_residuals, first, args.walk * args.group};
     }
     static SavedSlot shared_slot(const KernelArgs& args, std::int64_t first) {
         return {args.saved_states, args.saved_adjoints, args.saved_residuals, first, args.HV};
@@ -42,7 +42,7 @@ struct ChunkEntry {
     }
     static void save_states(const KernelArgs& args, std::int64_t n, std::int64_t head, std::int64_t first, void* scratch) {
         Arena arena{static_cast<char*>(scratch)};
-        Kernel(args, arena, Kernel::with_backward).save_states(n, head, shared_slot(args, first));
+        Kernel(args, arena, Kernel::with_backward).save_states(n, head, 1, shared_slot(args, first));
     }
     static void adjoint_pass(const KernelArgs& args, std::int64_t n, std::int64_t key_head, std::int64_t first, void* scratch) {
         Arena arena{static_cast<char*>(scratch)};
@@ -52,7 +52,7 @@ struct ChunkEntry {
                                 std::int64_t first, void* scratch) {
         Arena arena{static_cast<char*>(scratch)};
         Kernel(args, arena, Kernel::with_backward)
-            .chunk_gradients(n, key_head, chunk, shared_slot(args, first), Pass::gradients);
+            .chunk_gradients(n, {chunk, key_head}, {chunk + 1, key_head}, 0, shared_slot(args, first), Pass::gradients);
     }
     static void two_sweeps(const KernelArgs& args, std::int64_t n, std::int64_t key_head, void* scratch) {
         Arena arena{static_cast<char*>(scratch)};

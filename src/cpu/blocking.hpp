@@ -34,8 +34,8 @@ inline int chunk_value_columns(const Problem& problem) {
 }
 
 // Heads of a token are neighbours in memory. A task that takes a few of them through the chunks together meets each page
-// once for all of them, and address translation no longer slows long sequences. Their states stay in L2; tasks enough
-// remain for all threads, and with them room for the saved states of at most half of all heads.
+// once for all of them, and address translation no longer slows long sequences. Their states stay in L2 beside the tiles of
+// a chunk; tasks enough remain for all threads, and with them saved states of at most half of all heads.
 constexpr std::int64_t walked_bytes = std::int64_t{256} << 10;
 constexpr std::int64_t most_walked = 4;
 
@@ -46,7 +46,8 @@ inline int heads_walked(const Problem& problem, std::int64_t heads, std::int64_t
     for (std::int64_t walk = most_walked; walk > 1; walk /= 2) {
         const std::int64_t tasks = problem.N * heads / walk, threads = problem.threads;
         const bool balanced = tasks >= 8 * threads || (tasks >= 2 * threads && tasks % threads == 0);
-        if (heads % walk == 0 && balanced && walk * state_bytes_per_head <= walked_bytes) return static_cast<int>(walk);
+        const bool fits = walk * state_bytes_per_head * chunk_of(problem) <= walked_bytes * default_chunk;
+        if (heads % walk == 0 && balanced && fits) return static_cast<int>(walk);
     }
     return 1;
 }

@@ -23,11 +23,11 @@ struct ChannelGate {
     Tile<T> gradient_start, gradient_end, gradient_inside;  // [C,K] terms from the chunk's start, to its end, inside
     T* through = nullptr;     // [K]
 
-    void carve(Arena& arena, int chunk, int key_columns) {
+    void carve(Arena& arena, int chunk, int key_columns, bool gradient) {
         columns = key_columns;
-        for (Tile<T>* tile : {&decay, &start, &end, &to_anchor, &keys, &product, &decayed, &gradient_start, &gradient_end,
-                              &gradient_inside}) {
-            *tile = arena.tile<T>(chunk, key_columns);
+        for (Tile<T>* tile : {&decay, &start, &end, &to_anchor, &keys, &product, &decayed}) *tile = arena.tile<T>(chunk, columns);
+        for (Tile<T>* tile : {&gradient_start, &gradient_end, &gradient_inside}) {
+            if (gradient) *tile = arena.tile<T>(chunk, columns);
         }
         queries = arena.tile<T>(16, key_columns);
         erases = arena.tile<T>(16, key_columns);

@@ -50,7 +50,8 @@ struct ChunkKernel {
           tokens(args, arena, args.chunk, value_columns, GateType::per_channel ? Norm::in_rows : Norm::apart) {
         const int C = args.chunk;
         ops.undecayed_error = args.undecayed_error;
-        ops.carve(arena, C, key_columns, value_columns, use != forward_only, delta, use == forward_only ? 1 : use == sweeps_only ? 2 : 3);
+        ops.carve(arena, C, key_columns, value_columns, use != forward_only, delta,
+                  use == forward_only ? 1 : use == sweeps_only ? 2 : 3, use == with_backward);
         const auto keys = [&] { return arena.tile<T>(C, key_columns); };
         const auto value_tile = [&] { return arena.tile<T>(C, value_columns); };
         const auto square = [&] { return arena.tile<T>(C, C); };

@@ -30,11 +30,13 @@ struct ChunkOps {
     int rows = 0, K = 0, V = 0;
     bool undecayed_error = false;
 
-    // states: how many states a chunk packs at most; delta: whether it has the products of the delta rule too.
-    void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward, bool delta, int states) {
+    // states: how many states a chunk packs at most; delta: whether it has the products of the delta rule too;
+    // gate_gradient: whether that may be wanted.
+    void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward, bool delta, int states,
+               bool gate_gradient) {
         K = key_columns;
         V = value_columns;
-        gate.carve(arena, chunk, K);
+        gate.carve(arena, chunk, K, gate_gradient);
         inverse = arena.tile<T>(16, 16);
         spare = arena.tile<T>(16, V);
         weighted_values = arena.tile<T>(chunk, V);

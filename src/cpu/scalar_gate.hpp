@@ -23,12 +23,14 @@ struct ScalarGate {
     Tile<T> weighted;             // [C,C] spare
     Tile<T> pairs, pairs_before;  // [C,C] by (i, j): gates j < m <= i; gates j < m < i
 
-    void carve(Arena& arena, int chunk, int key_columns) {
+    void carve(Arena& arena, int chunk, int key_columns, bool gradient) {
         columns = key_columns;
         decay = arena.tile<T>(chunk, chunk);
         weighted = arena.tile<T>(chunk, chunk);
-        pairs = arena.tile<T>(chunk, chunk);
-        pairs_before = arena.tile<T>(chunk, chunk);
+        if (gradient) {
+            pairs = arena.tile<T>(chunk, chunk);
+            pairs_before = arena.tile<T>(chunk, chunk);
+        }
         for (T** vector : {&start, &before, &end, &from_start, &from_start_before, &to_end, &factors}) {
             *vector = arena.take<T>(static_cast<std::size_t>(chunk));
         }

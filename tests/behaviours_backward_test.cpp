@@ -152,20 +152,6 @@ std::vector<std::pair<std::string, TensorView*>> gradient_views(Gradients& grads
             {"d_initial_state", &grads.d_initial_state}};
 }
 
-// Where saved states outgrow the caches, a task of one pass takes several heads: 2100 tokens are 132 chunks of 16.
-TEST(Backward, B1_SeveralHeadsOfManyStatesAtOnce) {
-    for (const char* text : {"kda:bwd t2100 h4 k128 chunk=16 state=inout threads=1",
-                             "simple_gla:bwd t2100 h4 k64 v256 bf16 chunk=16 threads=1"}) {
-        const ProblemLine line = line_of(text);
-        for (const PlanEntry& entry : plan_of(harness::make_shapes(line).call)) {
-            if (entry.name == "saved states") {
-                EXPECT_GT(entry.shape.at(0), 132) << text;
-            }
-        }
-        expect_right(line);
-    }
-}
-
 // Each gradient alone, and all but it: the same bits as among all, nothing else written, no more workspace.
 TEST(Backward, B3_UnwantedGradientsCostNothing) {
     std::set<std::string> seen;

@@ -332,5 +332,26 @@ TEST(Numerics, N7_TheSameBitsFromRunToRunAndForAnyNumberOfThreads) {
     }
 }
 
+// With threads to spare a task takes one head, else a few: 8 heads on one thread and on eight. In one pass only where the
+// saved states outgrow the caches: 2100 tokens are 132 chunks of 16.
+TEST(Numerics, N7_HeadsThatAreTakenTogetherChangeNoBit) {
+    for (const char* text : {"kda:fwd t70 h4 hv8 k32 v24 state=inout", "linear_attention:bwd b2 t70 h4 hv8 k32 state=inout",
+                             "gla:fwd t70 h8 k32 bf16", "kda:bwd t2100 h4 k128 chunk=16 state=inout",
+                             "simple_gla:bwd t2100 h4 k64 v256 bf16 chunk=16"}) {
+        expect_right(std::string(text) + " threads=1");
+        for (ProblemLine line : forced_lines(std::string(text) + " threads=1")) {
+            if (line.force.find(".chunk") == std::string::npos) continue;
+            for (const PlanEntry& entry : workspace_entries(line)) {
+                const bool many = line.T == 2100 && line.force.find("one_pass") != std::string::npos;
+                if (entry.name != "saved states" || !many) continue;
+                EXPECT_EQ(entry.shape.at(0), 2 * 132) << format(line);
+            }
+            const std::map<std::string, Bytes> together = run_and_read(line);
+            line.threads = 8;
+            expect_same_bits(together, run_and_read(line), format(line));
+        }
+    }
+}
+
 }  // namespace
 }  // namespace headrace::test

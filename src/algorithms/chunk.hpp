@@ -28,7 +28,8 @@ template <bool delta, class Ops>
 void chunk_forward(Ops& ops, const ChunkInputs<Ops>& in, const ForwardTiles<Ops>& tiles, typename Ops::Tile S,
                    typename Ops::Tile next, typename Ops::Tile o) {
     using Tile = typename Ops::Tile;
-    const auto state = ops.right_state(S);
+    decltype(ops.right_state(S)) state{};
+    if (delta || o) state = ops.right_state(S);
     ops.scores(o ? tiles.P : Tile{}, delta ? tiles.l : Tile{}, in);
     Tile d = in.v;
     if constexpr (delta) {

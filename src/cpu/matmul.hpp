@@ -65,7 +65,7 @@ HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a
     constexpr int n = lanes<T>;
     const T* source = start.source != nullptr ? start.source + first_row * start.source_row : dst;
     const long source_row = start.source != nullptr ? start.source_row : dst_row;
-    const auto before = [&](int i, int j) {
+    const auto before = [&](int i, int j) __attribute__((always_inline)) {
         if (start.kind == Start<T>::zero) return reg<T>{};
         const reg<T> whole = load<T>(source + i * source_row + j * n);
         if (start.kind == Start<T>::add) return whole;

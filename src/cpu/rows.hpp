@@ -19,6 +19,9 @@ HEADRACE_INLINE reg<float> load_bf16(const std::uint16_t* source) {
 }
 
 HEADRACE_INLINE HalfWidth16 round_to_bf16(reg<float> value) {
+#ifdef HEADRACE_HAS_BF16_DOT
+    return (HalfWidth16)nearest_bf16(value);
+#else
     UInt32Register bits;
     std::memcpy(&bits, &value, sizeof bits);
     bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -27,6 +30,7 @@ HEADRACE_INLINE HalfWidth16 round_to_bf16(reg<float> value) {
     std::memcpy(&nan_mask, &is_nan, sizeof nan_mask);
     bits = (bits & ~nan_mask) | (nan_mask & 0x7fc0u);
     return __builtin_convertvector(bits, HalfWidth16);
+#endif
 }
 
 HEADRACE_INLINE void store_bf16(std::uint16_t* destination, reg<float> value) {

@@ -40,6 +40,7 @@ HEADRACE_INLINE void store_pairs(std::uint32_t* destination, __m512 low, __m512 
                                            21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     _mm512_storeu_si512(destination, _mm512_permutexvar_epi16(order, both));
 }
+HEADRACE_INLINE __m256i nearest_bf16(__m512 value) { return (__m256i)_mm512_cvtneps_pbh(value); }
 // Thirty-two neighbouring floats as sixteen pairs.
 HEADRACE_INLINE void store_neighbours(std::uint32_t* destination, __m512 first, __m512 second) {
     _mm512_storeu_si512(destination, (__m512i)_mm512_cvtne2ps_pbh(second, first));

@@ -34,7 +34,7 @@ Timing summary_of(std::vector<double> seconds);
 
 struct TimingLimits {
     int min_calls = 5;         // per variant, and
-    double min_seconds = 0.3;  // per variant, whichever takes longer
+    double min_seconds = 1;  // per variant, whichever takes longer
 };
 
 // Times the variants in turn, round by round, so that a slow spell of the machine hits all of them. The first call of

@@ -90,7 +90,7 @@ void add_bench(CLI::App& app, int*) {
         ->check(CLI::PositiveNumber);
     command->add_option("--min-calls", arguments->options.limits.min_calls, "Calls at least [5]")
         ->check(CLI::Range(1, 1000000));
-    command->add_option("--min-seconds", arguments->options.limits.min_seconds, "Seconds per variant at least [0.3]")
+    command->add_option("--min-seconds", arguments->options.limits.min_seconds, "Seconds per variant at least [1]")
         ->check(CLI::Range(1e-6, 1e6));
     command->add_option("--json", arguments->json_path, "Write the results as JSON to this file (- for stdout)")
         ->type_name("FILE");

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Builds and runs every test on a Debian or Ubuntu machine, installing what is missing; the last line counts them.
 #
-# usage: bash scripts/test.sh [STAGE...]     stages: gcc random clang asan tsan fuzz (all of them, in this order)
+# usage: bash scripts/test.sh [STAGE...]     stages: gcc random python clang asan tsan fuzz (all of them, in this order)
 # HEADRACE_TEST_SEED fixes the seed of the random problems that is otherwise new in every run.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 . scripts/common.sh
 
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(gcc random clang asan tsan fuzz)
+[ ${#stages[@]} -gt 0 ] || stages=(gcc random python clang asan tsan fuzz)
 seed=${HEADRACE_TEST_SEED:-$(date +%s)}
 logs=build/logs
 passed=0 failed=0
@@ -88,6 +88,20 @@ stage_random() {
     step "random problems, seed $seed" "$headrace" check --random 2000 --seed "$seed"
 }
 
+# The package as a user installs it, in an environment of its own. Every Python test counts as one test.
+stage_python() {
+    local venv=build/venv log=$logs/python__tests.log summary
+    step "python: environment" python3 -m venv "$venv" || return
+    step "python: requirements" "$venv/bin/pip" install --progress-bar off -r tests/python/requirements.txt || return
+    step "python: pip install ." "$venv/bin/pip" install --progress-bar off --no-deps . || return
+    run "python: tests" "$venv/bin/python" -m pytest -q -rfE --strict-markers tests/python
+    summary=$(tail -n 1 "$log")
+    if [[ $summary =~ ([0-9]+)\ passed ]]; then passed=$((passed + BASH_REMATCH[1])); else failed=$((failed + 1)); fi
+    if [[ $summary =~ ([0-9]+)\ failed ]]; then failed=$((failed + BASH_REMATCH[1])); fi
+    if [[ $summary =~ ([0-9]+)\ (error|skipped) ]]; then failed=$((failed + BASH_REMATCH[1])); fi
+    printf '    %s\n' "$summary"
+}
+
 stage_clang() {
     build clang sanitize_tests headrace_cli || return
     tests clang -L sanitize
@@ -108,14 +122,14 @@ stage_fuzz() {
     done
 }
 
-install_missing "${build_packages[@]}" clang libomp-dev llvm libgtest-dev pkg-config python3
+install_missing "${build_packages[@]}" clang libomp-dev llvm libgtest-dev pkg-config python3 python3-dev python3-venv
 # Clang's sanitizer run-time is a package of its own in newer releases, named after clang's version.
 runtime=libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev
 if apt-cache show "$runtime" >/dev/null 2>&1; then install_missing "$runtime"; fi
 
 mkdir -p "$logs"
 for stage in "${stages[@]}"; do
-    declare -F "stage_$stage" >/dev/null || die "unknown stage '$stage': expected gcc random clang asan tsan fuzz"
+    declare -F "stage_$stage" >/dev/null || die "unknown stage '$stage': expected gcc random python clang asan tsan fuzz"
     say "$stage"
     "stage_$stage"
 done

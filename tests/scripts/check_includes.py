@@ -28,6 +28,7 @@ TABLE = [
     ("tools/", [PUBLIC, "reference/", "harness/", "tools/"]),
     ("bench/", [PUBLIC, "reference/", "harness/", "bench/"]),
     ("examples/", [PUBLIC]),
+    ("python/", [PUBLIC]),
     ("tests/package/", [PUBLIC]),
     ("tests/", [""]),
 ]
@@ -77,7 +78,7 @@ def cycle_in(graph):
 
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
-    folders = ["include", "src", "reference", "harness", "tools", "bench", "examples", "tests"]
+    folders = ["include", "src", "reference", "harness", "tools", "bench", "examples", "python", "tests"]
     paths = sorted(path for folder in folders for path in (root / folder).rglob("*") if path.suffix in SOURCES)
     graph, failures, includes = {}, [], 0
     for path in paths:

@@ -1,0 +1,106 @@
+"""The operators on NumPy arrays: forward, backward and step.
+
+    import numpy as np, headrace.numpy as hn
+    o, final_state = hn.forward("kda", q, k, v, g=g, beta=beta, final_state=True)
+    grads = hn.backward("kda", q, k, v, g=g, beta=beta, d_o=d_o)      # grads["d_q"], grads["d_g"], ...
+    o = hn.step("kda", q, k, v, g=g, beta=beta, pool=states)          # states change in place
+
+Shapes: q, k, p [B, T, H, K]; v, o [B, T, HV, V]; g [B, T, HV] or [B, T, HV, K]; gv [B, T, HV, V]; g_gamma, A_log [HV];
+dt_bias [HV] or [HV, K]; beta [B, T, HV]; states [N, HV, K, V]. Types: float64, float32, float16, and bfloat16 of
+ml_dtypes. Arrays of any strides >= 0 are read where they are. Options are those of headrace::Options: scale, reverse,
+qk_l2norm, gate_form ("log_decay", "softplus", "bounded"), lower_bound, beta_form ("value", "sigmoid", "two_sigmoid"),
+allow_positive_gates, chunk, num_steps, threads. Errors are ValueError or TypeError naming the argument.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from headrace import _core
+from headrace._arguments import DIFFERENTIABLE, INPUTS, OPERATORS  # noqa: F401
+
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def _view(array):
+    """What the binding reads: NumPy has no name for bfloat16, so its bits travel with the name beside them."""
+    return (array.view(np.uint16), "bf16") if isinstance(array, np.ndarray) and array.dtype == _BF16 else array
+
+
+def _inputs(q, k, v, tensors):
+    unknown = set(tensors) - set(INPUTS)
+    if unknown:
+        raise TypeError(f"{sorted(unknown)[0]}: expected one of {', '.join(INPUTS)}, or an option")
+    values = {"q": q, "k": k, "v": v, **tensors}
+    for name, value in values.items():
+        if value is not None and not isinstance(value, np.ndarray):
+            raise TypeError(f"{name}: expected a numpy array, got {type(value).__name__}")
+    for name in ("q", "k", "v"):
+        if values[name].ndim != 4:
+            raise ValueError(f"{name}: expected 4 dimensions, got shape {list(values[name].shape)}")
+    return [values.get(name) for name in INPUTS]
+
+
+_OPTIONS = ("scale", "reverse", "qk_l2norm", "gate_form", "lower_bound", "beta_form", "allow_positive_gates", "chunk",
+            "num_steps", "threads")
+
+
+def _split(arguments):
+    """(tensors, options) of the keyword arguments of a function."""
+    options = {name: arguments.pop(name) for name in _OPTIONS if name in arguments}
+    return arguments, _core.Options(**options)
+
+
+def _state_type(q):
+    return np.float64 if q.dtype == np.float64 else np.float32
+
+
+def _run(direction, op, inputs, first, second, options):
+    _core.run(direction, op, [_view(x) for x in inputs], [_view(x) for x in first], [_view(x) for x in second], options)
+
+
+def forward(op, q, k, v, *, final_state=False, **arguments):
+    """(o, final state or None) of operator `op`, one of OPERATORS. Formula: docs/math.md, 2."""
+    tensors, options = _split(arguments)
+    inputs = _inputs(q, k, v, tensors)
+    o = np.empty(v.shape, q.dtype)
+    state = None
+    if final_state:
+        cu_seqlens = tensors.get("cu_seqlens")
+        N = q.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        state = np.empty((N, v.shape[2], q.shape[3], v.shape[3]), _state_type(q))
+    _run("forward", op, inputs, [o, state], [], options)
+    return o, state
+
+
+def backward(op, q, k, v, *, d_o=None, d_final_state=None, wanted=None, **arguments):
+    """The gradients of sum(o d_o) + sum(final_state d_final_state) by name: "d_q", "d_k", ...
+
+    wanted: the names of the inputs to differentiate by; default all that are given. Formula: docs/math.md, 3.
+    """
+    tensors, options = _split(arguments)
+    inputs = _inputs(q, k, v, tensors)
+    given = dict(zip(INPUTS, inputs))
+    names = [name for name in DIFFERENTIABLE if given[name] is not None] if wanted is None else list(wanted)
+    for name in names:
+        if given.get(name) is None or name not in DIFFERENTIABLE:
+            raise ValueError(f"wanted: expected names of inputs that are given, got '{name}'")
+    gradients = {name: np.empty(given[name].shape, given[name].dtype) for name in names}
+    _run("backward", op, inputs, [d_o, d_final_state], [gradients.get(name) for name in DIFFERENTIABLE], options)
+    return {f"d_{name}": gradient for name, gradient in gradients.items()}
+
+
+def step(op, q, k, v, *, pool, indices=None, num_accepted_tokens=None, **arguments):
+    """o; the states in `pool` [rows, HV, K, V] change in place.
+
+    indices [N] names the row of each sequence, or [N, S] the row that takes the state after each token; -1 is padding.
+    num_accepted_tokens [N]: with 2-D indices, sequence n starts from row indices[n, num_accepted_tokens[n] - 1].
+    """
+    tensors, options = _split(arguments)
+    inputs = _inputs(q, k, v, tensors)
+    if not isinstance(pool, np.ndarray) or not pool.flags.writeable:
+        raise ValueError("pool: expected a writable numpy array")
+    o = np.empty(v.shape, q.dtype)
+    _run("step", op, inputs, [o, None], [pool, indices, num_accepted_tokens], options)
+    return o

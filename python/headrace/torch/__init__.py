@@ -1,0 +1,32 @@
+"""Operators for PyTorch under the names, argument orders and layouts of flash-linear-attention's public interface.
+
+Shapes: q, k, p [B, T, H, K]; v, o [B, T, HV, V], HV a multiple of H; g [B, T, HV], or [B, T, HV, K] for gla and kda;
+beta [B, T, HV]; g_gamma [HV]; states [N, HV, K, V], or [N, HV, V, K] with state_v_first. q, k, v and p share one of
+float64, float32, bfloat16, float16; gates, beta and states may have any of them. N is B, or len(cu_seqlens) - 1 with
+B = 1. Every function returns (o, final_state), the latter float32 (float64 for float64 q) or None, and is differentiable
+by all its tensors. All raise ValueError or TypeError naming the argument, what was expected and what came.
+"""
+
+from headrace.torch._functions import (  # noqa: F401
+    chunk_comba,
+    chunk_delta_rule,
+    chunk_gated_delta_rule,
+    chunk_gdn,
+    chunk_gla,
+    chunk_kda,
+    chunk_lightning_attn,
+    chunk_retention,
+    chunk_simple_gla,
+    fused_chunk_simple_gla,
+    fused_recurrent_comba,
+    fused_recurrent_delta_rule,
+    fused_recurrent_gated_delta_rule,
+    fused_recurrent_gdn,
+    fused_recurrent_gla,
+    fused_recurrent_kda,
+    fused_recurrent_lightning_attn,
+    fused_recurrent_retention,
+    fused_recurrent_simple_gla,
+)
+
+__all__ = [name for name in dir() if name.startswith(("chunk_", "fused_"))]

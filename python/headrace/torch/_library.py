@@ -1,0 +1,147 @@
+"""The custom operators headrace::forward and headrace::backward: kernels, shapes without data, and autograd.
+
+Registered at the dispatcher's keys by hand: the autograd that torch.library generates takes longer per call (about 90
+microseconds for an operator of 22 arguments) than a short sequence takes to compute.
+"""
+
+from __future__ import annotations
+
+from typing import List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from headrace import _core
+from headrace._arguments import DIFFERENTIABLE, options
+
+Maybe = Optional[Tensor]
+
+
+def _state_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _k_first(state: Maybe, state_v_first: bool) -> Maybe:
+    """The view [N,HV,K,V] of a state, which is how the library counts its dimensions."""
+    return state.transpose(-1, -2) if state is not None and state_v_first and state.dim() == 4 else state
+
+
+def _empty_outputs(q: Tensor, v: Tensor, cu_seqlens: Maybe, final_state: bool, state_v_first: bool) -> Tuple[Tensor, Tensor]:
+    o = torch.empty(v.shape, dtype=q.dtype, device=q.device)
+    if not final_state:
+        return o, q.new_empty((0,), dtype=_state_dtype(q))
+    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    K, V = q.shape[-1], v.shape[-1]
+    sizes = (N, v.shape[2], V, K) if state_v_first else (N, v.shape[2], K, V)
+    return o, q.new_empty(sizes, dtype=_state_dtype(q))
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """What must hold before an output can be allocated; the library checks the rest and names the argument."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ValueError(f"{name}: expected 4 dimensions [B, T, H, {'V' if name == 'v' else 'K'}], got shape {list(x.shape)}")
+        if not x.dtype.is_floating_point:
+            raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}")
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name}: expected dtype {q.dtype} as in q, got {x.dtype}")
+        if x.device != q.device:
+            raise ValueError(f"{name}: expected device {q.device} as q, got {x.device}")
+
+
+def forward(
+    op: str, q: Tensor, k: Tensor, v: Tensor, p: Maybe, g: Maybe, gv: Maybe, g_gamma: Maybe, beta: Maybe, A_log: Maybe,
+    dt_bias: Maybe, initial_state: Maybe, cu_seqlens: Maybe, final_state: bool, scale: Optional[float], reverse: bool,
+    qk_l2norm: bool, gate_form: str, lower_bound: float, beta_form: str, chunk: int, state_v_first: bool,
+) -> Tuple[Tensor, Tensor]:
+    o, state = _empty_outputs(q, v, cu_seqlens, final_state, state_v_first)
+    inputs = [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, _k_first(initial_state, state_v_first), cu_seqlens]
+    outputs = [o, _k_first(state, state_v_first) if final_state else None]
+    _core.run("forward", op, inputs, outputs, [],
+              options(scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk))
+    return o, state
+
+
+def _forward_shapes(op, q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens, final_state, scale, reverse,
+      qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first):
+    return _empty_outputs(q, v, cu_seqlens, final_state, state_v_first)
+
+
+def backward(
+    op: str, q: Tensor, k: Tensor, v: Tensor, p: Maybe, g: Maybe, gv: Maybe, g_gamma: Maybe, beta: Maybe, A_log: Maybe,
+    dt_bias: Maybe, initial_state: Maybe, cu_seqlens: Maybe, d_o: Maybe, d_final_state: Maybe, wanted: List[int],
+    scale: Optional[float], reverse: bool, qk_l2norm: bool, gate_form: str, lower_bound: float, beta_form: str, chunk: int,
+    state_v_first: bool,
+) -> List[Tensor]:
+    """Gradients of the inputs whose places in DIFFERENTIABLE are `wanted`."""
+    inputs = [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state]
+    gradients = [torch.empty(inputs[i].shape, dtype=inputs[i].dtype) for i in wanted]
+    targets: List[Maybe] = [None] * len(inputs)
+    for i, gradient in zip(wanted, gradients):
+        targets[i] = gradient
+    inputs[-1] = _k_first(initial_state, state_v_first)
+    targets[-1] = _k_first(targets[-1], state_v_first)
+    _core.run("backward", op, inputs + [cu_seqlens], [d_o, _k_first(d_final_state, state_v_first)], targets,
+              options(scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk))
+    return gradients
+
+
+def _backward_shapes(op, q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens, d_o, d_final_state, wanted, scale,
+      reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first):
+    inputs = [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state]
+    return [torch.empty(inputs[i].shape, dtype=inputs[i].dtype, device=q.device) for i in wanted]
+
+
+_TENSORS = len(DIFFERENTIABLE) + 1  # places 1 to _TENSORS of the forward's arguments; op stands at 0
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, op, *arguments):
+        tensors, final_state, rest = arguments[:_TENSORS], arguments[_TENSORS], arguments[_TENSORS + 1 :]
+        with torch._C._AutoDispatchBelowAutograd():
+            o, state = torch.ops.headrace.forward(op, *tensors, final_state, *rest)
+        ctx.op, ctx.final_state, ctx.rest = op, final_state, rest
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        if not final_state:
+            ctx.mark_non_differentiable(state)
+        return o, state
+
+    @staticmethod
+    def backward(ctx, d_o, d_final_state):
+        wanted = [i for i in range(len(DIFFERENTIABLE)) if ctx.needs_input_grad[1 + i]]
+        result: List[Maybe] = [None] * (1 + _TENSORS + 1 + len(ctx.rest))
+        if not ctx.final_state:
+            d_final_state = None
+        if wanted and (d_o is not None or d_final_state is not None):
+            gradients = torch.ops.headrace.backward(ctx.op, *ctx.saved_tensors, d_o, d_final_state, wanted, *ctx.rest)
+            for i, gradient in zip(wanted, gradients):
+                result[1 + i] = gradient
+        return tuple(result)
+
+
+def _forward_with_autograd(op, *arguments):
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:_TENSORS]):
+        return _Forward.apply(op, *arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.headrace.forward(op, *arguments)
+
+
+def _backward_without_second_derivatives(op, *arguments):
+    tensors = arguments[: _TENSORS + 2]
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        raise NotImplementedError("headrace::backward: second derivatives are not computed; expected create_graph=False")
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.headrace.backward(op, *arguments)
+
+
+_library = torch.library.Library("headrace", "DEF")
+for _name, _kernel, _shapes, _autograd in (
+    ("forward", forward, _forward_shapes, _forward_with_autograd),
+    ("backward", backward, _backward_shapes, _backward_without_second_derivatives),
+):
+    _library.define(_name + torch.library.infer_schema(_kernel, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(_name, _kernel, "CPU")
+    _library.impl(_name, _autograd, "Autograd")
+    torch.library.register_fake(f"headrace::{_name}", _shapes, lib=_library)

@@ -1,0 +1,224 @@
+// core_module: headrace._core, the C++ interface on arrays of any framework (DLPack and the buffer protocol), no copies.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <new>
+
+#include "headrace/headrace.hpp"
+
+namespace nb = nanobind;
+
+namespace headrace::python {
+namespace {
+
+using Array = nb::ndarray<nb::ro>;
+
+[[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
+
+DType dtype_of(const nb::dlpack::dtype& type, const char* name) {
+    using Kind = nb::dlpack::dtype_code;
+    const auto is = [&](Kind kind, int bits) {
+        return type.code == static_cast<std::uint8_t>(kind) && type.bits == bits && type.lanes == 1;
+    };
+    if (is(Kind::Float, 32)) return DType::f32;
+    if (is(Kind::Bfloat, 16)) return DType::bf16;
+    if (is(Kind::Float, 16)) return DType::f16;
+    if (is(Kind::Float, 64)) return DType::f64;
+    if (is(Kind::Int, 32)) return DType::i32;
+    if (is(Kind::Int, 64)) return DType::i64;
+    type_error(std::string(name) + ": expected float64, float32, bfloat16, float16, int32 or int64, got a type of code " +
+               std::to_string(type.code) + " with " + std::to_string(type.bits) + " bits");
+}
+
+// Keeps the arrays of a call alive and shows them as views. An argument is None, an array, or (array of uint16, "bf16")
+// where a framework has no name for the type.
+class Arrays {
+  public:
+    // arguments: a list in the order of names and views.
+    void read(const nb::list& arguments, std::initializer_list<std::pair<const char*, TensorView*>> targets) {
+        if (arguments.size() != targets.size()) type_error("expected " + std::to_string(targets.size()) + " arrays");
+        std::size_t i = 0;
+        for (const auto& [name, view] : targets) read(arguments[i++], name, view);
+    }
+
+  private:
+    void read(nb::handle argument, const char* name, TensorView* view) {
+        if (argument.is_none()) return;
+        const bool renamed = nb::isinstance<nb::tuple>(argument);
+        Array array;
+        if (!nb::try_cast<Array>(renamed ? nb::handle(argument[0].ptr()) : argument, array)) {
+            type_error(std::string(name) + ": expected an array on the CPU, got " +
+                       nb::cast<std::string>(nb::str(argument.type())));
+        }
+        if (array.device_type() != nb::device::cpu::value) {
+            throw nb::value_error((std::string(name) + ": expected an array on the CPU").c_str());
+        }
+        if (array.ndim() > TensorView::max_rank) {
+            throw nb::value_error((std::string(name) + ": expected at most 4 dimensions, got " +
+                                   std::to_string(array.ndim())).c_str());
+        }
+        view->dtype = renamed ? DType::bf16 : dtype_of(array.dtype(), name);
+        view->data = const_cast<void*>(array.data());
+        view->rank = static_cast<int>(array.ndim());
+        for (int d = 0; d < view->rank; ++d) {
+            view->shape[d] = array.shape(static_cast<std::size_t>(d));
+            view->strides[d] = array.stride(static_cast<std::size_t>(d));
+        }
+        kept_.push_back(std::move(array));
+    }
+    std::vector<Array> kept_;
+};
+
+void raise(const Status& status) {
+    if (status.ok()) return;
+    if (status.code() == Code::out_of_memory) throw std::bad_alloc();
+    throw nb::value_error(status.message().c_str());
+}
+
+Operator operator_of(const std::string& name) {
+    for (const Operator op : {Operator::linear_attention, Operator::retention, Operator::simple_gla, Operator::gla,
+                              Operator::delta_rule, Operator::gated_delta_rule, Operator::comba, Operator::kda}) {
+        if (name == name_of(op)) return op;
+    }
+    throw nb::value_error(("op: expected the name of an operator, got '" + name + "'").c_str());
+}
+
+// Everything that the three directions share.
+struct Request {
+    Call call;
+    Arrays arrays;
+    std::string force;
+
+    Request(const std::string& op, Direction direction, const nb::list& inputs, const Options& options) {
+        call.op = operator_of(op);
+        call.direction = direction;
+        call.options = options;
+        Inputs& in = call.in;
+        arrays.read(inputs, {{"q", &in.q}, {"k", &in.k}, {"v", &in.v}, {"p", &in.p}, {"g", &in.g}, {"gv", &in.gv},
+                             {"g_gamma", &in.g_gamma}, {"beta", &in.beta}, {"A_log", &in.A_log}, {"dt_bias", &in.dt_bias},
+                             {"initial_state", &in.initial_state}, {"cu_seqlens", &in.cu_seqlens}});
+    }
+    void outputs(const nb::list& outputs) {
+        arrays.read(outputs, {{"out", &call.out.o}, {"final_state", &call.out.final_state}});
+    }
+    void output_gradients(const nb::list& d_outputs) {
+        arrays.read(d_outputs, {{"d_o", &call.d_out.d_o}, {"d_final_state", &call.d_out.d_final_state}});
+    }
+    void gradients(const nb::list& gradients) {
+        Gradients& g = call.grads;
+        arrays.read(gradients, {{"d_q", &g.d_q}, {"d_k", &g.d_k}, {"d_v", &g.d_v}, {"d_p", &g.d_p}, {"d_g", &g.d_g},
+                                {"d_gv", &g.d_gv}, {"d_g_gamma", &g.d_g_gamma}, {"d_beta", &g.d_beta},
+                                {"d_A_log", &g.d_A_log}, {"d_dt_bias", &g.d_dt_bias},
+                                {"d_initial_state", &g.d_initial_state}});
+    }
+    void pool(const nb::list& pool) {
+        arrays.read(pool, {{"states", &call.pool.states}, {"ssm_state_indices", &call.pool.indices},
+                           {"num_accepted_tokens", &call.pool.num_accepted_tokens}});
+    }
+    // The interpreter is free while this runs.
+    void run() {
+        Status status;
+        {
+            const nb::gil_scoped_release release;
+            const Call& c = call;
+            status = c.direction == Direction::forward    ? forward(c.op, c.in, c.out, c.options)
+                     : c.direction == Direction::backward ? backward(c.op, c.in, c.d_out, c.grads, c.options)
+                                                          : step(c.op, c.in, c.out, c.pool, c.options);
+        }
+        raise(status);
+    }
+};
+
+Request request(const std::string& direction, const std::string& op, const nb::list& inputs, const nb::list& first,
+                const nb::list& second, const Options& options) {
+    const Direction kind = direction == "forward"    ? Direction::forward
+                           : direction == "backward" ? Direction::backward
+                                                     : Direction::step;
+    Request r(op, kind, inputs, options);
+    if (kind == Direction::backward) {
+        r.output_gradients(first);
+        r.gradients(second);
+    } else {
+        r.outputs(first);
+        if (kind == Direction::step) r.pool(second);
+    }
+    return r;
+}
+
+Options make_options(std::optional<double> scale, bool reverse, bool qk_l2norm, const std::string& gate_form,
+                     double lower_bound, const std::string& beta_form, bool allow_positive_gates, int chunk, int num_steps,
+                     int threads) {
+    Options options;
+    options.scale = scale;
+    options.reverse = reverse;
+    options.qk_l2norm = qk_l2norm;
+    options.gate_form = gate_form == "softplus"  ? GateForm::softplus
+                        : gate_form == "bounded" ? GateForm::bounded
+                                                 : GateForm::log_decay;
+    options.lower_bound = lower_bound;
+    options.beta_form = beta_form == "sigmoid"       ? BetaForm::sigmoid
+                        : beta_form == "two_sigmoid" ? BetaForm::two_sigmoid
+                                                     : BetaForm::value;
+    options.allow_positive_gates = allow_positive_gates;
+    options.chunk = chunk;
+    options.num_steps = num_steps;
+    options.threads = threads;
+    return options;
+}
+
+}  // namespace
+
+NB_MODULE(_core, module) {
+    module.doc() = "The C++ interface of headrace on arrays: lists in a fixed order, None for what is not given.";
+    nb::class_<Options>(module, "Options", "Options of a call, as headrace::Options.")
+        .def("__init__",
+             [](Options* self, std::optional<double> scale, bool reverse, bool qk_l2norm, const std::string& gate_form,
+                double lower_bound, const std::string& beta_form, bool allow_positive_gates, int chunk, int num_steps,
+                int threads) {
+                 new (self) Options(make_options(scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form,
+                                                 allow_positive_gates, chunk, num_steps, threads));
+             },
+             nb::arg("scale") = nb::none(), nb::arg("reverse") = false, nb::arg("qk_l2norm") = false,
+             nb::arg("gate_form") = "log_decay", nb::arg("lower_bound") = -5.0, nb::arg("beta_form") = "value",
+             nb::arg("allow_positive_gates") = false, nb::arg("chunk") = 0, nb::arg("num_steps") = 0,
+             nb::arg("threads") = 0);
+    module.def(
+        "run",
+        [](const std::string& direction, const std::string& op, const nb::list& inputs, const nb::list& first,
+           const nb::list& second, const Options& options) { request(direction, op, inputs, first, second, options).run(); },
+        nb::arg("direction"), nb::arg("op"), nb::arg("inputs"), nb::arg("first"), nb::arg("second"), nb::arg("options"),
+        "Runs 'forward' (first: outputs), 'backward' (first: output gradients, second: gradients) or 'step' (second: pool).");
+    module.def(
+        "plan",
+        [](const std::string& direction, const std::string& op, const nb::list& inputs, const nb::list& first,
+           const nb::list& second, const Options& options) {
+            Request r = request(direction, op, inputs, first, second, options);
+            std::vector<PlanEntry> entries;
+            raise(plan(r.call, &entries));
+            nb::list result;
+            for (const PlanEntry& e : entries) {
+                result.append(nb::make_tuple(e.name, e.role, nb::cast(e.shape), name_of(e.dtype), e.bytes));
+            }
+            return result;
+        },
+        "The memory that run would work on: (name, role, shape, type, bytes) of every tensor.");
+    module.def(
+        "explain",
+        [](const std::string& direction, const std::string& op, const nb::list& inputs, const nb::list& first,
+           const nb::list& second, const Options& options) {
+            Request r = request(direction, op, inputs, first, second, options);
+            std::vector<Candidate> candidates;
+            raise(explain(r.call, &candidates));
+            nb::list result;
+            for (const Candidate& c : candidates) result.append(nb::make_tuple(c.name, c.refusal, c.yields));
+            return result;
+        },
+        "Who would serve the call: (name, refusal, yields) of every implementation, in order of preference.");
+    module.def("implementations", &implementations, "The names of all implementations.");
+}
+
+}  // namespace headrace::python

@@ -1,0 +1,127 @@
+"""Models of transformers on headrace's operators: enable() replaces their plain PyTorch functions, disable() undoes it.
+
+    from headrace.integrations.transformers import enable
+    enable()                                     # Qwen3-Next, Qwen3.5, OLMo-hybrid, Kimi-Linear and Bailing-hybrid types
+    model = AutoModelForCausalLM.from_pretrained(...)
+
+Prefill, decoding and training of CPU tensors then run in the library; tensors on other devices keep the model's own
+functions. Models that exist already change too. `python -m headrace.integrations.transformers` measures the gain.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import time
+
+from headrace.torch import chunk_gated_delta_rule, chunk_kda
+
+MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear", "bailing_hybrid")
+
+# Names of the plain functions in the models' modules, and what computes the same.
+_FUNCTIONS = {
+    "torch_chunk_gated_delta_rule": chunk_gated_delta_rule,
+    "torch_recurrent_gated_delta_rule": chunk_gated_delta_rule,
+    "chunk_kimi_delta_attention": chunk_kda,
+    "recurrent_kimi_delta_attention": chunk_kda,
+}
+
+_originals = {}  # (module, name): the function that stood there
+
+
+def _replacement(function, original):
+    def replaced(query, key, value, g, beta, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
+                 cu_seqlens=None, **others):
+        if query.device.type != "cpu":
+            return original(query, key, value, g=g, beta=beta, initial_state=initial_state,
+                            output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+                            cu_seqlens=cu_seqlens, **others)
+        return function(query, key, value, g, beta, initial_state=initial_state, output_final_state=output_final_state,
+                        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens)
+
+    return replaced
+
+
+def enable(models=MODELS):
+    """Replaces the functions of these model types; returns the types that the installed transformers has.
+
+    models: names of folders in transformers.models. Raises ImportError without transformers, ValueError for a type
+    without such functions, RuntimeError if none of MODELS is there.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise ImportError("headrace.integrations.transformers: expected transformers to be installed")
+    found = []
+    for model in models:
+        name = f"transformers.models.{model}.modeling_{model}"
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if models is MODELS and error.name and error.name.startswith("transformers.models."):
+                continue  # an older transformers without this type
+            raise
+        names = [function for function in _FUNCTIONS if hasattr(module, function)]
+        if not names:
+            raise ValueError(f"models: expected types with plain functions of these operators, got '{model}'")
+        for function in names:
+            if (module, function) not in _originals:
+                original = getattr(module, function)
+                _originals[module, function] = original
+                setattr(module, function, _replacement(_FUNCTIONS[function], original))
+        found.append(model)
+    if not found:
+        raise RuntimeError(f"transformers: expected a version that has one of {', '.join(MODELS)}")
+    return found
+
+
+def disable():
+    """Puts back what enable() replaced."""
+    for (module, name), original in _originals.items():
+        setattr(module, name, original)
+    _originals.clear()
+
+
+def tiny_model(model, hidden=128, layers=2, heads=4, head_dim=32):
+    """A small random model of type "qwen3_next" or "kimi_linear", all of whose layers but the last are linear attention."""
+    import transformers
+
+    common = dict(vocab_size=256, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
+                  num_attention_heads=4, num_key_value_heads=4)
+    kinds = ["linear_attention"] * (layers - 1) + ["full_attention"]
+    if model == "qwen3_next":
+        config = transformers.Qwen3NextConfig(
+            **common, head_dim=hidden // 4, linear_num_value_heads=heads, linear_num_key_heads=heads // 2,
+            linear_key_head_dim=head_dim, linear_value_head_dim=head_dim, num_experts=0, layer_types=kinds)
+        return transformers.Qwen3NextForCausalLM(config)
+    config = transformers.KimiLinearConfig(
+        **common, linear_num_heads=heads, linear_head_dim=head_dim, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16,
+        v_head_dim=32, mlp_layer_types=["dense"] * layers, layer_types=kinds, pad_token_id=None, bos_token_id=None,
+        eos_token_id=None)
+    return transformers.KimiLinearForCausalLM(config)
+
+
+def main():
+    import torch
+
+    print("a training step of a small random model, 2048 tokens, fp32, least of 3 (milliseconds)")
+    for model in ("qwen3_next", "kimi_linear"):
+        torch.manual_seed(0)
+        net, tokens = tiny_model(model, hidden=256, layers=4, heads=8, head_dim=64), torch.randint(256, (1, 2048))
+
+        def step():
+            start = time.perf_counter()
+            net.zero_grad()
+            net(input_ids=tokens, labels=tokens).loss.backward()
+            return time.perf_counter() - start
+
+        disable()
+        step()
+        plain = min(step() for _ in range(3))
+        enable([model])
+        step()
+        ours = min(step() for _ in range(3))
+        disable()
+        print(f"  {model:12} plain {plain * 1e3:7.0f}   headrace {ours * 1e3:7.0f}   {plain / ours:.1f} times as fast")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,13 +1,11 @@
 """headrace.torch in the place of flash-linear-attention: that library's own plain functions are the reference."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from conftest import OPERATORS
 
 import headrace.torch as ht
+from headrace.bench import plain_module
 
 LENGTHS = [63, 75, 500, 1000, 1024, 1500, 2048]
 SIZES = [60, 64, 100, 128, 256]
@@ -16,15 +14,6 @@ OPS = [op for op in OPERATORS if op not in ("linear_attention", "retention")]
 
 # Root-mean-square error over root-mean-square value: of o and states, of the gradients of q, k, v (and p), of the rest.
 RATIOS = {torch.float32: (5e-5, 8e-5, 2e-4), torch.bfloat16: (5e-3, 8e-3, 2e-2), torch.float16: (5e-3, 8e-3, 2e-2)}
-
-
-def load(folder):
-    """The module of plain functions, by its file: the package around it wants a GPU at import."""
-    root = Path(importlib.util.find_spec("fla").submodule_search_locations[0])
-    spec = importlib.util.spec_from_file_location(f"plain_{folder}", root / "ops" / folder / "naive.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def padded(function, length, **tensors):
@@ -40,18 +29,18 @@ def plain(op, tensors):
     """(o, final state) of one dense batch."""
     t = dict(tensors)
     if op == "simple_gla":
-        return padded(load(op).naive_chunk_simple_gla, t["q"].shape[1], **t)
+        return padded(plain_module(op).naive_chunk_simple_gla, t["q"].shape[1], **t)
     if op == "gla":
         t["gk"] = t.pop("g")
-        return load(op).naive_recurrent_gla(**t, output_final_state=True)
+        return plain_module(op).naive_recurrent_gla(**t, output_final_state=True)
     if op == "delta_rule":
         state = t.pop("initial_state")
         heads_first = {n: x.transpose(1, 2) for n, x in t.items()}
         heads_first["beta"] = heads_first["beta"].unsqueeze(-1)
-        o, final = load(op).delta_rule_recurrence(**heads_first, initial_state=state)
+        o, final = plain_module(op).delta_rule_recurrence(**heads_first, initial_state=state)
         return o.transpose(1, 2), final
     function = {"gated_delta_rule": "naive_chunk_gated_delta_rule", "comba": "naive_chunk_comba", "kda": "naive_chunk_kda"}[op]
-    return padded(getattr(load(op), function), t["q"].shape[1], **t)
+    return padded(getattr(plain_module(op), function), t["q"].shape[1], **t)
 
 
 def plain_ragged(op, tensors, offsets):
@@ -116,7 +105,7 @@ def test_ragged(problem, op, offsets):
 
 def test_retention_has_the_gates_of_its_paper(problem):
     t = {n: x.float() for n, x in problem("linear_attention", B=1, T=300, H=4, K=64, V=64).items()}
-    expected = load("retention").naive_retention(*(t[n].transpose(1, 2) for n in "qkv")).transpose(1, 2)
+    expected = plain_module("retention").naive_retention(*(t[n].transpose(1, 2) for n in "qkv")).transpose(1, 2)
     assert ratio(ht.chunk_retention(t["q"], t["k"], t["v"])[0], expected) < 5e-5
 
 

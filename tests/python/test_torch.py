@@ -1,5 +1,7 @@
 """headrace.torch against the recurrence: values and gradients in every type, autograd's own checks, layouts and errors."""
 
+import os
+import signal
 import threading
 import warnings
 
@@ -276,6 +278,18 @@ def test_other_threads_run_during_a_call(problem):
     stop.set()
     thread.join()
     assert seen > 1000  # a held interpreter lock would leave the counter where it was
+
+
+def test_an_interrupt_waits_for_the_call(problem):
+    t = problem("kda", B=1, T=16384, H=8, K=64, V=64, dtype=torch.float32)
+    expected, _ = call("kda", t)
+    timer = threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        timer.start()
+        while True:
+            call("kda", t)
+    timer.join()
+    assert torch.equal(call("kda", t)[0], expected)
 
 
 def test_same_results_without_warnings(problem):

@@ -9,6 +9,8 @@
 #include <new>
 
 #include "headrace/headrace.hpp"
+#include "names.hpp"
+#include "xla_handlers.hpp"
 
 namespace nb = nanobind;
 
@@ -80,10 +82,7 @@ void raise(const Status& status) {
 }
 
 Operator operator_of(const std::string& name) {
-    for (const Operator op : {Operator::linear_attention, Operator::retention, Operator::simple_gla, Operator::gla,
-                              Operator::delta_rule, Operator::gated_delta_rule, Operator::comba, Operator::kda}) {
-        if (name == name_of(op)) return op;
-    }
+    if (const std::optional<Operator> op = operator_named(name)) return *op;
     throw nb::value_error(("op: expected the name of an operator, got '" + name + "'").c_str());
 }
 
@@ -156,13 +155,9 @@ Options make_options(std::optional<double> scale, bool reverse, bool qk_l2norm, 
     options.scale = scale;
     options.reverse = reverse;
     options.qk_l2norm = qk_l2norm;
-    options.gate_form = gate_form == "softplus"  ? GateForm::softplus
-                        : gate_form == "bounded" ? GateForm::bounded
-                                                 : GateForm::log_decay;
+    options.gate_form = gate_form_named(gate_form);
     options.lower_bound = lower_bound;
-    options.beta_form = beta_form == "sigmoid"       ? BetaForm::sigmoid
-                        : beta_form == "two_sigmoid" ? BetaForm::two_sigmoid
-                                                     : BetaForm::value;
+    options.beta_form = beta_form_named(beta_form);
     options.allow_positive_gates = allow_positive_gates;
     options.chunk = chunk;
     options.num_steps = num_steps;
@@ -219,6 +214,16 @@ NB_MODULE(_core, module) {
         },
         "Who would serve the call: (name, refusal, yields) of every implementation, in order of preference.");
     module.def("implementations", &implementations, "The names of all implementations.");
+    module.def(
+        "xla_handlers",
+        [] {
+            nb::dict handlers;
+            handlers["forward"] = nb::capsule(reinterpret_cast<const void*>(&xla_forward));
+            handlers["backward"] = nb::capsule(reinterpret_cast<const void*>(&xla_backward));
+            return handlers;
+        },
+        "Handlers of XLA custom calls by name, for jax.ffi.register_ffi_target.");
+    module.def("xla_layout", &xla_layout, "The layout of XLA's structures that the handlers were compiled for.");
 }
 
 }  // namespace headrace::python

@@ -28,7 +28,7 @@ TABLE = [
     ("tools/", [PUBLIC, "reference/", "harness/", "tools/"]),
     ("bench/", [PUBLIC, "reference/", "harness/", "bench/"]),
     ("examples/", [PUBLIC]),
-    ("python/", [PUBLIC]),
+    ("python/", [PUBLIC, "python/"]),
     ("tests/package/", [PUBLIC]),
     ("tests/", [""]),
 ]

@@ -1,0 +1,166 @@
+"""The forward and the backward as XLA custom calls, their gradients and their batching."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import SymbolicZero
+from jax.sharding import NamedSharding, PartitionSpec
+
+from headrace import _core
+from headrace._arguments import DIFFERENTIABLE, INPUTS
+
+for _name, _handler in _core.xla_handlers().items():
+    jax.ffi.register_ffi_target(f"headrace_{_name}", _handler, platform="cpu", api_version=1)
+
+# The places of tensors in the custom calls; bit i of `given` and `wanted` stands for name i.
+_ARGUMENTS = INPUTS + ("d_o", "d_final_state")
+_OUTPUTS = ("o", "final_state")
+# Where heads stand: what is mapped by vmap is folded in there, since heads do not know of each other.
+_HEAD_AXIS = {name: 2 for name in ("q", "k", "v", "p", "g", "gv", "beta", "o", "d_o")}
+_HEAD_AXIS |= {name: 1 for name in ("initial_state", "final_state", "d_final_state")}
+_HEAD_AXIS |= {name: 0 for name in ("g_gamma", "A_log", "dt_bias")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is fixed when a call is traced: the attributes of the custom calls."""
+
+    op: str
+    final_state: bool
+    scale: float
+    reverse: bool
+    qk_l2norm: bool
+    gate_form: str
+    lower_bound: float
+    beta_form: str
+    chunk: int
+    state_v_first: bool
+
+    def attributes(self) -> dict:
+        kinds = {str: str, float: np.float64, bool: np.int64, int: np.int64}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del values["final_state"]
+        return {name: kinds[type(value)](value) for name, value in values.items()}
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """Names of tensors that travel beside residuals."""
+
+    names: tuple
+
+
+def _bits(names, places) -> np.int64:
+    return np.int64(sum(1 << places.index(name) for name in names))
+
+
+def state_shape(settings, q, v, cu_seqlens) -> tuple:
+    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    K, V = q.shape[-1], v.shape[-1]
+    return (N, v.shape[2], V, K) if settings.state_v_first else (N, v.shape[2], K, V)
+
+
+def state_dtype(q):
+    return jnp.float64 if q.dtype == jnp.float64 else jnp.float32
+
+
+def vary_alike(tensors: dict) -> dict:
+    """Under shard_map: every tensor varies over the mesh axes that any varies over; a gradient then sums over them."""
+    varying = {name: jax.typeof(x).mat.varying for name, x in tensors.items()}
+    axes = frozenset().union(*varying.values())
+    return {name: jax.lax.pcast(x, tuple(axes - varying[name]), to="varying") for name, x in tensors.items()}
+
+
+def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:
+    """The type of a result that varies over the mesh axes that `like`, the type of any tensor of the call, varies over."""
+    if not like.mat.varying:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    sharding = NamedSharding(like.sharding.mesh, PartitionSpec(*[None] * len(shape)))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=like.mat)
+
+
+def _custom_call(target, settings, tensors, results, places):
+    """Runs the custom call; `tensors` are the given ones by name, `results` (name, shape, dtype) in the order of `places`."""
+    given = [name for name in _ARGUMENTS if name in tensors]
+    structs = [_result(shape, dtype, jax.typeof(tensors["q"])) for _, shape, dtype in results]
+    call = jax.ffi.ffi_call(f"headrace_{target}", structs)
+    values = call(*(tensors[name] for name in given), given=_bits(given, _ARGUMENTS),
+                  wanted=_bits([name for name, _, _ in results], places), **settings.attributes())
+    return {name: value for (name, _, _), value in zip(results, values)}
+
+
+def _forward(settings, tensors):
+    """{"o", "final_state"} of the tensors given by name."""
+    q, v = tensors["q"], tensors["v"]
+    results = [("o", v.shape, q.dtype)]
+    if settings.final_state:
+        results.append(("final_state", state_shape(settings, q, v, tensors.get("cu_seqlens")), state_dtype(q)))
+    return _custom_call("forward", settings, tensors, results, _OUTPUTS)
+
+
+def _backward(settings, wanted, tensors):
+    """The gradients by the inputs `wanted`, by the names of the inputs; `tensors` hold d_o or d_final_state or both."""
+    results = [(name, tensors[name].shape, tensors[name].dtype) for name in wanted]
+    return _custom_call("backward", settings, tensors, results, DIFFERENTIABLE)
+
+
+def _fold(name, x, is_mapped, size):
+    """x [size, ...], or [...] for every index where it is not mapped -> [..., size * heads, ...]."""
+    axis = _HEAD_AXIS[name]
+    x = jnp.moveaxis(x, 0, axis) if is_mapped else jnp.repeat(jnp.expand_dims(x, axis), size, axis)
+    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+
+
+def _unfold(name, x, size):
+    axis = _HEAD_AXIS[name]
+    x = x.reshape(*x.shape[:axis], size, x.shape[axis] // size, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x, axis, 0)
+
+
+def _mappable(function):
+    """`function` of tensors by name; vmap makes one call of it with more heads, or a loop where the offsets differ."""
+    mappable = custom_vmap(function)
+
+    @mappable.def_vmap
+    def rule(size, mapped, tensors):
+        mapped = mapped[0]
+        if mapped.get("cu_seqlens"):
+            rows = {name: x for name, x in tensors.items() if mapped[name]}
+            values = jax.lax.map(lambda row: mappable({**tensors, **row}), rows)
+        else:
+            folded = {n: x if n == "cu_seqlens" else _fold(n, x, mapped[n], size) for n, x in tensors.items()}
+            values = {name: _unfold(name, x, size) for name, x in mappable(folded).items()}
+        return values, {name: True for name in values}
+
+    return mappable
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _operator(settings, tensors):
+    return _mappable(partial(_forward, settings))(tensors)
+
+
+def _operator_forward(settings, tensors):
+    values = {name: x.value for name, x in tensors.items()}
+    wanted = tuple(name for name in DIFFERENTIABLE if name in tensors and tensors[name].perturbed)
+    return _operator(settings, values), (values, _Names(wanted))
+
+
+def _operator_backward(settings, residuals, d_outputs):
+    tensors, wanted = residuals
+    gradients = {}
+    d_outputs = {f"d_{name}": x for name, x in d_outputs.items() if not isinstance(x, SymbolicZero)}
+    if wanted.names and d_outputs:
+        gradients = _mappable(partial(_backward, settings, wanted.names))({**tensors, **d_outputs})
+    return ({name: gradients.get(name) for name in tensors},)
+
+
+_operator.defvjp(_operator_forward, _operator_backward, symbolic_zeros=True)
+operator = jax.jit(_operator, static_argnums=0)

@@ -1,0 +1,29 @@
+"""The layout of XLA's structures that the JAX handlers were compiled for, against the header of the installed jaxlib."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from headrace import _core
+
+jax = pytest.importorskip("jax")
+
+
+def test_layout_is_that_of_the_header(tmp_path):
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    layout = dict(_core.xla_layout())
+    lines = "".join(f'    printf("%lld\\n", (long long)({expression}));\n' for expression in layout)
+    source = tmp_path / "layout.c"
+    source.write_text("#include <stddef.h>\n#include <stdio.h>\n#include <xla/ffi/api/c_api.h>\n"
+                      f"int main(void) {{\n{lines}    return 0;\n}}\n")
+    program = tmp_path / "layout"
+    subprocess.run([compiler, "-I", jax.ffi.include_dir(), source, "-o", program], check=True)
+    values = subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()
+    assert dict(zip(layout, map(int, values), strict=True)) == layout
+
+
+def test_handlers_are_those_that_are_registered():
+    assert set(_core.xla_handlers()) == {"forward", "backward"}

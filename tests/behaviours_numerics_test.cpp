@@ -1,4 +1,4 @@
-// N1, N2, N4 to N7: gates of any strength, bad gates, reports of NaN, prefixes and threads. N3: behaviours_exp_test.
+// N1, N2, N4 to N7, and the range of B7: gates of any strength, bad gates, reports of NaN, prefixes and threads. N3: behaviours_exp_test.
 #include <cstring>
 
 #include "behaviours.hpp"
@@ -328,6 +328,23 @@ TEST(Numerics, N7_TheSameBitsFromRunToRunAndForAnyNumberOfThreads) {
                     }
                 }
             }
+        }
+    }
+}
+
+// f16 holds 6e-8 to 65504; what is saved in it may be larger or smaller.
+TEST(Numerics, B7_StatesSavedInF16KeepTheirRange) {
+    for (const double size : {1e6, 1e-7}) {
+        for (const ProblemLine& line : forced_lines("gla:bwd t70 h2 k32 v32 f16 threads=1 state=inout gates=zero")) {
+            CallTensors made = harness::make_tensors(line);
+            const auto scale = [&](const char* name, double factor) {
+                harness::Tensor& tensor = made.tensors.at(name);
+                for (std::int64_t i = 0; i < tensor.numel(); ++i) tensor.set(i, tensor.get(i) * factor);
+            };
+            scale("initial_state", size);
+            scale("d_o", size > 1 ? 0.001 : 100);  // so that d_q = S d_o fits into f16
+            if (size < 1) scale("v", 0);
+            expect_right_call(made, format(line));
         }
     }
 }

@@ -51,18 +51,16 @@ struct TokenGradients {
     T *d_v, *d_beta, *d_value_decay;     // [V]; d_value_decay is that of gv
 };
 
-// D is the gradient of the state after the token (S_after) and becomes that of the state before it (S_before):
-//     D += scale q d_o^T    d_q = scale S_after d_o    y = D^T k    d_k = D d    z = beta y = d_v    d_beta = y error
-//     e against S': d_e = -S' z, D' = D - e z^T; D <- decayed D'      against S_before: d_e = -S z, D <- decayed D - e z^T
+// With S = S_before, S' decayed, d and error as forward; D is the gradient of the state after the token and becomes that
+// of the state before it:
+//     d_q = scale (S' d_o + (d.d_o) k)      d_k = D d + scale (d.d_o) q      y = D^T k + scale (q.k) d_o
+//     D += scale q d_o^T      z = beta y = d_v      d_beta = y error
+//     e against S': d_e = -S' z, D' = D - e z^T; D <- decayed D'      against S: d_e = -S z, D <- decayed D - e z^T
 //     d_decay = rowsum(D' * S')      d_value_decay = colsum(D' * S')
+// A token's own part is written out, by inner products in double: with one token and no states, everything rests on it.
 template <bool delta, class Ops, class T>
 void token_backward(Ops& ops, const TokenGradients<T>& gradients, typename Ops::Tile D, typename Ops::Tile S_before,
-                    typename Ops::Tile S_after, const Token<T>& token, const T* d_o, const TokenSpare<T>& spare) {
-    ops.add_outer(D, token.scale, token.q, d_o);
-    ops.rows_times(gradients.d_q, token.scale, S_after, d_o);
-    T* y = spare.read;
-    ops.read(y, D, token.k);
-    ops.copy_values(gradients.d_v, y);
+                    const Token<T>& token, const T* d_o, const TokenSpare<T>& spare) {
     if constexpr (delta) {
         if (token.undecayed_error) {
             ops.read(spare.error, S_before, token.e);
@@ -73,12 +71,24 @@ void token_backward(Ops& ops, const TokenGradients<T>& gradients, typename Ops::
         }
         ops.error_values(spare.error, token.v);
         ops.multiply_values(spare.d, spare.error, token.beta);
-        ops.multiply_values(gradients.d_beta, y, spare.error);
-        ops.multiply_values(gradients.d_v, y, token.beta);
     } else {
         ops.copy_values(spare.d, token.v);
     }
+    const T own = token.scale * static_cast<T>(ops.dot_values(spare.d, d_o));
+    ops.multiply_values(spare.read, d_o, token.value_decay);
+    ops.rows_times(gradients.d_q, token.scale, S_before, spare.read);
+    ops.combine_keys(gradients.d_q, token.decay, own, token.k);
     ops.rows_times(gradients.d_k, T(1), D, spare.d);
+    ops.combine_keys(gradients.d_k, nullptr, own, token.q);
+    T* y = spare.read;
+    ops.read(y, D, token.k);
+    ops.combine(y, T(1), y, token.scale * token.q_dot_k, d_o);
+    ops.add_outer(D, token.scale, token.q, d_o);
+    ops.copy_values(gradients.d_v, y);
+    if constexpr (delta) {
+        ops.multiply_values(gradients.d_beta, y, spare.error);
+        ops.multiply_values(gradients.d_v, y, token.beta);
+    }
     const T* z = gradients.d_v;
     const bool error_after_decay = delta && !token.undecayed_error;
     if (error_after_decay) ops.add_outer(D, T(-1), token.e, z);

@@ -21,6 +21,9 @@ class ChunkImplementation : public IsaImplementation {
     std::string refusal(const Problem& problem, const Machine& machine) const override {
         if (problem.value_gate) return "the chunk form has no value-side gate (gv)";
         if (problem.elementwise_beta) return "the chunk form needs one beta per token";
+        if (problem.N * problem.HV * longest(problem) == 1) {
+            return "one token of one head rests on single inner products, which the recurrent form computes in double";
+        }
         // A chunk erases the state through differences. With few key channels next to nothing remains, and what remains
         // would be rounding errors: a chunk of 32 random unit keys leaves about e^{-24 / K} of the state.
         if (problem.rule == Rule::delta && problem.K < 16) {
@@ -75,8 +78,13 @@ class ChunkImplementation : public IsaImplementation {
         Layout layout{make_args(problem, carver), {}, nullptr};
         layout.args.chunk = chunk_of(problem);
         layout.args.walk = 1;
-        // Saved states may be in the type of the inputs; everything else is in the tile type.
-        if (problem.wide) layout.args.state_dtype = DType::f64;
+        // Saved states may be in the type of the inputs; everything else is in the tile type. A gradient through the final
+        // state alone may rest on a few tokens, too few to average the roundings of saved states.
+        if (problem.wide) {
+            layout.args.state_dtype = DType::f64;
+        } else if (problem.direction == Direction::backward && !problem.d_out.d_o.given()) {
+            layout.args.state_dtype = DType::f32;
+        }
         return layout;
     }
 
@@ -85,6 +93,11 @@ class ChunkImplementation : public IsaImplementation {
         const std::int64_t K = round_up_16(problem.K), V = round_up_16(problem.V);
         args.saved_states = static_cast<char*>(carver.take("saved states", args.state_dtype, {count, K, V}));
         if (adjoints) args.saved_adjoints = static_cast<char*>(carver.take("saved adjoints", args.state_dtype, {count, K, V}));
+        // f16 spans 2^-14 to 2^15; a state may lie anywhere.
+        if (args.state_dtype == DType::f16) {
+            args.state_scales = static_cast<float*>(carver.take("saved scales", DType::f32, {count}));
+            if (adjoints) args.adjoint_scales = static_cast<float*>(carver.take("saved adjoint scales", DType::f32, {count}));
+        }
         if (args.delta) {
             args.saved_residuals =
                 carver.take("saved residuals", problem.wide ? DType::f64 : DType::f32, {count, args.chunk, V});

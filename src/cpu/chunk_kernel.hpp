@@ -6,11 +6,14 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
+struct SavedStates {
+    char* data;
+    float* scales;  // [index] the power of two that a state was multiplied by, or null
+};
 // Where the states of chunks are kept between the sweeps of a backward: chunk c of value head j of a task at
 // index first + c * per_chunk + j.
 struct SavedSlot {
-    char* states;
-    char* adjoints;
+    SavedStates states, adjoints;
     void* residuals;
     std::int64_t first, per_chunk;
     std::int64_t index(std::int64_t chunk, std::int64_t j) const { return first + chunk * per_chunk + j; }
@@ -38,6 +41,7 @@ struct ChunkKernel {
     algorithms::BackwardTiles<Ops> backward_tiles;
     Tile S;  // [heads of the task] tiles of [K,V], see walking_state
     Tile o, d_o, gate_gradient, d_q_sum, d_k_sum, d_e_sum, saved_adjoint;
+    Tile scaled;  // [1,V] a row on its way to f16
     T* adjoint_states = nullptr;  // [heads of the task] tiles of [K,V]
 
     enum Use { forward_only, with_backward, sweeps_only };  // sweeps_only: two_sweeps, which restores no state
@@ -90,6 +94,7 @@ struct ChunkKernel {
         d_k_sum = grouped ? keys() : t.d_k;
         d_e_sum = grouped && delta ? keys() : t.d_e;
         if (use == with_backward) saved_adjoint = arena.tile<T>(key_columns, value_columns);
+        scaled = arena.tile<T>(1, value_columns);
         adjoint_states = arena.take<T>(static_cast<std::size_t>(heads() * state_elements()));
     }
 
@@ -187,25 +192,41 @@ struct ChunkKernel {
         }
     }
     bool saved_in_place() const { return size_of(args.state_dtype) == sizeof(T); }
-    Tile saved_tile(char* base, std::int64_t index) const {
-        return {reinterpret_cast<T*>(base) + index * key_columns * value_columns, value_columns};
+    Tile saved_tile(SavedStates saved, std::int64_t index) const {
+        return {reinterpret_cast<T*>(saved.data) + index * key_columns * value_columns, value_columns};
     }
     Tile residual_tile(const SavedSlot& slot, std::int64_t index) const {
         T* data = reinterpret_cast<T*>(slot.residuals) + index * args.chunk * value_columns;
         return {data, value_columns};
     }
-    void save(char* base, std::int64_t index, Tile state) const {
+    void save(SavedStates saved, std::int64_t index, Tile state) const {
         const std::int64_t row_bytes = value_columns * static_cast<std::int64_t>(size_of(args.state_dtype));
-        char* target = base + index * key_columns * row_bytes;
-        for (int c = 0; c < key_columns; ++c) store_row<T>(target + c * row_bytes, args.state_dtype, 1, state.at(c), value_columns);
+        char* target = saved.data + index * key_columns * row_bytes;
+        T scale = 1;
+        if (saved.scales != nullptr) {
+            scale = power_of_two_below(T(1 << 14) / largest(state, key_columns, value_columns));
+            saved.scales[index] = static_cast<float>(scale);
+        }
+        for (int c = 0; c < key_columns; ++c, target += row_bytes) {
+            const T* row = state.at(c);
+            if (saved.scales != nullptr) {
+                scale_rows(scaled, Tile{state.at(c)}, &scale, T(1), 1, value_columns);
+                row = scaled.data;
+            }
+            store_row<T>(target, args.state_dtype, 1, row, value_columns);
+        }
     }
     // The saved state in place, or widened into `state`.
-    Tile restore(Tile state, char* base, std::int64_t index) const {
+    Tile restore(Tile state, SavedStates saved, std::int64_t index) const {
         const std::int64_t row_bytes = value_columns * static_cast<std::int64_t>(size_of(args.state_dtype));
-        if (saved_in_place()) return saved_tile(base, index);
-        const char* source = base + index * key_columns * row_bytes;
+        if (saved_in_place()) return saved_tile(saved, index);
+        const char* source = saved.data + index * key_columns * row_bytes;
         for (int c = 0; c < key_columns; ++c) {
             load_row<T>(state.at(c), source + c * row_bytes, args.state_dtype, 1, value_columns, value_columns);
+        }
+        if (saved.scales != nullptr) {
+            const T inverse = T(1) / static_cast<T>(saved.scales[index]);
+            for_each(state, key_columns, value_columns, [&](int i, int j) { return load<T>(state.at(i) + j) * inverse; });
         }
         return state;
     }

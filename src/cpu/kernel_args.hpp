@@ -52,6 +52,7 @@ struct KernelArgs {
     // Saved by the forward sweep of a backward, element type `state_dtype` (f32, f64 or bf16/f16 for states)
     DType state_dtype;
     char *saved_states, *saved_adjoints;  // one [K,V] per chunk of a slot
+    float *state_scales, *adjoint_scales; // f16: a power of two that each was multiplied by; else null
     void* saved_residuals;                // tile type, [tokens,V] per slot
 
     // step: rows of the pool; state_out has one row per sequence, or one per token (per_token_rows of each sequence)

@@ -48,7 +48,7 @@ struct RecurrentKernel {
         for (Tile* tile : {&d_q, &d_k, &d_e, &d_decay, &d_q_sum, &d_k_sum, &d_e_sum}) *tile = keys();
         for (Tile* tile : {&d_v, &d_beta, &d_value_decay}) *tile = values();
         gate_gradient = args.channel_gate ? d_decay : arena.tile<T>(1, segment);
-        history = arena.take<T>(static_cast<std::size_t>((segment + 1) * state_elements()));
+        history = arena.take<T>(static_cast<std::size_t>(segment * state_elements()));
         adjoints = arena.take<T>(static_cast<std::size_t>(args.group * state_elements()));
     }
 
@@ -180,7 +180,7 @@ struct RecurrentKernel {
             store_state(args.d_initial_state, state_at(adjoints, member), n, key_head * args.group + member, args.K, 0, args.V);
         }
     }
-    // Advances S over the range; keeps the state before and after every token in `states` unless null.
+    // Advances S over the range; keeps the state before every token in `states` unless null.
     void replay(const ChunkRange& range, std::int64_t head, T* states) {
         tokens.load_keys(range, head / args.group);
         load_head(range, head, 0, args.V);
@@ -188,14 +188,12 @@ struct RecurrentKernel {
             if (states != nullptr) copy(state_at(states, i), S, key_columns, value_columns);
             algorithms::token_forward<delta>(ops, o.at(i), S, token(i), spare);
         }
-        if (states != nullptr) copy(state_at(states, range.length), S, key_columns, value_columns);
     }
     void segment_backward(Tile adjoint, const ChunkRange& range) {
         for (int i = range.length - 1; i >= 0; --i) {
             const algorithms::TokenGradients<T> gradients{d_q.at(i), d_k.at(i), d_e.at(i), d_decay.at(i), d_v.at(i),
                                                           d_beta.at(i), d_value_decay.at(i)};
-            algorithms::token_backward<delta>(ops, gradients, adjoint, state_at(history, i), state_at(history, i + 1), token(i),
-                                              d_o.at(i), spare);
+            algorithms::token_backward<delta>(ops, gradients, adjoint, state_at(history, i), token(i), d_o.at(i), spare);
         }
         for (Tile tile : {d_q, d_k, d_e}) {
             for (int i = range.length; i < segment; ++i) fill(Tile{tile.at(i), tile.row}, T(0), 1, key_columns);

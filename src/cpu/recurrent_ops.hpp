@@ -26,12 +26,15 @@ struct RecurrentOps {
     void error_values(T* read, const T* v) const {
         for (int j = 0; j < values; j += lanes<T>) store<T>(read + j, load<T>(v + j) - load<T>(read + j));
     }
-    // In double: with one token and no state, the whole output rests on this sum, which may cancel.
-    double dot_keys(const T* a, const T* b) const {
-        constexpr int n = lanes<double>;
-        reg<double> total = {};
-        for (int c = 0; c < keys; c += n) total += widen(a + c) * widen(b + c);
-        return sum<double>(total);
+    // In double: with one token and no state, every output rests on these sums, which may cancel.
+    double dot_keys(const T* a, const T* b) const { return dot(a, b, keys); }
+    double dot_values(const T* a, const T* b) const { return dot(a, b, values); }
+    // dst = decay dst + weight a; decay null: 1
+    void combine_keys(T* dst, const T* decay, T weight, const T* a) const {
+        for (int c = 0; c < keys; c += lanes<T>) {
+            const reg<T> whole = load<T>(dst + c);
+            store<T>(dst + c, fma(broadcast<T>(weight), load<T>(a + c), decay != nullptr ? whole * load<T>(decay + c) : whole));
+        }
     }
     // dst = factor (read + weight d)
     void combine(T* dst, T factor, const T* read, T weight, const T* d) const {
@@ -89,6 +92,12 @@ struct RecurrentOps {
     }
 
   private:
+    static double dot(const T* a, const T* b, int count) {
+        constexpr int n = lanes<double>;
+        reg<double> total = {};
+        for (int i = 0; i < count; i += n) total += widen(a + i) * widen(b + i);
+        return sum<double>(total);
+    }
     static T row_dot(Tile a, Tile b, int i, int columns, int row_of_b) {
         reg<T> total = {};
         for (int j = 0; j < columns; j += lanes<T>) total = fma(load<T>(a.at(i) + j), load<T>(b.at(row_of_b) + j), total);

@@ -88,6 +88,31 @@ T row_dot(Tile<T> a, Tile<T> b, int i, int columns) {
     return sum<T>(total);
 }
 
+// The largest magnitude in a; 0 if all is NaN.
+template <class T>
+T largest(Tile<T> a, int rows, int columns) {
+    reg<T> most = {};
+    for (int i = 0; i < rows; ++i) {
+        for (int j = 0; j < columns; j += lanes<T>) {
+            const reg<T> x = load<T>(a.at(i) + j), magnitude = x < reg<T>{} ? -x : x;
+            most = magnitude > most ? magnitude : most;
+        }
+    }
+    T result = 0;
+    for (int lane = 0; lane < lanes<T>; ++lane) result = most[lane] > result ? most[lane] : result;
+    return result;
+}
+
+// The power of two in (x / 2, x], kept within 2^-100 and 2^100.
+template <class T>
+T power_of_two_below(T x) {
+    int exponent = 0;
+    if (!(x < T(1e30))) return T(0x1p100);
+    __builtin_frexp(static_cast<double>(x), &exponent);
+    if (exponent < -99) return T(0x1p-100);
+    return static_cast<T>(__builtin_ldexp(1.0, exponent - 1));
+}
+
 // dst[j,i] = a[i,j]; dst has rows of `dst_row` elements; both sizes multiples of 16
 template <class T>
 void transpose_into(T* dst, long dst_row, const T* a, long a_row, int rows, int columns) {

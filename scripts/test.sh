@@ -94,7 +94,7 @@ stage_python() {
     step "python: environment" python3 -m venv "$venv" || return
     step "python: requirements" "$venv/bin/pip" install --progress-bar off -r tests/python/requirements.txt || return
     step "python: pip install ." "$venv/bin/pip" install --progress-bar off --no-deps . || return
-    run "python: tests" "$venv/bin/python" -m pytest -q -rfE --strict-markers tests/python
+    run "python: tests" timeout 1200 "$venv/bin/python" -m pytest -q -rfE --strict-markers tests/python
     summary=$(tail -n 1 "$log")
     if [[ $summary =~ ([0-9]+)\ passed ]]; then passed=$((passed + BASH_REMATCH[1])); else failed=$((failed + 1)); fi
     if [[ $summary =~ ([0-9]+)\ failed ]]; then failed=$((failed + BASH_REMATCH[1])); fi

@@ -60,8 +60,7 @@ def of_transformers(operator):
         function = getattr(importlib.import_module(f"transformers.models.{model}.modeling_{model}"), name)
     except (ImportError, AttributeError):
         return None
-    function = getattr(function, "__wrapped__", function)
-    return lambda q, k, v, **rest: function(q, k, v, **rest)
+    return getattr(function, "__wrapped__", function)
 
 
 def of_fla(operator):
@@ -69,9 +68,8 @@ def of_fla(operator):
     if module is None:
         return None
     if operator == "gla":
-        return lambda q, k, v, g: module.naive_recurrent_gla(q, k, v, g)
-    function = getattr(module, f"naive_chunk_{operator}")
-    return lambda q, k, v, **rest: function(q, k, v, **rest)
+        return lambda q, k, v, g: module.naive_recurrent_gla(q, k, v, g)  # its gate is called gk
+    return getattr(module, f"naive_chunk_{operator}")
 
 
 def of_jax(operator, tensors):

@@ -5,9 +5,10 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
-// Scores between blocks of 16 rows meet at an anchor, the first row of the later block: both factors decay, so both
-// are <= 1, and nothing depends on later gates. Inside a block, keys are decayed token by token. All decays are products
-// of e^{g}, never quotients or differences: hard resets and huge gates need no special case.
+// Scores meet at an anchor a: P_ij = sum_c (q_ic e^{G_i - G_a}) (k_jc e^{G_a - G_j}), one product of matrices for all rows i
+// from a on, as long as the factors stay within range; the next row begins a block with an anchor of its own. So anchors
+// depend on the gates up to their row and on none behind it, no exponential has a positive argument, and hard resets and
+// huge gates need no special case: they begin a block.
 template <class A>
 struct ChannelGate {
     using T = typename A::real;
@@ -17,40 +18,41 @@ struct ChannelGate {
     Tile<T> decay;            // [C,K] e^{g}
     Tile<T> start, end;       // [C,K] e^{G_i}; e^{G_L - G_i}
     T *high = nullptr, *low = nullptr;  // [K] e^{G_L} and its rounding error
-    Tile<T> to_anchor;        // [C,K] e^{G_a - G_j} for the rows before anchor a
-    Tile<T> keys, queries, erases;  // [C,K], [16,K], [16,K] decayed to the anchor
-    Tile<T> product, decayed; // [C,K] spare
+    Tile<T> since, growth;    // [C,K] lift e^{G_i - G_a}, a the anchor of row i; its reciprocal
+    Tile<T> later_reach;      // [C,K] reach() of blocks but the first
+    Tile<T> keys, queries;    // [C,K] k_j reach_j; x_i since_i
+    Tile<T> pairs;            // [C,C] scores of a block or their gradient
+    Tile<T> decayed, d_keys;  // [C,K] spare
     Tile<T> gradient_start, gradient_end, gradient_inside;  // [C,K] terms from the chunk's start, to its end, inside
+    Tile<T> row_terms;        // [C,K] x_i d_x_i of the rows of a block
     T* through = nullptr;     // [K]
+    int* anchors = nullptr;   // first rows of the blocks, then `rows`
+    int blocks = 0;
+    int anchored = -1;        // the block that reach and keys belong to
 
     void carve(Arena& arena, int chunk, int key_columns, bool gradient) {
         columns = key_columns;
-        for (Tile<T>* tile : {&decay, &start, &end, &to_anchor, &keys, &product, &decayed}) *tile = arena.tile<T>(chunk, columns);
-        for (Tile<T>* tile : {&gradient_start, &gradient_end, &gradient_inside}) {
+        for (Tile<T>* tile : {&decay, &start, &end, &since, &growth, &later_reach, &keys, &queries, &decayed, &d_keys}) {
+            *tile = arena.tile<T>(chunk, columns);
+        }
+        pairs = arena.tile<T>(chunk, chunk);
+        for (Tile<T>* tile : {&gradient_start, &gradient_end, &gradient_inside, &row_terms}) {
             if (gradient) *tile = arena.tile<T>(chunk, columns);
         }
-        queries = arena.tile<T>(16, key_columns);
-        erases = arena.tile<T>(16, key_columns);
         for (T** vector : {&high, &low, &through}) *vector = arena.take<T>(static_cast<std::size_t>(key_columns));
+        anchors = arena.take<int>(static_cast<std::size_t>(chunk) + 1);
     }
 
     void prepare(Tile<T> log_decay, int true_rows, int padded_rows) {
         length = true_rows;
         rows = padded_rows;
-        for (int c = 0; c < columns; c += lanes<T>) {
-            reg<T> product_so_far = broadcast<T>(1);
-            for (int i = 0; i < rows; ++i) {
-                const reg<T> g = i < length ? load<T>(log_decay.at(i) + c) : reg<T>{};
-                const reg<T> a = exp<T>(g);
-                product_so_far *= a;
-                store<T>(decay.at(i) + c, a);
-                store<T>(start.at(i) + c, product_so_far);
-            }
-            product_so_far = broadcast<T>(1);
-            for (int i = rows - 1; i >= 0; --i) {
-                store<T>(end.at(i) + c, product_so_far);
-                product_so_far *= load<T>(decay.at(i) + c);
-            }
+        blocks = 0;
+        anchored = -1;
+        for (int i = 0; i < rows; ++i) decay_row(log_decay.at(i), i);
+        anchors[blocks] = rows;
+        fill(Tile<T>{end.at(rows - 1)}, T(1), 1, columns);
+        for (int i = rows - 1; i > 0; --i) {
+            multiply(Tile<T>{end.at(i - 1)}, Tile<T>{end.at(i)}, Tile<T>{decay.at(i)}, T(1), 1, columns);
         }
         // in double: roundings of a constant gate would all point one way
         for (int c = 0; c < columns; c += lanes<double>) {
@@ -69,32 +71,37 @@ struct ChannelGate {
 
     // As ScalarGate::scores.
     void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>& packer) {
-        const Tile<T> q = in.q.rows, k = in.k.rows, e = in.e.rows;
-        if (P) fill(P, T(0), rows, rows);
-        if (l) fill(l, T(0), rows, rows);
-        for (int a = 0; a < rows; a += 16) {
-            if (a > 0) {
-                decay_to_anchor(a, k);
-                const Right<A> keys_transposed = packer.right_transposed(keys, a, columns);
-                if (P) anchored_scores(P, q, queries, a, in.scale, keys_transposed, packer);
-                if (l) anchored_scores(l, e, erases, a, T(1), keys_transposed, packer);
-            }
-            block_scores(P, l, in, a);
+        for (int block = 0; block < blocks; ++block) {
+            const std::size_t mark = packer.used;
+            move_anchor(block, in.k.rows);
+            const Right<A> keys_transposed = packer.right_transposed(keys, round_up(anchors[block + 1], 16), columns);
+            if (P) block_scores(P, in.q.rows, block, in.scale, keys_transposed, packer);
+            if (l) block_scores(l, in.e.rows, block, T(1), keys_transposed, packer);
+            packer.used = mark;
         }
+        if (P) own_scores(P, in);
     }
 
     // As ScalarGate::scores_backward.
     void scores_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T>, Tile<T>,
-                         const ScoreRows<T>& in, bool gate_wanted, Packer<A>& packer) {
-        const Tile<T> q = in.q.rows, k = in.k.rows, e = in.e.rows;
-        keep_lower(d_P, in.scale, 1);
-        if (d_l) keep_lower(d_l, T(1), 0);
-        for (int a = 0; a < rows; a += 16) {
-            if (a > 0) {
-                decay_to_anchor(a, k);
-                anchored_backward(d_q, d_k, d_e, d_P, d_l, q, e, a, gate_wanted, packer);
+                         const ScoreRows<T>& in, bool gate_wanted, Packer<A>&) {
+        for (int block = 0; block < blocks; ++block) {
+            const int first = anchors[block], last = anchors[block + 1];
+            move_anchor(block, in.k.rows);
+            if (gate_wanted) fill(row_terms, T(0), last - first, columns);
+            if (d_k) fill(d_keys, T(0), round_up(last, row_block), columns);
+            block_backward(d_q, d_k, d_P, in.q.rows, block, in.scale, gate_wanted);
+            if (d_l) block_backward(d_e, d_k, d_l, in.e.rows, block, T(1), gate_wanted);
+            if (d_k) add_product(d_k, d_keys, reach(), last);
+            if (gate_wanted) add_inside(first, last);
+        }
+        // a token's own pair spans no gate
+        for (int i = 0; i < rows; ++i) {
+            const reg<T> d_own = broadcast<T>(d_P.at(i)[i] * in.scale);
+            for (int c = 0; c < columns; c += lanes<T>) {
+                if (d_q) store<T>(d_q.at(i) + c, fma(d_own, load<T>(in.k.rows.at(i) + c), load<T>(d_q.at(i) + c)));
+                if (d_k) store<T>(d_k.at(i) + c, fma(d_own, load<T>(in.q.rows.at(i) + c), load<T>(d_k.at(i) + c)));
             }
-            block_backward(d_q, d_k, d_e, d_P, d_l, q, e, k, a, gate_wanted);
         }
     }
 
@@ -103,9 +110,9 @@ struct ChannelGate {
         for (Tile<T> tile : {gradient_start, gradient_end, gradient_inside}) fill(tile, T(0), rows, columns);
         for (int c = 0; c < columns; ++c) through[c] = 0;
     }
-    void add_from_start(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_start, x.rows, d_x); }
-    void add_from_start_before(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_start, x.rows, d_x); }
-    void add_to_end(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_end, x.rows, d_x); }
+    void add_from_start(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_start, x.rows, d_x, rows); }
+    void add_from_start_before(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_start, x.rows, d_x, rows); }
+    void add_to_end(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_end, x.rows, d_x, rows); }
     void add_through(Tile<T> S, Tile<T> D, int value_columns) {
         for (int c = 0; c < columns; ++c) through[c] += row_dot(S, D, c, value_columns) * high[c];
     }
@@ -124,190 +131,141 @@ struct ChannelGate {
     }
 
   private:
+    // Factors of a block lie between 1 / lift and lift: far enough inside fp32's range for any rows.
+    static constexpr T lift = T(0x1p50);
+    using Unrounded = std::conditional_t<sizeof(T) == 8, F64, F32>;
+
+    // e^{g} and the products of decays up to row i; begins a block where one leaves its range.
+    void decay_row(const T* log_decay, int i) {
+        const int previous = i > 0 ? i - 1 : 0;
+        T *const a_row = decay.at(i), *const start_row = start.at(i), *const since_row = since.at(i), *const growth_row = growth.at(i);
+        const T *const start_before = start.at(previous), *const since_before = since.at(previous);
+        const reg<T> one = broadcast<T>(1);
+        typename vec<T>::integer outside = {};
+        for (int c = 0; c < columns; c += lanes<T>) {
+            const reg<T> a = i < length ? exp<T>(load<T>(log_decay + c)) : one;
+            const reg<T> decays = i > 0 ? load<T>(since_before + c) * a : one;
+            outside |= (decays < broadcast<T>(T(1) / lift)) | (decays > broadcast<T>(lift));
+            store<T>(a_row + c, a);
+            store<T>(start_row + c, i > 0 ? load<T>(start_before + c) * a : a);
+            store<T>(since_row + c, decays);
+            store<T>(growth_row + c, one / decays);
+        }
+        if (i > 0 && !any<T>(outside)) return;
+        anchors[blocks++] = i;
+        fill(Tile<T>{since_row}, lift, 1, columns);
+        fill(Tile<T>{growth_row}, T(1) / lift, 1, columns);
+    }
+
     DecayedRows<T> weigh(KeyRows<T> x, Tile<T> decays, T factor) const {
         multiply(decayed, x.rows, decays, factor, rows, columns);
         return {decayed, nullptr};
     }
 
-    void add_product(Tile<T> dst, Tile<T> a, Tile<T> b) const {
-        for_each(dst, rows, columns, [&](int i, int j) {
+    // dst += a * b
+    void add_product(Tile<T> dst, Tile<T> a, Tile<T> b, int count) const {
+        for_each(dst, count, columns, [&](int i, int j) {
             return fma(load<T>(a.at(i) + j), load<T>(b.at(i) + j), load<T>(dst.at(i) + j));
         });
     }
 
-    void keep_lower(Tile<T> x, T factor, int diagonal) const {
-        for_each(x, rows, rows, [&](int i, int j) { return keep_below<T>(load<T>(x.at(i) + j) * factor, j, i + diagonal); });
-    }
+    // [C,K] e^{G_a - G_j} / lift, a the anchor moved to, rows up to the end of its block
+    Tile<T> reach() const { return anchored == 0 ? growth : later_reach; }
 
-    // Moves the anchor from a - 16 to a: to_anchor[j] = product of the decays j+1 .. a, keys[j] = k_j to_anchor[j].
-    void decay_to_anchor(int a, Tile<T> k) {
-        const int previous = a - 16;
-        for (int c = 0; c < columns; c += lanes<T>) {
-            reg<T> block = load<T>(decay.at(a) + c);
-            for (int j = a - 1; j >= previous; --j) {
-                store<T>(to_anchor.at(j) + c, block);
-                if (j > previous) block *= load<T>(decay.at(j) + c);
-            }
-            for (int j = 0; j < previous; ++j) store<T>(to_anchor.at(j) + c, load<T>(to_anchor.at(j) + c) * block);
+    // Makes reach and keys those of a block, coming from the one before; keys behind it become zero.
+    void move_anchor(int block, Tile<T> k) {
+        if (anchored == block) return;
+        const int first = anchors[block], last = anchors[block + 1];
+        const Tile<T> before = reach();
+        anchored = block;
+        for (int c = 0; c < columns && first > 0; c += lanes<T>) {
+            const reg<T> step = load<T>(since.at(first - 1) + c) * load<T>(decay.at(first) + c) * broadcast<T>(T(1) / lift);
+            for (int j = 0; j < first; ++j) store<T>(later_reach.at(j) + c, load<T>(before.at(j) + c) * step);
+            for (int j = first; j < last; ++j) store<T>(later_reach.at(j) + c, load<T>(growth.at(j) + c));
         }
-        multiply(keys, k, to_anchor, T(1), a, columns);
+        multiply(keys, k, reach(), T(1), last, columns);
+        fill(Tile<T>{keys.at(last), keys.row}, T(0), round_up(last, 16) - last, columns);
     }
 
-    // dst = x_i e^{G_i - G_a} for the 16 rows from a on.
-    void decay_from_anchor(Tile<T> dst, Tile<T> x, int a, T factor) const {
-        for (int c = 0; c < columns; c += lanes<T>) {
-            reg<T> since = broadcast<T>(factor);
-            for (int i = 0; i < 16; ++i) {
-                if (i > 0) since *= load<T>(decay.at(a + i) + c);
-                store<T>(dst.at(i) + c, load<T>(x.at(a + i) + c) * since);
+    // queries = factor x_i since_i for the rows of a block, then zeros.
+    int decay_from_anchor(Tile<T> x, int block, T factor) {
+        const int first = anchors[block], count = anchors[block + 1] - first, padded = round_up(count, row_block);
+        multiply(queries, {x.at(first), x.row}, {since.at(first), since.row}, factor, count, columns);
+        fill(Tile<T>{queries.at(count), queries.row}, T(0), padded - count, columns);
+        return padded;
+    }
+
+    // dst[i,j] = factor x_i.k_j e^{G_i - G_j} for the rows i of a block and j < i, else 0.
+    void block_scores(Tile<T> dst, Tile<T> x, int block, T factor, Right<A> keys_transposed, Packer<A>& packer) {
+        const int first = anchors[block], last = anchors[block + 1], padded = decay_from_anchor(x, block, factor);
+        matmul<A>(pairs.data, pairs.row, packer.left(queries, padded, columns), keys_transposed, padded, round_up(last, 16),
+                  columns, first == 0 ? Part::dst_lower : Part::full);
+        for (int i = first; i < last; ++i) {
+            for (int j = 0; j < rows; j += lanes<T>) {
+                const reg<T> row = j < last ? load<T>(pairs.at(i - first) + j) : reg<T>{};
+                store<T>(dst.at(i) + j, keep_below<T>(row, j, i));
             }
         }
     }
 
-    void anchored_scores(Tile<T> dst, Tile<T> x, Tile<T> spare, int a, T factor, Right<A> keys_transposed,
-                         Packer<A>& packer) const {
-        decay_from_anchor(spare, x, a, factor);
-        matmul<A>(dst.at(a), dst.row, packer.left(spare, 16, columns), keys_transposed, 16, a, columns);
-    }
-
-    // Scores among the 16 rows from a on: `product` holds k_j decayed to row i, one more gate at each step.
-    void block_scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, int a) const {
-        if (!l) return block_scores_panels<true, false>(P, l, in, a);
-        if (!P) return block_scores_panels<false, true>(P, l, in, a);
-        block_scores_panels<true, true>(P, l, in, a);
-    }
-    template <bool reading, bool erasing>
-    void block_scores_panels(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, int a) const {
-        int c = 0;
-        for (; c + 4 * lanes<T> <= columns; c += 4 * lanes<T>) block_scores_panel<reading, erasing, 4>(P, l, in, a, c);
-        for (; c < columns; c += lanes<T>) block_scores_panel<reading, erasing, 1>(P, l, in, a, c);
-    }
-    // Adds what `width` registers of channels from c on contribute.
-    template <bool reading, bool erasing, int width>
-    void block_scores_panel(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, int a, int c) const {
+    // A token's own pair decays by nothing; it stays in fp32 also for bf16.
+    void own_scores(Tile<T> P, const ScoreRows<T>& in) const {
         constexpr int n = lanes<T>;
-        reg<T> decays[width], query[width], erase[width];
-        for (int i = 0; i < 16; ++i) {
-            for (int w = 0; w < width; ++w) {
-                decays[w] = load<T>(decay.at(a + i) + c + w * n);
-                if constexpr (reading) query[w] = load<T>(in.q.rows.at(a + i) + c + w * n);
-                if constexpr (erasing) erase[w] = load<T>(in.e.rows.at(a + i) + c + w * n);
+        for (int i = 0; i < rows; i += n) {
+            reg<T> dots[n];
+            for (int lane = 0; lane < n; ++lane) {
+                const T *q = in.q.rows.at(i + lane), *k = in.k.rows.at(i + lane);
+                dots[lane] = load<T>(q) * load<T>(k);
+                for (int c = n; c < columns; c += n) dots[lane] = fma(load<T>(q + c), load<T>(k + c), dots[lane]);
             }
-            for (int j = 0; j <= i; j += n) {
-                reg<T> read[n], error[n];
-                for (int lane = 0; lane < n; ++lane) {
-                    read[lane] = error[lane] = reg<T>{};
-                    if (j + lane > i) continue;
-                    const bool own = j + lane == i;
-                    T* decayed_key = product.at(j + lane) + c;
-                    for (int w = 0; w < width; ++w) {
-                        const reg<T> key = own ? load<T>(in.k.rows.at(a + i) + c + w * n) : load<T>(decayed_key + w * n) * decays[w];
-                        store<T>(decayed_key + w * n, key);
-                        if constexpr (reading) read[lane] = fma(query[w], key, read[lane]);
-                        if constexpr (erasing) error[lane] = fma(erase[w], key, error[lane]);
-                    }
-                }
-                if constexpr (reading) add_scores(P.at(a + i) + a + j, sum_each<T>(read), in.scale, j, i + 1);
-                if constexpr (erasing) add_scores(l.at(a + i) + a + j, sum_each<T>(error), T(1), j, i);
-            }
+            const reg<T> own = sum_each<T>(dots) * in.scale;
+            for (int lane = 0; lane < n; ++lane) P.at(i + lane)[i + lane] = own[lane];
         }
-    }
-    static void add_scores(T* row, reg<T> terms, T factor, int first, int limit) {
-        store<T>(row, fma(keep_below<T>(terms, first, limit), broadcast<T>(factor), load<T>(row)));
     }
 
-    void anchored_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T> q, Tile<T> e, int a,
-                           bool gate_wanted, Packer<A>& packer) {
-        const Right<A> keys_right = packer.right(keys, a, columns);
-        const Tile<T> d_P_block{d_P.at(a), d_P.row}, d_l_block{d_l ? d_l.at(a) : nullptr, d_l.row};
-        // [16,K] gradients of the rows decayed from the anchor, decayed back: what d_q and the gates after a receive
-        if (d_q) anchored_rows(d_q, d_P_block, q, a, gate_wanted, keys_right, packer);
-        if (d_l && d_e) anchored_rows(d_e, d_l_block, e, a, gate_wanted, keys_right, packer);
-        if (!d_k) return;
-        decay_from_anchor(queries, q, a, T(1));
-        matmul<A>(product.data, product.row, packer.left_transposed(d_P_block, 16, a), packer.right(queries, 16, columns), a,
-                  columns, 16);
-        if (d_l) {
-            decay_from_anchor(erases, e, a, T(1));
-            matmul<A>(product.data, product.row, packer.left_transposed(d_l_block, 16, a), packer.right(erases, 16, columns),
-                      a, columns, 16, Part::full, {Start<T>::add});
+    // Pairs j < i of the rows i of a block: adds to d_x, to d_keys and to the gates' terms, in fp32 also for bf16: the gates
+    // between i and j receive differences of these sums.
+    void block_backward(Tile<T> d_x, Tile<T> d_k, Tile<T> d_scores, Tile<T> x, int block, T factor, bool gate_wanted) {
+        const int first = anchors[block], last = anchors[block + 1], inner = round_up(last, 16);
+        const int padded = decay_from_anchor(x, block, T(1));
+        for_each(pairs, padded, inner, [&](int i, int j) {
+            return i + first < last ? keep_below<T>(load<T>(d_scores.at(i + first) + j) * factor, j, i + first) : reg<T>{};
+        });
+        Packer<Unrounded> direct;
+        if (d_k) {
+            matmul<Unrounded>(d_keys.data, d_keys.row, direct.left_transposed(pairs, padded, inner),
+                              direct.right(queries, padded, columns), round_up(last, row_block), columns, padded, Part::full,
+                              {Start<T>::add});
         }
-        for (int c = 0; c < columns; c += lanes<T>) {
-            reg<T> prefix = {};
-            for (int j = 0; j < a; ++j) {
-                const reg<T> d_key = load<T>(product.at(j) + c);
-                store<T>(d_k.at(j) + c, fma(d_key, load<T>(to_anchor.at(j) + c), load<T>(d_k.at(j) + c)));
+        if (!d_x) return;
+        matmul<Unrounded>(decayed.data, decayed.row, direct.left(pairs, padded, inner), direct.right(keys, inner, columns),
+                          padded, columns, last);
+        for (int i = first; i < last; ++i) {
+            for (int c = 0; c < columns; c += lanes<T>) {
+                const reg<T> d_row = load<T>(decayed.at(i - first) + c) * load<T>(since.at(i) + c);
+                store<T>(d_x.at(i) + c, load<T>(d_x.at(i) + c) + d_row);
                 if (!gate_wanted) continue;
-                prefix = fma(d_key, load<T>(keys.at(j) + c), prefix);
-                T* next = gradient_inside.at(j + 1) + c;
-                store<T>(next, load<T>(next) + prefix);
+                T* terms = row_terms.at(i - first) + c;
+                store<T>(terms, fma(d_row, load<T>(x.at(i) + c), load<T>(terms)));
             }
         }
     }
 
-    void anchored_rows(Tile<T> d_x, Tile<T> d_scores, Tile<T> x, int a, bool gate_wanted, Right<A> keys_right,
-                       Packer<A>& packer) {
-        matmul<A>(product.data, product.row, packer.left(d_scores, 16, a), keys_right, 16, columns, a);
+    // Gate m receives the pairs j < m <= i: those that end in the block, without those that lie behind m.
+    void add_inside(int first, int last) {
         for (int c = 0; c < columns; c += lanes<T>) {
-            reg<T> since[16];
-            since[0] = broadcast<T>(1);
-            for (int i = 1; i < 16; ++i) since[i] = since[i - 1] * load<T>(decay.at(a + i) + c);
-            reg<T> suffix = {};
-            for (int i = 15; i >= 0; --i) {
-                const reg<T> d_row = load<T>(product.at(i) + c) * since[i];
-                store<T>(d_x.at(a + i) + c, load<T>(d_x.at(a + i) + c) + d_row);
-                if (!gate_wanted || i == 0) continue;
-                suffix = fma(d_row, load<T>(x.at(a + i) + c), suffix);
-                T* own = gradient_inside.at(a + i) + c;
-                store<T>(own, load<T>(own) + suffix);
+            const auto key_terms = [&](int j) { return load<T>(d_keys.at(j) + c) * load<T>(keys.at(j) + c); };
+            reg<T> prefix = {}, suffix = {};
+            for (int m = 1; m <= first; ++m) {
+                prefix += key_terms(m - 1);
+                T* gradient = gradient_inside.at(m) + c;
+                store<T>(gradient, load<T>(gradient) + prefix);
             }
-        }
-    }
-
-    // Pairs inside the 16 rows from a on. Forwards: decayed keys give d_q, d_e and, by prefix sums over j, the gates'
-    // terms. Backwards: the gradient of the decayed key walks from row 15 to its own row.
-    void block_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T> q, Tile<T> e, Tile<T> k,
-                        int a, bool gate_wanted) const {
-        for (int c = 0; c < columns; c += lanes<T>) {
-            reg<T> key[16];
-            for (int i = 0; i < 16; ++i) {
-                const T* d_P_row = d_P.at(a + i) + a;
-                const T* d_l_row = d_l ? d_l.at(a + i) + a : nullptr;
-                const reg<T> query = load<T>(q.at(a + i) + c), own_decay = load<T>(decay.at(a + i) + c);
-                const reg<T> erase = d_l ? load<T>(e.at(a + i) + c) : reg<T>{};
-                reg<T> d_query = {}, d_erase = {}, prefix = {};
-                for (int j = 0; j < i; ++j) {
-                    key[j] *= own_decay;
-                    d_query = fma(broadcast<T>(d_P_row[j]), key[j], d_query);
-                    if (d_l) d_erase = fma(broadcast<T>(d_l_row[j]), key[j], d_erase);
-                    if (!gate_wanted) continue;
-                    reg<T> d_key = query * d_P_row[j];
-                    if (d_l) d_key = fma(broadcast<T>(d_l_row[j]), erase, d_key);
-                    prefix = fma(d_key, key[j], prefix);
-                    T* next = gradient_inside.at(a + j + 1) + c;
-                    store<T>(next, load<T>(next) + prefix);
-                }
-                key[i] = load<T>(k.at(a + i) + c);
-                d_query = fma(broadcast<T>(d_P_row[i]), key[i], d_query);
-                if (d_q) store<T>(d_q.at(a + i) + c, load<T>(d_q.at(a + i) + c) + d_query);
-                if (d_e && d_l) store<T>(d_e.at(a + i) + c, load<T>(d_e.at(a + i) + c) + d_erase);
+            for (int m = last - 1; m > first; --m) {
+                suffix += load<T>(row_terms.at(m - first) + c) - key_terms(m);
+                T* gradient = gradient_inside.at(m) + c;
+                store<T>(gradient, load<T>(gradient) + suffix);
             }
-            if (!d_k) continue;
-            reg<T> d_key[16];
-            for (int j = 0; j < 16; ++j) d_key[j] = reg<T>{};
-            for (int i = 15; i >= 0; --i) {
-                const T* d_P_row = d_P.at(a + i) + a;
-                const T* d_l_row = d_l ? d_l.at(a + i) + a : nullptr;
-                const reg<T> query = load<T>(q.at(a + i) + c), own_decay = load<T>(decay.at(a + i) + c);
-                const reg<T> erase = d_l ? load<T>(e.at(a + i) + c) : reg<T>{};
-                d_key[i] = fma(broadcast<T>(d_P_row[i]), query, d_key[i]);
-                for (int j = 0; j < i; ++j) {
-                    reg<T> sum = fma(broadcast<T>(d_P_row[j]), query, d_key[j]);
-                    if (d_l) sum = fma(broadcast<T>(d_l_row[j]), erase, sum);
-                    d_key[j] = sum * own_decay;
-                }
-            }
-            for (int j = 0; j < 16; ++j) store<T>(d_k.at(a + j) + c, load<T>(d_k.at(a + j) + c) + d_key[j]);
         }
     }
 };

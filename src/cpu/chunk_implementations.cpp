@@ -21,8 +21,8 @@ class ChunkImplementation : public IsaImplementation {
     std::string refusal(const Problem& problem, const Machine& machine) const override {
         if (problem.value_gate) return "the chunk form has no value-side gate (gv)";
         if (problem.elementwise_beta) return "the chunk form needs one beta per token";
-        if (problem.N * problem.HV * longest(problem) == 1) {
-            return "one token of one head rests on single inner products, which the recurrent form computes in double";
+        if (rests_on_few_sums(problem)) {
+            return "so few tokens and heads rest on single sums, which the recurrent form computes in double";
         }
         // A chunk erases the state through differences. With few key channels next to nothing remains, and what remains
         // would be rounding errors: a chunk of 32 random unit keys leaves about e^{-24 / K} of the state.

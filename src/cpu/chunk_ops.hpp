@@ -122,16 +122,15 @@ struct ChunkOps {
     void solve_transposed(Tile x, Tile n) { solve_unit_lower<Unrounded>(x, n, inverse, spare, rows, V, Side::transposed); }
 
   private:
-    // Room for the operands that one chunk packs. F32 and F64 pack only transposed ones: the keys (channel gates: the keys
-    // before each anchor) and the values of the backward. Bf16 packs all: `states` states and `operands` of C rows; an
+    // Room for the operands that one chunk packs. F32 and F64 pack only transposed ones: the keys and the values of the
+    // backward. Bf16 packs all: `states` states and `operands` of C rows; an
     // assertion in the packer watches the counts.
     template <class Arithmetic>
     void carve_packer(Arena& arena, Packer<Arithmetic>& target, int chunk, bool backward, int states, int operands) const {
         const auto product = [](long a, long b) { return static_cast<std::size_t>(a * b); };
         const long C = chunk, wider = K > V ? K : V, longer = wider > C ? wider : C;
         if constexpr (Arithmetic::pack == 1) {
-            const long anchored = C / 16 * (C / 16 - 1) / 2 * 16 + (C / 16 - 1) * 16;
-            const std::size_t keys = product(K, anchored > C + 16 ? anchored : C + 16);
+            const std::size_t keys = product(K, C + 16);
             const std::size_t values = backward ? product(V, C + 16) : 0;
             target.carve(arena, states == 0 ? 2 * values : keys + 3 * values);
         } else {

@@ -43,7 +43,8 @@ class Recurrent : public IsaImplementation {
         Scratch scratch;
     };
     const RecurrentKernels& kernels(const Problem& problem) const {
-        return isa_.kernels().recurrent[problem.wide][problem.rule == Rule::delta];
+        const bool in_double = problem.direction == Direction::backward && rests_on_few_sums(problem);
+        return isa_.kernels().recurrent[problem.wide || in_double][problem.rule == Rule::delta];
     }
     void run_forward(const Problem& problem, const KernelArgs& args, const Scratch& scratch) const {
         const std::int64_t strips = (problem.V + args.value_columns - 1) / args.value_columns;

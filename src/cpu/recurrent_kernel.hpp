@@ -206,9 +206,7 @@ struct RecurrentKernel {
         if (!args.gate_gradient) return;
         if (!args.channel_gate) {
             for (int i = 0; i < range.length; ++i) {
-                T total = 0;
-                for (int c = 0; c < args.K; ++c) total += d_decay.at(i)[c];
-                gate_gradient.data[i] = total;
+                gate_gradient.data[i] = static_cast<T>(total(d_decay.at(i), args.K));
             }
         }
         tokens.store_gate_gradient(gate_gradient, n, head, range);
@@ -220,12 +218,14 @@ struct RecurrentKernel {
             return;
         }
         T totals[segment];
-        for (int i = 0; i < range.length; ++i) {
-            T total = 0;
-            for (int j = 0; j < args.V; ++j) total += d_beta.at(i)[j];
-            totals[i] = total * tokens.beta_slope[i];
-        }
+        for (int i = 0; i < range.length; ++i) totals[i] = static_cast<T>(total(d_beta.at(i), args.V)) * tokens.beta_slope[i];
         store_numbers(args.d_beta, totals, range, head);
+    }
+    // In double: with one token and one head, such a sum is all of a gradient, and it may cancel.
+    static double total(const T* terms, int count) {
+        double sum = 0;
+        for (int j = 0; j < count; ++j) sum += static_cast<double>(terms[j]);
+        return sum;
     }
     void gather(std::int64_t member) {
         const auto combine = [&](Tile sum_tile, Tile part) {

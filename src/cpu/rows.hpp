@@ -61,7 +61,7 @@ inline void store_element(char* destination, DType dtype, std::int64_t index, do
 
 // dst[0 .. padded) = count elements from the source, then zeros.
 template <class T>
-void load_row(T* dst, const char* source, DType dtype, std::int64_t stride, int count, int padded) {
+HEADRACE_INLINE void load_row(T* dst, const char* source, DType dtype, std::int64_t stride, int count, int padded) {
     int i = 0;
     if (stride == 1) {
         if (dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32)) {
@@ -142,9 +142,10 @@ void load_tokens(Tile<T> dst, const Strided& tensor, const ChunkRange& range, st
                  int columns) {
     const int padded = round_up(columns, 16);
     const int given_rows = tensor.given ? range.length : 0;
-    for (int i = 0; i < given_rows; ++i) {
-        load_row<T>(dst.at(i), element_at(tensor, range.row, range.token(i), head, first_column), tensor.dtype,
-                    tensor.stride[3], columns, padded);
+    const char* source = given_rows > 0 ? element_at(tensor, range.row, range.token(0), head, first_column) : nullptr;
+    const std::int64_t step = (range.reverse ? -1 : 1) * tensor.stride[1] * static_cast<std::int64_t>(size_of(tensor.dtype));
+    for (int i = 0; i < given_rows; ++i, source += step) {
+        load_row<T>(dst.at(i), source, tensor.dtype, tensor.stride[3], columns, padded);
     }
     for (int i = given_rows; i < range.rows; ++i) {
         for (int j = 0; j < padded; ++j) dst.at(i)[j] = 0;

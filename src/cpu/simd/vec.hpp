@@ -116,6 +116,18 @@ HEADRACE_INLINE T sum(reg<T> value) {
     }
 }
 
+// Whether any bit of a comparison's result is set.
+template <class T, int width = lanes<T> / 2>
+HEADRACE_INLINE bool any(typename vec<T>::integer value) {
+    if constexpr (width == 0) {
+        return value[0] != 0;
+    } else {
+        constexpr int n = lanes<T>;
+        using Index = decltype(fold_index<n, width>(std::make_integer_sequence<int, n>{}));
+        return any<T, width / 2>(value | pick(value, value, Index{}));
+    }
+}
+
 // A lanes x lanes transpose in registers: exchanges the off-diagonal blocks of every width.
 template <class T, int width = lanes<T> / 2>
 HEADRACE_INLINE void transpose(reg<T>* rows) {

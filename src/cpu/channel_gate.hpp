@@ -18,13 +18,11 @@ struct ChannelGate {
     Tile<T> decay;            // [C,K] e^{g}
     Tile<T> start, end;       // [C,K] e^{G_i}; e^{G_L - G_i}
     T *high = nullptr, *low = nullptr;  // [K] e^{G_L} and its rounding error
-    Tile<T> since, growth;    // [C,K] lift e^{G_i - G_a}, a the anchor of row i; its reciprocal
+    Tile<T> since, growth;    // [C,K] e^{G_i - G_a}, a the anchor of row i; its reciprocal
     Tile<T> later_reach;      // [C,K] reach() of blocks but the first
     Tile<T> keys, queries;    // [C,K] k_j reach_j; x_i since_i
-    Tile<T> pairs;            // [C,C] scores of a block or their gradient
-    Tile<T> decayed, d_keys;  // [C,K] spare
+    Tile<T> pairs;            // [C,C] scores of a block
     Tile<T> gradient_start, gradient_end, gradient_inside;  // [C,K] terms from the chunk's start, to its end, inside
-    Tile<T> row_terms;        // [C,K] x_i d_x_i of the rows of a block
     T* through = nullptr;     // [K]
     int* anchors = nullptr;   // first rows of the blocks, then `rows`
     int blocks = 0;
@@ -32,11 +30,11 @@ struct ChannelGate {
 
     void carve(Arena& arena, int chunk, int key_columns, bool gradient) {
         columns = key_columns;
-        for (Tile<T>* tile : {&decay, &start, &end, &since, &growth, &later_reach, &keys, &queries, &decayed, &d_keys}) {
+        for (Tile<T>* tile : {&decay, &start, &end, &since, &growth, &later_reach, &keys, &queries}) {
             *tile = arena.tile<T>(chunk, columns);
         }
         pairs = arena.tile<T>(chunk, chunk);
-        for (Tile<T>* tile : {&gradient_start, &gradient_end, &gradient_inside, &row_terms}) {
+        for (Tile<T>* tile : {&gradient_start, &gradient_end, &gradient_inside}) {
             if (gradient) *tile = arena.tile<T>(chunk, columns);
         }
         for (T** vector : {&high, &low, &through}) *vector = arena.take<T>(static_cast<std::size_t>(key_columns));
@@ -64,20 +62,21 @@ struct ChannelGate {
 
     Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }
 
-    // As ScalarGate's, but the decays go into the rows.
-    DecayedRows<T> from_chunk_start(KeyRows<T> x, T factor) const { return weigh(x, start, factor); }
-    DecayedRows<T> from_chunk_start_before(KeyRows<T> x, T factor) const { return weigh(x, start, factor); }
-    DecayedRows<T> to_chunk_end(KeyRows<T> x) const { return weigh(x, end, T(1)); }
+    // As ScalarGate's, but a decay per element.
+    DecayedRows<T> from_chunk_start(KeyRows<T> x, T factor) const { return {x.rows, nullptr, start, factor}; }
+    DecayedRows<T> from_chunk_start_before(KeyRows<T> x, T factor) const { return from_chunk_start(x, factor); }
+    DecayedRows<T> to_chunk_end(KeyRows<T> x) const { return {x.rows, nullptr, end, T(1)}; }
 
-    // As ScalarGate::scores.
-    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>& packer) {
+    // As ScalarGate::scores, by products of `small`: in fp32 for the delta rule, whose errors feed back.
+    template <class Small>
+    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>&, Packer<Small>& small) {
         for (int block = 0; block < blocks; ++block) {
-            const std::size_t mark = packer.used;
+            const std::size_t mark = small.used;
             move_anchor(block, in.k.rows);
-            const Right<A> keys_transposed = packer.right_transposed(keys, round_up(anchors[block + 1], 16), columns);
-            if (P) block_scores(P, in.q.rows, block, in.scale, keys_transposed, packer);
-            if (l) block_scores(l, in.e.rows, block, T(1), keys_transposed, packer);
-            packer.used = mark;
+            const Right<Small> keys_transposed = small.right_transposed(keys, round_up(anchors[block + 1], 16), columns);
+            if (P) block_scores(P, in.q.rows, block, in.scale, keys_transposed, small);
+            if (l) block_scores(l, in.e.rows, block, T(1), keys_transposed, small);
+            small.used = mark;
         }
         if (P) own_scores(P, in);
     }
@@ -86,14 +85,9 @@ struct ChannelGate {
     void scores_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T>, Tile<T>,
                          const ScoreRows<T>& in, bool gate_wanted, Packer<A>&) {
         for (int block = 0; block < blocks; ++block) {
-            const int first = anchors[block], last = anchors[block + 1];
             move_anchor(block, in.k.rows);
-            if (gate_wanted) fill(row_terms, T(0), last - first, columns);
-            if (d_k) fill(d_keys, T(0), round_up(last, row_block), columns);
-            block_backward(d_q, d_k, d_P, in.q.rows, block, in.scale, gate_wanted);
-            if (d_l) block_backward(d_e, d_k, d_l, in.e.rows, block, T(1), gate_wanted);
-            if (d_k) add_product(d_k, d_keys, reach(), last);
-            if (gate_wanted) add_inside(first, last);
+            block_backward({d_P, in.q.rows, in.scale, d_q, d_k, gate_wanted}, block);
+            if (d_l) block_backward({d_l, in.e.rows, T(1), d_e, d_k, gate_wanted}, block);
         }
         // a token's own pair spans no gate
         for (int i = 0; i < rows; ++i) {
@@ -110,9 +104,9 @@ struct ChannelGate {
         for (Tile<T> tile : {gradient_start, gradient_end, gradient_inside}) fill(tile, T(0), rows, columns);
         for (int c = 0; c < columns; ++c) through[c] = 0;
     }
-    void add_from_start(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_start, x.rows, d_x, rows); }
-    void add_from_start_before(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_start, x.rows, d_x, rows); }
-    void add_to_end(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_end, x.rows, d_x, rows); }
+    void add_from_start(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_start, x.rows, d_x); }
+    void add_from_start_before(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_start, x.rows, d_x); }
+    void add_to_end(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_end, x.rows, d_x); }
     void add_through(Tile<T> S, Tile<T> D, int value_columns) {
         for (int c = 0; c < columns; ++c) through[c] += row_dot(S, D, c, value_columns) * high[c];
     }
@@ -131,9 +125,8 @@ struct ChannelGate {
     }
 
   private:
-    // Factors of a block lie between 1 / lift and lift: far enough inside fp32's range for any rows.
-    static constexpr T lift = T(0x1p50);
-    using Unrounded = std::conditional_t<sizeof(T) == 8, F64, F32>;
+    // Factors of a block lie between least and 1 / least: half of fp32's exponents, so that rows may take the other half.
+    static constexpr T least = T(0x1p-64);
 
     // e^{g} and the products of decays up to row i; begins a block where one leaves its range.
     void decay_row(const T* log_decay, int i) {
@@ -145,7 +138,7 @@ struct ChannelGate {
         for (int c = 0; c < columns; c += lanes<T>) {
             const reg<T> a = i < length ? exp<T>(load<T>(log_decay + c)) : one;
             const reg<T> decays = i > 0 ? load<T>(since_before + c) * a : one;
-            outside |= (decays < broadcast<T>(T(1) / lift)) | (decays > broadcast<T>(lift));
+            outside |= (decays < broadcast<T>(least)) | (decays > broadcast<T>(T(1) / least));
             store<T>(a_row + c, a);
             store<T>(start_row + c, i > 0 ? load<T>(start_before + c) * a : a);
             store<T>(since_row + c, decays);
@@ -153,23 +146,18 @@ struct ChannelGate {
         }
         if (i > 0 && !any<T>(outside)) return;
         anchors[blocks++] = i;
-        fill(Tile<T>{since_row}, lift, 1, columns);
-        fill(Tile<T>{growth_row}, T(1) / lift, 1, columns);
-    }
-
-    DecayedRows<T> weigh(KeyRows<T> x, Tile<T> decays, T factor) const {
-        multiply(decayed, x.rows, decays, factor, rows, columns);
-        return {decayed, nullptr};
+        fill(Tile<T>{since_row}, T(1), 1, columns);
+        fill(Tile<T>{growth_row}, T(1), 1, columns);
     }
 
     // dst += a * b
-    void add_product(Tile<T> dst, Tile<T> a, Tile<T> b, int count) const {
-        for_each(dst, count, columns, [&](int i, int j) {
+    void add_product(Tile<T> dst, Tile<T> a, Tile<T> b) const {
+        for_each(dst, rows, columns, [&](int i, int j) {
             return fma(load<T>(a.at(i) + j), load<T>(b.at(i) + j), load<T>(dst.at(i) + j));
         });
     }
 
-    // [C,K] e^{G_a - G_j} / lift, a the anchor moved to, rows up to the end of its block
+    // [C,K] e^{G_a - G_j}, a the anchor moved to, rows up to the end of its block
     Tile<T> reach() const { return anchored == 0 ? growth : later_reach; }
 
     // Makes reach and keys those of a block, coming from the one before; keys behind it become zero.
@@ -179,7 +167,7 @@ struct ChannelGate {
         const Tile<T> before = reach();
         anchored = block;
         for (int c = 0; c < columns && first > 0; c += lanes<T>) {
-            const reg<T> step = load<T>(since.at(first - 1) + c) * load<T>(decay.at(first) + c) * broadcast<T>(T(1) / lift);
+            const reg<T> step = load<T>(since.at(first - 1) + c) * load<T>(decay.at(first) + c);
             for (int j = 0; j < first; ++j) store<T>(later_reach.at(j) + c, load<T>(before.at(j) + c) * step);
             for (int j = first; j < last; ++j) store<T>(later_reach.at(j) + c, load<T>(growth.at(j) + c));
         }
@@ -187,22 +175,18 @@ struct ChannelGate {
         fill(Tile<T>{keys.at(last), keys.row}, T(0), round_up(last, 16) - last, columns);
     }
 
-    // queries = factor x_i since_i for the rows of a block, then zeros.
-    int decay_from_anchor(Tile<T> x, int block, T factor) {
-        const int first = anchors[block], count = anchors[block + 1] - first, padded = round_up(count, row_block);
-        multiply(queries, {x.at(first), x.row}, {since.at(first), since.row}, factor, count, columns);
-        fill(Tile<T>{queries.at(count), queries.row}, T(0), padded - count, columns);
-        return padded;
-    }
-
-    // dst[i,j] = factor x_i.k_j e^{G_i - G_j} for the rows i of a block and j < i, else 0.
-    void block_scores(Tile<T> dst, Tile<T> x, int block, T factor, Right<A> keys_transposed, Packer<A>& packer) {
-        const int first = anchors[block], last = anchors[block + 1], padded = decay_from_anchor(x, block, factor);
-        matmul<A>(pairs.data, pairs.row, packer.left(queries, padded, columns), keys_transposed, padded, round_up(last, 16),
-                  columns, first == 0 ? Part::dst_lower : Part::full);
+    // dst[i,j] = factor x_i.k_j e^{G_i - G_j} for the rows i of a block and j < i, else 0. Neighbouring rows fill the last
+    // register tile and are dropped.
+    template <class Small>
+    void block_scores(Tile<T> dst, Tile<T> x, int block, T factor, Right<Small> keys_transposed, Packer<Small>& small) {
+        const int first = anchors[block], last = anchors[block + 1], padded = round_up(last - first, row_block);
+        const int from = first < rows - padded ? first : rows - padded;
+        const Left<Small> left = small.left({x.at(from), x.row}, {since.at(from), since.row}, factor, queries, padded, columns);
+        matmul<Small>(pairs.data, pairs.row, left, keys_transposed, padded, round_up(last, 16), columns,
+                      first == 0 ? Part::dst_lower : Part::full);
         for (int i = first; i < last; ++i) {
             for (int j = 0; j < rows; j += lanes<T>) {
-                const reg<T> row = j < last ? load<T>(pairs.at(i - first) + j) : reg<T>{};
+                const reg<T> row = j < last ? load<T>(pairs.at(i - from) + j) : reg<T>{};
                 store<T>(dst.at(i) + j, keep_below<T>(row, j, i));
             }
         }
@@ -223,51 +207,70 @@ struct ChannelGate {
         }
     }
 
-    // Pairs j < i of the rows i of a block: adds to d_x, to d_keys and to the gates' terms, in fp32 also for bf16: the gates
-    // between i and j receive differences of these sums.
-    void block_backward(Tile<T> d_x, Tile<T> d_k, Tile<T> d_scores, Tile<T> x, int block, T factor, bool gate_wanted) {
-        const int first = anchors[block], last = anchors[block + 1], inner = round_up(last, 16);
-        const int padded = decay_from_anchor(x, block, T(1));
-        for_each(pairs, padded, inner, [&](int i, int j) {
-            return i + first < last ? keep_below<T>(load<T>(d_scores.at(i + first) + j) * factor, j, i + first) : reg<T>{};
-        });
-        Packer<Unrounded> direct;
-        if (d_k) {
-            matmul<Unrounded>(d_keys.data, d_keys.row, direct.left_transposed(pairs, padded, inner),
-                              direct.right(queries, padded, columns), round_up(last, row_block), columns, padded, Part::full,
-                              {Start<T>::add});
-        }
-        if (!d_x) return;
-        matmul<Unrounded>(decayed.data, decayed.row, direct.left(pairs, padded, inner), direct.right(keys, inner, columns),
-                          padded, columns, last);
-        for (int i = first; i < last; ++i) {
-            for (int c = 0; c < columns; c += lanes<T>) {
-                const reg<T> d_row = load<T>(decayed.at(i - first) + c) * load<T>(since.at(i) + c);
-                store<T>(d_x.at(i) + c, load<T>(d_x.at(i) + c) + d_row);
-                if (!gate_wanted) continue;
-                T* terms = row_terms.at(i - first) + c;
-                store<T>(terms, fma(d_row, load<T>(x.at(i) + c), load<T>(terms)));
-            }
-        }
-    }
+    struct PairGradients {
+        Tile<T> d_scores, x;  // [C,C] of which only j < i is read, [C,K]
+        T factor;             // of the scores
+        Tile<T> d_x, d_k;     // [C,K] are added to, or empty
+        bool gate_wanted;
+    };
 
-    // Gate m receives the pairs j < m <= i: those that end in the block, without those that lie behind m.
-    void add_inside(int first, int last) {
-        for (int c = 0; c < columns; c += lanes<T>) {
-            const auto key_terms = [&](int j) { return load<T>(d_keys.at(j) + c) * load<T>(keys.at(j) + c); };
-            reg<T> prefix = {}, suffix = {};
-            for (int m = 1; m <= first; ++m) {
-                prefix += key_terms(m - 1);
-                T* gradient = gradient_inside.at(m) + c;
-                store<T>(gradient, load<T>(gradient) + prefix);
+    // The pairs j < i of the rows i of a block: those with keys before it, then those inside by halves, so that every gate
+    // receives sums of the pairs that span it, and never a difference of sums.
+    void block_backward(const PairGradients& to, int block) {
+        const int first = anchors[block], last = anchors[block + 1];
+        multiply({queries.at(first), queries.row}, {to.x.at(first), to.x.row}, {since.at(first), since.row}, to.factor,
+                 last - first, columns);
+        if (first > 0) pairs_across(to, 0, first, last);
+        halves_backward(to, first, last);
+    }
+    void halves_backward(const PairGradients& to, int first, int last) {
+        if (last - first < 2) return;
+        const int middle = (first + last) / 2;
+        pairs_across(to, first, middle, last);
+        halves_backward(to, first, middle);
+        halves_backward(to, middle, last);
+    }
+    // Rows middle <= i < last, keys first <= j < middle.
+    void pairs_across(const PairGradients& to, int first, int middle, int last) {
+        int c = 0;
+        for (; c + 4 * lanes<T> <= columns; c += 4 * lanes<T>) panel_across<4>(to, first, middle, last, c);
+        for (; c < columns; c += lanes<T>) panel_across<1>(to, first, middle, last, c);
+    }
+    template <int width>
+    void panel_across(const PairGradients& to, int first, int middle, int last, int c) {
+        constexpr int n = lanes<T>;
+        reg<T> suffix[width] = {}, prefix[width] = {};
+        for (int i = last - 1; i >= middle; --i) {
+            reg<T> d_row[width] = {};
+            for (int j = first; j < middle; ++j) {
+                const reg<T> d_score = broadcast<T>(to.d_scores.at(i)[j]);
+                for (int w = 0; w < width; ++w) d_row[w] = fma(d_score, load<T>(keys.at(j) + c + w * n), d_row[w]);
             }
-            for (int m = last - 1; m > first; --m) {
-                suffix += load<T>(row_terms.at(m - first) + c) - key_terms(m);
-                T* gradient = gradient_inside.at(m) + c;
-                store<T>(gradient, load<T>(gradient) + suffix);
+            for (int w = 0; w < width; ++w) {
+                const int column = c + w * n;
+                d_row[w] *= load<T>(since.at(i) + column) * to.factor;
+                if (to.d_x) add_to(to.d_x.at(i) + column, d_row[w]);
+                if (!to.gate_wanted || i == middle) continue;
+                suffix[w] = fma(d_row[w], load<T>(to.x.at(i) + column), suffix[w]);
+                add_to(gradient_inside.at(i) + column, suffix[w]);
+            }
+        }
+        for (int j = first; j < middle; ++j) {
+            reg<T> d_key[width] = {};
+            for (int i = middle; i < last; ++i) {
+                const reg<T> d_score = broadcast<T>(to.d_scores.at(i)[j]);
+                for (int w = 0; w < width; ++w) d_key[w] = fma(d_score, load<T>(queries.at(i) + c + w * n), d_key[w]);
+            }
+            for (int w = 0; w < width; ++w) {
+                const int column = c + w * n;
+                if (to.d_k) add_to(to.d_k.at(j) + column, d_key[w] * load<T>(reach().at(j) + column));
+                if (!to.gate_wanted) continue;
+                prefix[w] = fma(d_key[w], load<T>(keys.at(j) + column), prefix[w]);
+                add_to(gradient_inside.at(j + 1) + column, prefix[w]);
             }
         }
     }
+    static void add_to(T* place, reg<T> term) { store<T>(place, load<T>(place) + term); }
 };
 
 }  // namespace headrace::cpu::inline HEADRACE_ISA

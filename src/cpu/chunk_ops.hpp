@@ -25,7 +25,8 @@ struct ChunkOps {
     Packer<Small> small;
     Prefetcher next_chunk;
     Tile inverse, spare;     // [16,16], [16,V]
-    Tile weighted_values;    // [C,V]
+    Tile weighted_values;    // [C,V] spare
+    Tile weighted_keys;      // [C,K] spare
     Tile keys_transposed;    // [K,C], backward only
     int rows = 0, K = 0, V = 0;
     bool undecayed_error = false;
@@ -40,6 +41,7 @@ struct ChunkOps {
         inverse = arena.tile<T>(16, 16);
         spare = arena.tile<T>(16, V);
         weighted_values = arena.tile<T>(chunk, V);
+        weighted_keys = arena.tile<T>(chunk, K);
         if (backward) keys_transposed = arena.tile<T>(K, chunk);
         carve_packer(arena, packer, chunk, backward, states, backward ? (delta ? 17 : 11) : (delta ? 8 : 6));
         carve_packer(arena, small, chunk, backward, 0, backward ? 5 : 2);
@@ -53,7 +55,7 @@ struct ChunkOps {
     Right<A> right_state(Tile S) { return packer.right(S, K, V); }
     Left<A> left_state(Tile S) { return packer.left(S, K, V); }
     void scores(Tile P, Tile l, const Inputs& in) {
-        if (P || l) gate.scores(P, l, score_rows(in), packer);
+        if (P || l) gate.scores(P, l, score_rows(in), packer, small);
     }
     void scores_backward(Tile d_q, Tile d_k, Tile d_e, Tile d_P, Tile d_l, Tile P, Tile l, const Inputs& in, bool gate_wanted) {
         gate.scores_backward(d_q, d_k, d_e, d_P, d_l, P, l, score_rows(in), gate_wanted, packer);
@@ -81,10 +83,10 @@ struct ChunkOps {
     Decayed to_end(Rows x) { return gate.to_chunk_end(x); }
     // dst = x
     void assign(Tile dst, Decayed x) {
-        if (x.factor != nullptr) {
-            cpu::scale_rows(dst, x.rows, x.factor, T(1), rows, K);
+        if (x.weights) {
+            multiply(dst, x.rows, x.weights, x.scale, rows, K);
         } else {
-            copy(dst, x.rows, rows, K);
+            cpu::scale_rows(dst, x.rows, x.factor, T(1), rows, K);
         }
     }
 
@@ -132,7 +134,7 @@ struct ChunkOps {
         if constexpr (Arithmetic::pack == 1) {
             const std::size_t keys = product(K, C + 16);
             const std::size_t values = backward ? product(V, C + 16) : 0;
-            target.carve(arena, states == 0 ? 2 * values : keys + 3 * values);
+            target.carve(arena, keys + 3 * values);
         } else {
             const std::size_t wide = product(C, longer / 2 + 16), tall = product(longer / 2, C + 16);
             const std::size_t passing = product(C, longer / 2 + 32);  // while an operand is transposed
@@ -144,15 +146,15 @@ struct ChunkOps {
     void read(Tile dst, Decayed x, Right<A> state, typename Start<T>::Kind kind) {
         Start<T> start{kind};
         start.factor = x.factor;
-        matmul<A>(dst.data, dst.row, packer.left(x.rows, rows, K), state, rows, V, K, Part::full, start, prefetch());
+        const Left<A> left = x.weights ? packer.left(x.rows, x.weights, x.scale, weighted_keys, rows, K)
+                                       : packer.left_of_input(x.rows, rows, K);
+        matmul<A>(dst.data, dst.row, left, state, rows, V, K, Part::full, start, prefetch());
     }
     void write(Tile S, Decayed x, Tile b, Start<T> start) {
-        if (x.factor != nullptr) {
-            cpu::scale_rows(weighted_values, b, x.factor, T(1), rows, V);
-            b = weighted_values;
-        }
-        matmul<A>(S.data, S.row, packer.left_transposed(x.rows, rows, K), packer.right(b, rows, V), K, V, rows, Part::full,
-                  start, prefetch());
+        const Left<A> left = x.weights ? packer.left_transposed(x.rows, x.weights, x.scale, weighted_keys, rows, K)
+                                       : packer.left_transposed(x.rows, rows, K);
+        const Right<A> right = x.factor != nullptr ? packer.right(b, x.factor, weighted_values, rows, V) : packer.right(b, rows, V);
+        matmul<A>(S.data, S.row, left, right, K, V, rows, Part::full, start, prefetch());
     }
     auto prefetch() {
         return [this] { next_chunk.next(); };

@@ -69,7 +69,8 @@ HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a
         if (start.kind == Start<T>::zero) return reg<T>{};
         const reg<T> whole = load<T>(source + i * source_row + j * n);
         if (start.kind == Start<T>::add) return whole;
-        return fma(whole, broadcast<T>(start.low[first_row + i]), whole * broadcast<T>(start.high[first_row + i]));
+        const reg<T> decayed = whole * broadcast<T>(start.high[first_row + i]);
+        return A::pack == 2 ? decayed : fma(whole, broadcast<T>(start.low[first_row + i]), decayed);  // bf16 rounds more
     };
     reg<T> sums[rows][columns];
     for (int i = 0; i < rows; ++i) {

@@ -83,15 +83,16 @@ struct ScalarGate {
     const T* erase_decay(int i, bool exclusive) const { return decay.at(exclusive ? i - 1 : i); }
 
     // P[i,j] = scale q_i.k_j e^{G_i - G_j}, j <= i; l[i,j] = e_i.k_j e^{Ge_i - G_j}, j < i. An empty tile is not wanted.
-    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>& packer) const {
+    template <class Small>
+    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>& packer, Packer<Small>&) const {
         const Right<A> k_transposed = packer.right_transposed(in.k.rows, rows, columns);
         if (P) {
-            matmul<A>(P.data, P.row, packer.left(in.q.rows, rows, columns), k_transposed, rows, rows, columns, Part::dst_lower);
+            matmul<A>(P.data, P.row, packer.left_of_input(in.q.rows, rows, columns), k_transposed, rows, rows, columns, Part::dst_lower);
             apply_decay(P, in.scale);
             apply_norms(P, in.q.norm, in.k.norm);
         }
         if (l) {
-            matmul<A>(l.data, l.row, packer.left(in.e.rows, rows, columns), k_transposed, rows, rows, columns, Part::dst_lower);
+            matmul<A>(l.data, l.row, packer.left_of_input(in.e.rows, rows, columns), k_transposed, rows, rows, columns, Part::dst_lower);
             apply_erase_decay(l, in.undecayed_error);
             apply_norms(l, in.e.norm, in.k.norm);
         }
@@ -152,7 +153,7 @@ struct ScalarGate {
   private:
     DecayedRows<T> weigh(KeyRows<T> x, const T* decays, T factor) {
         for (int i = 0; i < rows; ++i) factors[i] = factor * decays[i] * (x.norm != nullptr ? x.norm[i] : T(1));
-        return {x.rows, factors};
+        return {x.rows, factors, {}, T(1)};
     }
     void add_dots(T* sums, KeyRows<T> x, Tile<T> d_x) const {
         for (int i = 0; i < rows; ++i) sums[i] += row_dot(x.rows, d_x, i, columns) * (x.norm != nullptr ? x.norm[i] : T(1));

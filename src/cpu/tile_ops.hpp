@@ -160,11 +160,13 @@ struct KeyRows {
     const T* norm;
 };
 
-// Decayed rows: rows[i,:] * factor[i]; factor null: 1.
+// Decayed rows: rows[i,j] * factor[i], or scale * rows[i,j] * weights[i,j].
 template <class T>
 struct DecayedRows {
     Tile<T> rows;
-    const T* factor;
+    const T* factor;  // [rows] or null
+    Tile<T> weights;  // [rows, columns] or empty
+    T scale;
 };
 
 // What the scores of a chunk are made of.
@@ -185,12 +187,20 @@ struct Packer {
     using unit = typename A::unit;
     unit* buffer = nullptr;
     std::size_t used = 0, capacity = 0;
+    struct {
+        const T* rows;
+        Left<A> packed;
+    } keeps[4];
+    int kept = 0;
 
     void carve(Arena& arena, std::size_t units) {
         capacity = units;
         buffer = arena.take<unit>(units);
     }
-    void reset() { used = 0; }
+    void reset() {
+        used = 0;
+        kept = 0;
+    }
     unit* take(int rows, long row) {
         unit* piece = buffer + used;
         used += static_cast<std::size_t>(rows) * static_cast<std::size_t>(row);
@@ -203,19 +213,23 @@ struct Packer {
         if constexpr (A::pack == 1) {
             return {x.data, x.row, 1};
         } else {
-            const long row = columns / 2 + 16;
-            unit* packed = take(rows, row);
-            pack_neighbours(packed, row, x, rows, columns);
-            return {packed, row, 1};
+            return left_of([&](int i, int j) { return load<T>(x.at(i) + j); }, rows, columns);
         }
+    }
+    // The same of rows that do not change until reset(), which are packed once.
+    Left<A> left_of_input(Tile<T> x, int rows, int columns) {
+        for (int i = 0; i < kept; ++i) {
+            if (keeps[i].rows == x.data) return keeps[i].packed;
+        }
+        keeps[kept] = {x.data, left(x, rows, columns)};
+        return keeps[kept++].packed;
     }
     // a[i,k] = x[k,i]
     Left<A> left_transposed(Tile<T> x, int rows, int columns) {
         if constexpr (A::pack == 1) {
             return {x.data, 1, x.row};
         } else {
-            const Right<A> pairs = right(x, rows, columns);
-            return {pairs.data, 1, pairs.row};
+            return transposed(right(x, rows, columns));
         }
     }
     // b[k,j] = x[k,j]
@@ -223,14 +237,33 @@ struct Packer {
         if constexpr (A::pack == 1) {
             return {x.data, x.row};
         } else {
-            const long row = columns + 16;
-            unit* packed = take(rows / 2, row);
-            for (int i = 0; i < rows; i += 2) {
-                for (int j = 0; j < columns; j += lanes<T>) {
-                    store_pairs(packed + i / 2 * row + j, load<T>(x.at(i) + j), load<T>(x.at(i + 1) + j));
-                }
-            }
-            return {packed, row};
+            return right_of([&](int i, int j) { return load<T>(x.at(i) + j); }, rows, columns);
+        }
+    }
+    // The same of scale x[i,j] weights[i,j], or factors[i] x[i,j], which F32 and F64 leave in `spare`.
+    Left<A> left(Tile<T> x, Tile<T> weights, T scale, Tile<T> spare, int rows, int columns) {
+        if constexpr (A::pack == 1) {
+            multiply(spare, x, weights, scale, rows, columns);
+            return left(spare, rows, columns);
+        } else {
+            return left_of([&](int i, int j) { return load<T>(x.at(i) + j) * load<T>(weights.at(i) + j) * scale; }, rows, columns);
+        }
+    }
+    Left<A> left_transposed(Tile<T> x, Tile<T> weights, T scale, Tile<T> spare, int rows, int columns) {
+        if constexpr (A::pack == 1) {
+            multiply(spare, x, weights, scale, rows, columns);
+            return left_transposed(spare, rows, columns);
+        } else {
+            const auto weighted = [&](int i, int j) { return load<T>(x.at(i) + j) * load<T>(weights.at(i) + j) * scale; };
+            return transposed(right_of(weighted, rows, columns));
+        }
+    }
+    Right<A> right(Tile<T> x, const T* factors, Tile<T> spare, int rows, int columns) {
+        if constexpr (A::pack == 1) {
+            scale_rows(spare, x, factors, T(1), rows, columns);
+            return right(spare, rows, columns);
+        } else {
+            return right_of([&](int i, int j) { return load<T>(x.at(i) + j) * broadcast<T>(factors[i]); }, rows, columns);
         }
     }
     // b[k,j] = x[j,k]
@@ -243,7 +276,7 @@ struct Packer {
             const std::size_t mark = used;
             const long pairs_row = round_up(columns / 2, 16) + 16;
             unit* pairs = take(rows, pairs_row);
-            pack_neighbours(pairs, pairs_row, x, rows, columns);
+            pack_neighbours(pairs, pairs_row, [&](int i, int j) { return load<T>(x.at(i) + j); }, rows, columns);
             for (int j = columns / 2; j < round_up(columns / 2, 16); ++j) {
                 for (int i = 0; i < rows; ++i) pairs[i * pairs_row + j] = 0;
             }
@@ -254,14 +287,29 @@ struct Packer {
     }
 
   private:
-    static void pack_neighbours(unit* packed, long row, Tile<T> x, int rows, int columns) {
-        if constexpr (A::pack == 2) {
-            for (int i = 0; i < rows; ++i) {
-                for (int j = 0; j < columns; j += 2 * lanes<T>) {
-                    const bool whole = j + lanes<T> < columns;
-                    store_neighbours(packed + i * row + j / 2, load<T>(x.at(i) + j),
-                                     whole ? load<T>(x.at(i) + j + lanes<T>) : reg<T>{});
-                }
+    static Left<A> transposed(Right<A> pairs) { return {pairs.data, 1, pairs.row}; }
+    template <class Value>
+    Left<A> left_of(const Value& value, int rows, int columns) {
+        const long row = columns / 2 + 16;
+        unit* packed = take(rows, row);
+        pack_neighbours(packed, row, value, rows, columns);
+        return {packed, row, 1};
+    }
+    template <class Value>
+    Right<A> right_of(const Value& value, int rows, int columns) {
+        const long row = columns + 16;
+        unit* packed = take(rows / 2, row);
+        for (int i = 0; i < rows; i += 2) {
+            for (int j = 0; j < columns; j += lanes<T>) store_pairs(packed + i / 2 * row + j, value(i, j), value(i + 1, j));
+        }
+        return {packed, row};
+    }
+    template <class Value>
+    static void pack_neighbours(unit* packed, long row, const Value& value, int rows, int columns) {
+        for (int i = 0; i < rows; ++i) {
+            for (int j = 0; j < columns; j += 2 * lanes<T>) {
+                const bool whole = j + lanes<T> < columns;
+                store_neighbours(packed + i * row + j / 2, value(i, j), whole ? value(i, j + lanes<T>) : reg<T>{});
             }
         }
     }

@@ -3,13 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
-#include <memory>
-#include <new>
-#include <stdexcept>
 #include <utility>
 
 #include "core/debug_nan.hpp"
+#include "core/guarded.hpp"
 #include "core/implementation.hpp"
 #include "core/machine.hpp"
 #include "core/validation.hpp"
@@ -19,27 +16,6 @@
 
 namespace headrace {
 namespace {
-
-struct FreeAligned {
-    void operator()(void* pointer) const { ::operator delete (pointer, std::align_val_t{Carver::alignment}); }
-};
-using Block = std::unique_ptr<void, FreeAligned>;
-
-// Runs body() and turns what it throws into a Status. Messages of 15 characters need no memory.
-template <typename Body>
-Status guarded(const Body& body) {
-    try {
-        return body();
-    } catch (const std::bad_alloc&) {
-        return {Code::out_of_memory, "out of memory"};
-    } catch (const std::length_error&) {
-        return {Code::out_of_memory, "out of memory"};
-    } catch (const std::exception& error) {
-        return {Code::unsupported, std::string("an implementation failed: ") + error.what()};
-    } catch (...) {
-        return {Code::unsupported, "unknown failure"};
-    }
-}
 
 // The caller's workspace is large enough and shares no memory with a tensor of the call.
 Status check_workspace(const Problem& problem, const Workspace& workspace, std::size_t needed) {
@@ -89,11 +65,8 @@ Status execute(const Call& call, const Workspace& workspace) {
     if (workspace.bytes > 0) {
         if (Status status = check_workspace(problem, workspace, measure.size()); !status.ok()) return status;
     } else {
-        own.reset(::operator new (measure.size(), std::align_val_t{Carver::alignment}, std::nothrow));
+        if (Status status = allocate(measure.size(), &own); !status.ok()) return status;
         base = own.get();
-        if (base == nullptr) {
-            return {Code::out_of_memory, "workspace: could not allocate " + std::to_string(measure.size()) + " bytes"};
-        }
     }
 
     DebugReport report(problem);

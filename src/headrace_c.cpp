@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <initializer_list>
 #include <string>
+#include <utility>
 
 #include "headrace/headrace.hpp"
+#include "headrace/layers.hpp"
 
 namespace {
 
@@ -20,6 +23,7 @@ static_assert(HEADRACE_KDA == static_cast<int>(headrace::Operator::kda));
 static_assert(HEADRACE_STEP == static_cast<int>(headrace::Direction::step));
 static_assert(HEADRACE_GATE_BOUNDED == static_cast<int>(headrace::GateForm::bounded));
 static_assert(HEADRACE_BETA_TWO_SIGMOID == static_cast<int>(headrace::BetaForm::two_sigmoid));
+static_assert(HEADRACE_ACTIVATION_SIGMOID == static_cast<int>(headrace::Activation::sigmoid));
 static_assert(HEADRACE_OUT_OF_MEMORY == static_cast<int>(headrace::Code::out_of_memory));
 
 // Numbers that no byte-sized enumeration can hold become one that it refuses.
@@ -103,6 +107,26 @@ headrace::Call convert(const headrace_call& c) {
     return call;
 }
 
+headrace::ConvolutionInputs convert(const headrace_convolution_inputs& c) {
+    return {convert(c.x), convert(c.weight), convert(c.bias), convert(c.initial_state), convert(c.cu_seqlens)};
+}
+
+headrace::ConvolutionOutputs convert(const headrace_convolution_outputs& c) {
+    return {convert(c.y), convert(c.final_state)};
+}
+
+headrace::ConvolutionOptions convolution_options(const headrace_layer_options& c) {
+    return {static_cast<headrace::Activation>(c.activation), c.threads, c.force};
+}
+
+headrace::RmsNormInputs convert(const headrace_rms_norm_inputs& c) {
+    return {convert(c.x), convert(c.gate), convert(c.weight)};
+}
+
+headrace::RmsNormOptions norm_options(const headrace_layer_options& c) {
+    return {c.eps, static_cast<headrace::Activation>(c.activation), c.threads, c.force};
+}
+
 // Copies what fits and always ends with a zero; returns the bytes that the whole text needs.
 std::size_t copy_text(char* target, std::size_t capacity, const std::string& text) {
     if (target != nullptr && capacity > 0) {
@@ -128,6 +152,18 @@ headrace_status guarded(char* message, std::size_t length, const Body& body) {
 
 Status null_pointer(const char* name) {
     return {headrace::Code::invalid_argument, std::string(name) + ": expected a struct, got a null pointer"};
+}
+
+// Runs body() if none of the named structs is a null pointer.
+template <typename Body>
+headrace_status guarded(char* message, std::size_t length,
+                        std::initializer_list<std::pair<const char*, const void*>> structs, const Body& body) {
+    return guarded(message, length, [&]() -> Status {
+        for (const auto& [name, pointer] : structs) {
+            if (pointer == nullptr) return null_pointer(name);
+        }
+        return body();
+    });
 }
 
 headrace_plan_entry convert(const headrace::PlanEntry& entry) {
@@ -248,6 +284,62 @@ headrace_status headrace_explain(const headrace_call* call, char* text, size_t c
         }
         *size = copy_text(text, capacity, lines);
         return {};
+    });
+}
+
+headrace_layer_options headrace_layer_options_default(void) {
+    headrace_layer_options options = {};
+    options.activation = HEADRACE_ACTIVATION_SILU;
+    options.eps = headrace::RmsNormOptions().eps;
+    return options;
+}
+
+headrace_status headrace_short_convolution_forward(const headrace_convolution_inputs* in,
+                                                   const headrace_convolution_outputs* out,
+                                                   const headrace_layer_options* options, char* message,
+                                                   size_t length) {
+    return guarded(message, length, {{"in", in}, {"out", out}, {"options", options}}, [&] {
+        return headrace::short_convolution_forward(convert(*in), convert(*out), convolution_options(*options));
+    });
+}
+
+headrace_status headrace_short_convolution_backward(const headrace_convolution_inputs* in,
+                                                    const headrace_convolution_output_gradients* d_out,
+                                                    const headrace_convolution_gradients* grads,
+                                                    const headrace_layer_options* options, char* message,
+                                                    size_t length) {
+    return guarded(message, length, {{"in", in}, {"d_out", d_out}, {"grads", grads}, {"options", options}}, [&] {
+        return headrace::short_convolution_backward(
+            convert(*in), {convert(d_out->d_y), convert(d_out->d_final_state)},
+            {convert(grads->d_x), convert(grads->d_weight), convert(grads->d_bias), convert(grads->d_initial_state)},
+            convolution_options(*options));
+    });
+}
+
+headrace_status headrace_short_convolution_step(const headrace_convolution_inputs* in,
+                                                const headrace_convolution_outputs* out,
+                                                const headrace_convolution_pool* pool,
+                                                const headrace_layer_options* options, char* message, size_t length) {
+    return guarded(message, length, {{"in", in}, {"out", out}, {"pool", pool}, {"options", options}}, [&] {
+        return headrace::short_convolution_step(convert(*in), convert(*out),
+                                                {convert(pool->states), convert(pool->indices)},
+                                                convolution_options(*options));
+    });
+}
+
+headrace_status headrace_rms_norm_gated_forward(const headrace_rms_norm_inputs* in, const headrace_tensor* y,
+                                                const headrace_layer_options* options, char* message, size_t length) {
+    return guarded(message, length, {{"in", in}, {"y", y}, {"options", options}},
+                   [&] { return headrace::rms_norm_gated_forward(convert(*in), convert(*y), norm_options(*options)); });
+}
+
+headrace_status headrace_rms_norm_gated_backward(const headrace_rms_norm_inputs* in, const headrace_tensor* d_y,
+                                                 const headrace_rms_norm_gradients* grads,
+                                                 const headrace_layer_options* options, char* message, size_t length) {
+    return guarded(message, length, {{"in", in}, {"d_y", d_y}, {"grads", grads}, {"options", options}}, [&] {
+        return headrace::rms_norm_gated_backward(
+            convert(*in), convert(*d_y), {convert(grads->d_x), convert(grads->d_gate), convert(grads->d_weight)},
+            norm_options(*options));
     });
 }
 

@@ -1,7 +1,7 @@
 // N3: no exponential is taken of a number above 0 when gates are not, counted in a build that watches each argument.
 #include <atomic>
 
-#include "behaviours.hpp"
+#include "layer_calls.hpp"
 
 namespace {
 
@@ -53,6 +53,17 @@ TEST(Numerics, N3_PreparationsToo) {
           "kda:fwd bound=-5", "kda:bwd bound=-1 l2norm", "simple_gla:bwd rawgate", "gla:step rawgate"}) {
         EXPECT_GT(expect_none_above_zero(std::string(words) + " b2 t40 h2 k16 v8 threads=1"), 0) << words;
         EXPECT_GT(expect_none_above_zero(std::string(words) + " b2 t40 h2 k16 v8 threads=1 gates=strong"), 0) << words;
+    }
+}
+
+TEST(Numerics, N3_LayerFunctionsToo) {
+    for (const double size : {1.0, 1e4}) {
+        above_zero = exponentials = 0;
+        ConvolutionCall({}).run();
+        RmsNormCall({.gate_size = size}).run();
+        RmsNormCall({.activation = Activation::sigmoid, .gate_size = size}).run();
+        EXPECT_EQ(above_zero, 0);
+        EXPECT_GT(exponentials, 0);
     }
 }
 

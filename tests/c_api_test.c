@@ -177,6 +177,75 @@ static void test_description(void) {
     free(memory);
 }
 
+/* One channel of width 2, two tokens: sums 3 x_{t-1} + 5 x_t. */
+static void test_convolution(void) {
+    const int64_t token[3] = {1, 2, 1}, taps[2] = {1, 2}, state[3] = {1, 1, 2}, row[2] = {1, 1}, one[1] = {1};
+    double x[2] = {11, 13}, weight[2] = {3, 5}, before[2] = {0, 7}, y[2], after[2], d_y[2] = {1, 2}, d_x[2], d_w[2];
+    headrace_convolution_inputs in;
+    headrace_convolution_outputs out;
+    headrace_convolution_output_gradients d_out;
+    headrace_convolution_gradients grads;
+    headrace_convolution_pool pool;
+    headrace_layer_options options = headrace_layer_options_default();
+    char message[128];
+    memset(&in, 0, sizeof in), memset(&out, 0, sizeof out), memset(&d_out, 0, sizeof d_out);
+    memset(&grads, 0, sizeof grads), memset(&pool, 0, sizeof pool);
+    in.x = headrace_contiguous(x, HEADRACE_F64, 3, token);
+    in.weight = headrace_contiguous(weight, HEADRACE_F64, 2, taps);
+    in.initial_state = headrace_contiguous(before, HEADRACE_F64, 3, state);
+    out.y = headrace_contiguous(y, HEADRACE_F64, 3, token);
+    out.final_state = headrace_contiguous(after, HEADRACE_F64, 3, state);
+    EXPECT(options.activation == HEADRACE_ACTIVATION_SILU && options.eps == 1e-5);
+    options.activation = HEADRACE_ACTIVATION_NONE;
+    EXPECT(headrace_short_convolution_forward(&in, &out, &options, NULL, 0) == HEADRACE_OK);
+    EXPECT(near(y[0], 3 * 7 + 5 * 11) && near(y[1], 3 * 11 + 5 * 13) && after[0] == 11 && after[1] == 13);
+    d_out.d_y = headrace_contiguous(d_y, HEADRACE_F64, 3, token);
+    grads.d_x = headrace_contiguous(d_x, HEADRACE_F64, 3, token);
+    grads.d_weight = headrace_contiguous(d_w, HEADRACE_F64, 2, taps);
+    EXPECT(headrace_short_convolution_backward(&in, &d_out, &grads, &options, NULL, 0) == HEADRACE_OK);
+    EXPECT(near(d_x[0], 5 * 1 + 3 * 2) && near(d_x[1], 5 * 2) && near(d_w[0], 7 + 2 * 11) && near(d_w[1], 11 + 2 * 13));
+
+    EXPECT(headrace_short_convolution_forward(&in, NULL, &options, message, sizeof message) ==
+           HEADRACE_INVALID_ARGUMENT);
+    EXPECT(strcmp(message, "out: expected a struct, got a null pointer") == 0);
+    in.weight.shape[0] = 2;
+    EXPECT(headrace_short_convolution_forward(&in, &out, &options, message, sizeof message) ==
+           HEADRACE_INVALID_ARGUMENT);
+    EXPECT(strcmp(message, "weight: expected channels 1 as in x, got 2") == 0);
+
+    int64_t index[1] = {0};
+    memset(&in.initial_state, 0, sizeof in.initial_state), memset(&out.final_state, 0, sizeof out.final_state);
+    in.weight.shape[0] = 1;
+    in.x = headrace_contiguous(x, HEADRACE_F64, 2, row);
+    out.y = headrace_contiguous(y, HEADRACE_F64, 2, row);
+    pool.states = headrace_contiguous(before, HEADRACE_F64, 3, state);
+    pool.indices = headrace_contiguous(index, HEADRACE_I64, 1, one);
+    EXPECT(headrace_short_convolution_step(&in, &out, &pool, &options, NULL, 0) == HEADRACE_OK);
+    EXPECT(near(y[0], 3 * 7 + 5 * 11) && before[0] == 7 && before[1] == 11);
+}
+
+/* x = (3, 4), eps 3.5: the root is 4. With gradient (1, 0) of y_0 = 2 x_0 / root: d_x = 2 (1/4 - 9/128, -12/128). */
+static void test_norm(void) {
+    const int64_t row[2] = {1, 2}, channels[1] = {2};
+    double x[2] = {3, 4}, weight[2] = {2, 5}, y[2], d_y[2] = {1, 0}, d_x[2], d_w[2];
+    headrace_rms_norm_inputs in;
+    headrace_rms_norm_gradients grads;
+    headrace_layer_options options = headrace_layer_options_default();
+    memset(&in, 0, sizeof in), memset(&grads, 0, sizeof grads);
+    options.eps = 3.5;
+    in.x = headrace_contiguous(x, HEADRACE_F64, 2, row);
+    in.weight = headrace_contiguous(weight, HEADRACE_F64, 1, channels);
+    const headrace_tensor out = headrace_contiguous(y, HEADRACE_F64, 2, row);
+    const headrace_tensor d_out = headrace_contiguous(d_y, HEADRACE_F64, 2, row);
+    EXPECT(headrace_rms_norm_gated_forward(&in, &out, &options, NULL, 0) == HEADRACE_OK);
+    EXPECT(near(y[0], 1.5) && near(y[1], 5));
+    grads.d_x = headrace_contiguous(d_x, HEADRACE_F64, 2, row);
+    grads.d_weight = headrace_contiguous(d_w, HEADRACE_F64, 1, channels);
+    EXPECT(headrace_rms_norm_gated_backward(&in, &d_out, &grads, &options, NULL, 0) == HEADRACE_OK);
+    EXPECT(near(d_x[0], 2 * (1 / 4.0 - 9 / 128.0)) && near(d_x[1], -2 * 12 / 128.0));
+    EXPECT(near(d_w[0], 0.75) && d_w[1] == 0);
+}
+
 int main(void) {
     char version[32];
     snprintf(version, sizeof version, "%d.%d.%d", HEADRACE_VERSION_MAJOR, HEADRACE_VERSION_MINOR,
@@ -188,6 +257,8 @@ int main(void) {
     test_step();
     test_errors();
     test_description();
+    test_convolution();
+    test_norm();
     if (failures == 0) printf("c_api_test: all as expected\n");
     return failures == 0 ? 0 : 1;
 }

@@ -205,6 +205,69 @@ typedef struct headrace_plan_entry {
     size_t bytes;
 } headrace_plan_entry;
 
+/* What stands around the operators in a layer; layers.hpp says more about each tensor. D channels, W width of the
+   convolution (1 to 64). */
+typedef enum headrace_activation {
+    HEADRACE_ACTIVATION_NONE = 0,
+    HEADRACE_ACTIVATION_SILU = 1,
+    HEADRACE_ACTIVATION_SIGMOID = 2 /* of the norm's gate only */
+} headrace_activation;
+
+/* y_t = activation(bias + sum_i weight[:, i] x_{t - (W-1) + i}) per channel. */
+typedef struct headrace_convolution_inputs {
+    headrace_tensor x;             /* [B, T, D]; step: [N, D] */
+    headrace_tensor weight;        /* [D, W], the newest token's weight last */
+    headrace_tensor bias;          /* [D], optional */
+    headrace_tensor initial_state; /* [N, D, W], the W inputs before x, oldest first; optional, not in step */
+    headrace_tensor cu_seqlens;    /* i32 or i64 [N + 1]: ragged batch, B = 1; not in step */
+} headrace_convolution_inputs;
+
+typedef struct headrace_convolution_outputs {
+    headrace_tensor y;           /* shape and dtype of x; required */
+    headrace_tensor final_state; /* [N, D, W]; optional, not in step */
+} headrace_convolution_outputs;
+
+/* At least one is given. */
+typedef struct headrace_convolution_output_gradients {
+    headrace_tensor d_y;           /* [B, T, D], dtype of x */
+    headrace_tensor d_final_state; /* [N, D, W] */
+} headrace_convolution_output_gradients;
+
+/* The gradients to compute, each of the shape of its input. */
+typedef struct headrace_convolution_gradients {
+    headrace_tensor d_x;
+    headrace_tensor d_weight;
+    headrace_tensor d_bias;
+    headrace_tensor d_initial_state; /* [N, D, W]; needs no initial_state */
+} headrace_convolution_gradients;
+
+/* States that the caller keeps between steps. */
+typedef struct headrace_convolution_pool {
+    headrace_tensor states;  /* [rows, D, W], updated in place */
+    headrace_tensor indices; /* i32 or i64 [N], each row once; not given: row n; -1: padding, the output is zero */
+} headrace_convolution_pool;
+
+/* y = x / sqrt(mean(x^2) + eps) * weight * activation(gate), over the last dimension. */
+typedef struct headrace_rms_norm_inputs {
+    headrace_tensor x;      /* [..., D], 1 to 4 dimensions */
+    headrace_tensor gate;   /* shape of x, optional */
+    headrace_tensor weight; /* [D], optional */
+} headrace_rms_norm_inputs;
+
+typedef struct headrace_rms_norm_gradients {
+    headrace_tensor d_x;
+    headrace_tensor d_gate; /* only with a gate */
+    headrace_tensor d_weight;
+} headrace_rms_norm_gradients;
+
+/* Options of the layer functions; begin with headrace_layer_options_default(). */
+typedef struct headrace_layer_options {
+    int32_t activation; /* headrace_activation: NONE or SILU of a convolution, SILU or SIGMOID of a norm's gate */
+    double eps;         /* of the norm */
+    int32_t threads;    /* 0: as many as OpenMP would use */
+    const char* force;  /* instruction set: "avx512", "avx2" or "generic"; NULL: the library's choice */
+} headrace_layer_options;
+
 /* "0.1.0", the version of the library that runs. */
 const char* headrace_version(void);
 
@@ -246,6 +309,27 @@ headrace_status headrace_plan(const headrace_call* call, headrace_plan_entry* en
    sets *size to the bytes that the whole text needs. `text` may be NULL where capacity is 0. */
 headrace_status headrace_explain(const headrace_call* call, char* text, size_t capacity, size_t* size, char* message,
                                  size_t length);
+
+/* SILU, eps 1e-5. */
+headrace_layer_options headrace_layer_options_default(void);
+
+/* As in layers.hpp. `options` may not be NULL. */
+headrace_status headrace_short_convolution_forward(const headrace_convolution_inputs* in,
+                                                   const headrace_convolution_outputs* out,
+                                                   const headrace_layer_options* options, char* message, size_t length);
+headrace_status headrace_short_convolution_backward(const headrace_convolution_inputs* in,
+                                                    const headrace_convolution_output_gradients* d_out,
+                                                    const headrace_convolution_gradients* grads,
+                                                    const headrace_layer_options* options, char* message, size_t length);
+headrace_status headrace_short_convolution_step(const headrace_convolution_inputs* in,
+                                                const headrace_convolution_outputs* out,
+                                                const headrace_convolution_pool* pool,
+                                                const headrace_layer_options* options, char* message, size_t length);
+headrace_status headrace_rms_norm_gated_forward(const headrace_rms_norm_inputs* in, const headrace_tensor* y,
+                                                const headrace_layer_options* options, char* message, size_t length);
+headrace_status headrace_rms_norm_gated_backward(const headrace_rms_norm_inputs* in, const headrace_tensor* d_y,
+                                                 const headrace_rms_norm_gradients* grads,
+                                                 const headrace_layer_options* options, char* message, size_t length);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,7 @@
 // What make_problem asks of the tensors together: which are required or refused, and how their sizes agree.
-#include <initializer_list>
 #include <string>
 
+#include "core/expectations.hpp"
 #include "core/validation.hpp"
 #include "core/views.hpp"
 #include "operators.hpp"
@@ -11,52 +11,6 @@ namespace {
 
 // Kernels count the elements of a head in int; a state of this size squared would take 16 GiB.
 constexpr std::int64_t max_head_dim = 65536;
-
-// One expected size: its letter, its word, its value and the tensor that fixed it.
-struct Dim {
-    const char* letter;
-    const char* word;
-    std::int64_t size;
-    const char* source;
-};
-
-std::string letters(std::initializer_list<Dim> dims) {
-    std::string text;
-    for (const Dim& dim : dims) text += (text.empty() ? "[" : ", ") + std::string(dim.letter);
-    return text + "]";
-}
-
-bool expect_shape(const char* name, const TensorView& view, std::initializer_list<Dim> dims, Fault& fault) {
-    if (!view.given()) return true;
-    if (view.rank != static_cast<int>(dims.size())) {
-        return fault(name, ": expected ", dims.size(), " dimensions ", letters(dims), ", got ", view.rank, ": ",
-                     shape_text(view));
-    }
-    int i = 0;
-    for (const Dim& dim : dims) {
-        if (view.shape[i] != dim.size) {
-            return fault(name, ": expected ", dim.word, " ", dim.size, " as in ", dim.source, ", got ", view.shape[i]);
-        }
-        ++i;
-    }
-    return true;
-}
-
-bool expect_same_shape(const char* name, const TensorView& view, const char* source, const TensorView& like,
-                       Fault& fault) {
-    if (!view.given()) return true;
-    bool same = view.rank == like.rank;
-    for (int i = 0; same && i < view.rank; ++i) same = view.shape[i] == like.shape[i];
-    return same || fault(name, ": expected shape ", shape_text(like), " as in ", source, ", got ", shape_text(view));
-}
-
-bool require(const char* name, const TensorView& view, const char* by, Fault& fault) {
-    return view.given() || fault(name, ": expected a tensor, required by ", by, ", got none");
-}
-
-bool refuse(const char* name, const TensorView& view, const char* by, Fault& fault) {
-    return !view.given() || fault(name, ": expected none, ", by, ", got shape ", shape_text(view));
-}
 
 bool check_gates(const OperatorInfo& info, Problem& problem, Fault& fault) {
     const Inputs& in = problem.in;
@@ -205,12 +159,7 @@ bool fix_sizes(Problem& problem, Fault& fault) {
         return fault("v: expected value_heads that are a multiple of heads ", problem.H, " of q, got ", problem.HV);
     }
     problem.group = problem.HV / problem.H;
-    if (cu_seqlens.given() && (cu_seqlens.rank != 1 || cu_seqlens.shape[0] < 1)) {
-        return fault("cu_seqlens: expected 1 dimension [N + 1] of at least 1 entry, got shape ",
-                     shape_text(cu_seqlens));
-    }
-    problem.N = cu_seqlens.given() ? cu_seqlens.shape[0] - 1 : problem.B;
-    return true;
+    return count_sequences(&problem.N, cu_seqlens, problem.B, fault);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <iterator>
 #include <string_view>
 
+#include "core/expectations.hpp"
 #include "core/validation.hpp"
 #include "core/views.hpp"
 
@@ -65,11 +66,6 @@ bool check_data(const NamedView& named, Fault& fault) {
     return true;
 }
 
-bool expect_dtype(const char* name, const TensorView& view, DType dtype, Fault& fault) {
-    if (!view.given() || view.dtype == dtype) return true;
-    return fault(name, ": expected dtype ", name_of(dtype), " as in q, got ", name_of(view.dtype));
-}
-
 }  // namespace
 
 std::vector<NamedView> named_views(const Problem& problem) {
@@ -129,11 +125,11 @@ bool check_dtypes(const std::vector<NamedView>& views, Problem& problem, Fault& 
     problem.dtype = problem.in.q.dtype;
     problem.wide = problem.dtype == DType::f64;
     const DType state = problem.wide ? DType::f64 : DType::f32;
-    if (!expect_dtype("k", problem.in.k, problem.dtype, fault) ||
-        !expect_dtype("v", problem.in.v, problem.dtype, fault) ||
-        !expect_dtype("p", problem.in.p, problem.dtype, fault) ||
-        !expect_dtype("o", problem.out.o, problem.dtype, fault) ||
-        !expect_dtype("d_o", problem.d_out.d_o, problem.dtype, fault)) {
+    if (!expect_dtype("k", problem.in.k, problem.dtype, "q", fault) ||
+        !expect_dtype("v", problem.in.v, problem.dtype, "q", fault) ||
+        !expect_dtype("p", problem.in.p, problem.dtype, "q", fault) ||
+        !expect_dtype("o", problem.out.o, problem.dtype, "q", fault) ||
+        !expect_dtype("d_o", problem.d_out.d_o, problem.dtype, "q", fault)) {
         return false;
     }
     const TensorView &final_state = problem.out.final_state, &states = problem.pool.states;

@@ -102,6 +102,17 @@ double element_at(const TensorView& view, std::int64_t offset) {
     return 0;
 }
 
+void set_element(const TensorView& view, std::int64_t offset, double value) {
+    const auto rounded = static_cast<float>(value);
+    switch (view.dtype) {
+        case DType::f64: static_cast<double*>(view.data)[offset] = value; break;
+        case DType::f32: static_cast<float*>(view.data)[offset] = rounded; break;
+        case DType::bf16: static_cast<std::uint16_t*>(view.data)[offset] = float_to_bf16(rounded); break;
+        case DType::f16: static_cast<std::uint16_t*>(view.data)[offset] = float_to_f16(rounded); break;
+        default: break;
+    }
+}
+
 std::int64_t integer_at(const TensorView& view, std::int64_t offset) {
     return view.dtype == DType::i32 ? load<std::int32_t>(view, offset) : load<std::int64_t>(view, offset);
 }

@@ -44,6 +44,9 @@ std::int64_t offset_of(const TensorView& view, std::int64_t number);
 // An element of any dtype as a double; i64 beyond 2^53 is rounded.
 double element_at(const TensorView& view, std::int64_t offset);
 
+// Writes an element of a floating-point view.
+void set_element(const TensorView& view, std::int64_t offset, double value);
+
 // An element of an i32 or i64 view.
 std::int64_t integer_at(const TensorView& view, std::int64_t offset);
 

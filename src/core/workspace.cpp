@@ -22,4 +22,10 @@ void* Carver::take(const char* name, DType dtype, std::initializer_list<std::int
     return block;
 }
 
+Status allocate(std::size_t bytes, Block* block) {
+    block->reset(::operator new (bytes, std::align_val_t{Carver::alignment}, std::nothrow));
+    if (*block != nullptr) return {};
+    return {Code::out_of_memory, "workspace: could not allocate " + std::to_string(bytes) + " bytes"};
+}
+
 }  // namespace headrace

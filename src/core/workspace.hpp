@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
+#include <new>
 #include <vector>
 
 #include "headrace/headrace.hpp"
@@ -28,5 +30,13 @@ class Carver {
     std::size_t offset_ = 0;
     std::vector<PlanEntry> entries_;
 };
+
+struct FreeAligned {
+    void operator()(void* pointer) const { ::operator delete (pointer, std::align_val_t{Carver::alignment}); }
+};
+using Block = std::unique_ptr<void, FreeAligned>;
+
+// Memory that lives as long as *block.
+Status allocate(std::size_t bytes, Block* block);
 
 }  // namespace headrace

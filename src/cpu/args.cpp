@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/types.hpp"
 #include "core/views.hpp"
 #include "cpu/blocking.hpp"
 
@@ -18,16 +17,6 @@ Strided strided(const TensorView& view) {
 }
 
 namespace {
-
-void write(const TensorView& view, std::int64_t offset, double value) {
-    switch (view.dtype) {
-        case DType::f64: static_cast<double*>(view.data)[offset] = value; break;
-        case DType::f32: static_cast<float*>(view.data)[offset] = static_cast<float>(value); break;
-        case DType::bf16: static_cast<std::uint16_t*>(view.data)[offset] = float_to_bf16(static_cast<float>(value)); break;
-        case DType::f16: static_cast<std::uint16_t*>(view.data)[offset] = float_to_f16(static_cast<float>(value)); break;
-        default: break;
-    }
-}
 
 double* take_doubles(Carver& carver, const char* name, std::int64_t count) {
     return static_cast<double*>(carver.take(name, DType::f64, {count}));
@@ -156,7 +145,7 @@ void store_parameter_gradients(const Problem& problem, const KernelArgs& args) {
         for (std::int64_t i = 0; i < count; ++i) {
             double total = 0;
             for (std::int64_t n = 0; n < problem.N; ++n) total += sums[n * count + i];
-            write(target, offset_of(target, i), total);
+            set_element(target, offset_of(target, i), total);
         }
     };
     reduce(problem.grads.d_g_gamma, args.d_gamma, problem.HV);

@@ -5,6 +5,9 @@
 
 namespace headrace::cpu {
 
+struct ConvolutionArgs;  // cpu/layer_args.hpp
+struct RmsNormArgs;
+
 enum class Arithmetic { f32, f64, bf16 };
 constexpr int num_arithmetics = 3;
 
@@ -35,9 +38,22 @@ struct RecurrentKernels {
     int segment;
 };
 
+// The layer functions, one instance per arithmetic (f32, f64). A group is a run of the call's blocks of tokens or rows,
+// which the args list; `scratch` is a thread's memory.
+struct LayerKernels {
+    std::size_t (*convolution_scratch)(const ConvolutionArgs&);
+    void (*convolution_forward)(const ConvolutionArgs&, std::int64_t group, std::int64_t first_channel, void* scratch);
+    void (*convolution_backward)(const ConvolutionArgs&, std::int64_t group, std::int64_t first_channel, void* scratch);
+    void (*convolution_step)(const ConvolutionArgs&, std::int64_t group, std::int64_t first_channel, void* scratch);
+    std::size_t (*rms_norm_scratch)(const RmsNormArgs&);
+    void (*rms_norm_forward)(const RmsNormArgs&, std::int64_t group, void* scratch);
+    void (*rms_norm_backward)(const RmsNormArgs&, std::int64_t group, void* scratch);
+};
+
 struct KernelTable {
     ChunkKernels chunk[num_arithmetics][2][2];  // [arithmetic][delta][channel gate]; bf16: only with the dot product
     RecurrentKernels recurrent[2][2];           // [f32, f64][delta]
+    LayerKernels layers[2];                     // [f32, f64]
 };
 
 }  // namespace headrace::cpu

@@ -22,6 +22,7 @@ TABLE = [
                                 "src/cuda/implementations.hpp", "src/no_cuda/implementations.hpp"]),
     ("src/dispatch", [PUBLIC, "src/core/", "src/dispatch.hpp"]),
     ("src/operators.hpp", [PUBLIC, "src/core/problem.hpp"]),
+    ("src/layers.cpp", [PUBLIC, "src/core/", "src/cpu/layers.hpp"]),
     ("src/headrace", [PUBLIC, "src/core/", "src/dispatch.hpp", "src/operators.hpp"]),
     ("reference/", ["include/headrace/tensor.hpp", "reference/"]),
     ("harness/", [PUBLIC, "reference/", "harness/"]),

@@ -28,5 +28,7 @@ from headrace.torch._functions import (  # noqa: F401
     fused_recurrent_retention,
     fused_recurrent_simple_gla,
 )
+from headrace.torch._layer_functions import rms_norm_gated, short_convolution, short_convolution_step  # noqa: F401
 
 __all__ = [name for name in dir() if name.startswith(("chunk_", "fused_"))]
+__all__ += ["rms_norm_gated", "short_convolution", "short_convolution_step"]

@@ -137,11 +137,16 @@ def _backward_without_second_derivatives(op, *arguments):
 
 
 _library = torch.library.Library("headrace", "DEF")
-for _name, _kernel, _shapes, _autograd in (
-    ("forward", forward, _forward_shapes, _forward_with_autograd),
-    ("backward", backward, _backward_shapes, _backward_without_second_derivatives),
-):
-    _library.define(_name + torch.library.infer_schema(_kernel, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(_name, _kernel, "CPU")
-    _library.impl(_name, _autograd, "Autograd")
-    torch.library.register_fake(f"headrace::{_name}", _shapes, lib=_library)
+
+
+def register(name, kernel, shapes, autograd, mutates=()) -> None:
+    """Defines headrace::<name>: its kernel on CPU tensors, its outputs without data, its autograd."""
+    schema = torch.library.infer_schema(kernel, mutates_args=mutates)
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, kernel, "CPU")
+    _library.impl(name, autograd, "Autograd")
+    torch.library.register_fake(f"headrace::{name}", shapes, lib=_library)
+
+
+register("forward", forward, _forward_shapes, _forward_with_autograd)
+register("backward", backward, _backward_shapes, _backward_without_second_derivatives)

@@ -5,6 +5,7 @@
 namespace headrace::cpu::inline HEADRACE_ISA {
 
 const KernelTable& kernels();
+void fill_layers(LayerKernels (&kernels)[2]);
 
 const KernelTable& kernels() {
     static const KernelTable table = [] {
@@ -15,6 +16,7 @@ const KernelTable& kernels() {
         fill_chunk_f32(filled.chunk[static_cast<int>(Arithmetic::f32)]);
         fill_chunk_f64(filled.chunk[static_cast<int>(Arithmetic::f64)]);
         fill_recurrent(filled.recurrent);
+        fill_layers(filled.layers);
 #endif
         return filled;
     }();

@@ -1,0 +1,210 @@
+// Calls of the layer functions for tests: inputs drawn, outputs NaN behind guards, what the oracle says.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "behaviours.hpp"
+#include "core/machine.hpp"
+#include "harness/random.hpp"
+#include "headrace/layers.hpp"
+#include "reference/layers.hpp"
+
+namespace headrace::test {
+
+// The instruction sets that this machine has.
+inline std::vector<const char*> isas() {
+    std::vector<const char*> names = {"generic"};
+    if (detect_machine().avx2) names.push_back("avx2");
+    if (detect_machine().avx512) names.push_back("avx512");
+    return names;
+}
+
+enum class Layout { contiguous, strided };
+
+// Named tensors in one layout. Strided: the first dimension is the innermost, with gaps.
+class LayerTensors {
+  public:
+    explicit LayerTensors(Layout layout) : layout_(layout) {}
+
+    TensorView add(const char* name, DType dtype, std::vector<std::int64_t> shape) {
+        std::vector<std::int64_t> strides;
+        std::int64_t extent = 2;
+        for (std::size_t i = 0; layout_ == Layout::strided && i < shape.size(); ++i) {
+            strides.push_back(extent);
+            extent *= shape[i] + 1;
+        }
+        return (tensors_[name] = harness::Tensor(dtype, std::move(shape), std::move(strides))).view();
+    }
+    TensorView draw(const char* name, DType dtype, std::vector<std::int64_t> shape, double size = 1) {
+        const TensorView view = add(name, dtype, std::move(shape));
+        const harness::Stream stream(11, name);
+        harness::Tensor& tensor = tensors_.at(name);
+        for (std::int64_t i = 0; i < tensor.numel(); ++i) tensor.set(i, size * stream.normal(i));
+        return view;
+    }
+    TensorView integers(const char* name, const std::vector<std::int64_t>& values) {
+        const TensorView view = add(name, DType::i64, {static_cast<std::int64_t>(values.size())});
+        for (std::size_t i = 0; i < values.size(); ++i) {
+            tensors_.at(name).set(static_cast<std::int64_t>(i), static_cast<double>(values[i]));
+        }
+        return view;
+    }
+    // Not given: empty.
+    std::vector<double> values(const char* name) const {
+        return tensors_.count(name) ? tensors_.at(name).values() : std::vector<double>();
+    }
+    harness::Tensor& at(const char* name) { return tensors_.at(name); }
+    Bytes bytes(const char* name) const { return harness::read_bytes(tensors_.at(name).view()); }
+    std::map<std::string, Bytes> bytes(std::initializer_list<const char*> names) const {
+        std::map<std::string, Bytes> all;
+        for (const char* name : names) {
+            if (tensors_.count(name)) all[name] = bytes(name);
+        }
+        return all;
+    }
+    void expect_guards_intact(const std::string& what) const {
+        for (const auto& [name, tensor] : tensors_) EXPECT_TRUE(tensor.guards_intact()) << what << ": " << name;
+    }
+
+  private:
+    Layout layout_;
+    std::map<std::string, harness::Tensor> tensors_;
+};
+
+struct ConvolutionCase {
+    std::int64_t B = 2, T = 37, D = 70, W = 4;
+    std::vector<std::int64_t> cu_seqlens = {};
+    Activation activation = Activation::silu;
+    bool bias = true, state = true;
+    DType dtype = DType::f32, others = DType::f32;  // of x; of all but x, y and d_y
+    Layout layout = Layout::contiguous;
+    std::string text() const {
+        std::string lengths;
+        for (const std::int64_t end : cu_seqlens) lengths += " " + std::to_string(end);
+        return "B " + std::to_string(B) + " T " + std::to_string(T) + " D " + std::to_string(D) + " W " +
+               std::to_string(W) + " cu" + lengths + " " + name_of(dtype) + " " + name_of(others) +
+               (activation == Activation::silu ? " silu" : "") + (bias ? " bias" : "") + (state ? " state" : "") +
+               (layout == Layout::strided ? " strided" : "");
+    }
+};
+
+struct ConvolutionCall {
+    LayerTensors tensors;
+    ConvolutionInputs in;
+    ConvolutionOutputs out;
+    ConvolutionOutputGradients d_out;
+    ConvolutionGradients grads;
+    ConvolutionOptions options;
+    static constexpr std::initializer_list<const char*> outputs = {"y",        "final_state", "d_x",
+                                                                   "d_weight", "d_bias",      "d_initial_state"};
+
+    explicit ConvolutionCall(const ConvolutionCase& c) : tensors(c.layout) {
+        const std::int64_t N = c.cu_seqlens.empty() ? c.B : static_cast<std::int64_t>(c.cu_seqlens.size()) - 1;
+        in.x = tensors.draw("x", c.dtype, {c.B, c.T, c.D});
+        in.weight = tensors.draw("weight", c.others, {c.D, c.W}, 0.5);
+        if (c.bias) in.bias = tensors.draw("bias", c.others, {c.D});
+        if (c.state) in.initial_state = tensors.draw("initial_state", c.others, {N, c.D, c.W});
+        if (!c.cu_seqlens.empty()) in.cu_seqlens = tensors.integers("cu_seqlens", c.cu_seqlens);
+        out.y = tensors.add("y", c.dtype, {c.B, c.T, c.D});
+        out.final_state = tensors.add("final_state", c.others, {N, c.D, c.W});
+        d_out.d_y = tensors.draw("d_y", c.dtype, {c.B, c.T, c.D});
+        d_out.d_final_state = tensors.draw("d_final_state", c.others, {N, c.D, c.W});
+        grads.d_x = tensors.add("d_x", c.dtype, {c.B, c.T, c.D});
+        grads.d_weight = tensors.add("d_weight", c.others, {c.D, c.W});
+        grads.d_bias = tensors.add("d_bias", c.others, {c.D});
+        grads.d_initial_state = tensors.add("d_initial_state", c.others, {N, c.D, c.W});
+        options.activation = c.activation;
+    }
+    ConvolutionCall(const ConvolutionCall&) = delete;
+
+    Status forward() const { return short_convolution_forward(in, out, options); }
+    Status backward() const { return short_convolution_backward(in, d_out, grads, options); }
+    void run() const {
+        for (const Status& status : {forward(), backward()}) ASSERT_TRUE(status.ok()) << status.message();
+    }
+    void forget_outputs() {
+        for (const char* name : outputs) tensors.at(name).fill(std::numeric_limits<double>::quiet_NaN());
+    }
+
+    std::map<std::string, std::vector<double>> expected() const {
+        reference::Convolution c;
+        c.B = in.x.shape[0], c.T = in.x.shape[1], c.D = in.x.shape[2], c.W = in.weight.shape[1];
+        for (const double end : tensors.values("cu_seqlens")) c.cu_seqlens.push_back(static_cast<std::int64_t>(end));
+        c.activation = static_cast<reference::Activation>(options.activation);
+        c.x = tensors.values("x"), c.weight = tensors.values("weight"), c.bias = tensors.values("bias");
+        c.initial_state = tensors.values("initial_state");
+        c.d_y = tensors.values("d_y"), c.d_final_state = tensors.values("d_final_state");
+        reference::ConvolutionOutputs o = reference::forward(c);
+        reference::ConvolutionGradients g = reference::backward(c);
+        return {{"y", o.y},           {"final_state", o.final_state},        {"d_x", g.d_x}, {"d_weight", g.d_weight},
+                {"d_bias", g.d_bias}, {"d_initial_state", g.d_initial_state}};
+    }
+};
+
+struct RmsNormCase {
+    std::vector<std::int64_t> shape = {2, 9, 3, 40};
+    Activation activation = Activation::silu;
+    bool gate = true, weight = true;
+    DType dtype = DType::f32, others = DType::f32;  // of x; of gate and weight
+    Layout layout = Layout::contiguous;
+    double gate_size = 1;
+    double eps = 1e-5;
+};
+
+struct RmsNormCall {
+    LayerTensors tensors;
+    RmsNormInputs in;
+    TensorView y, d_y;
+    RmsNormGradients grads;
+    RmsNormOptions options;
+    static constexpr std::initializer_list<const char*> outputs = {"y", "d_x", "d_gate", "d_weight"};
+
+    explicit RmsNormCall(const RmsNormCase& c) : tensors(c.layout) {
+        in.x = tensors.draw("x", c.dtype, c.shape);
+        if (c.gate) in.gate = tensors.draw("gate", c.others, c.shape, c.gate_size);
+        if (c.weight) in.weight = tensors.draw("weight", c.others, {c.shape.back()});
+        y = tensors.add("y", c.dtype, c.shape);
+        d_y = tensors.draw("d_y", c.dtype, c.shape);
+        grads.d_x = tensors.add("d_x", c.dtype, c.shape);
+        if (c.gate) grads.d_gate = tensors.add("d_gate", c.others, c.shape);
+        grads.d_weight = tensors.add("d_weight", c.others, {c.shape.back()});
+        options.activation = c.activation;
+        options.eps = c.eps;
+    }
+    RmsNormCall(const RmsNormCall&) = delete;
+
+    Status forward() const { return rms_norm_gated_forward(in, y, options); }
+    Status backward() const { return rms_norm_gated_backward(in, d_y, grads, options); }
+    void run() const {
+        for (const Status& status : {forward(), backward()}) ASSERT_TRUE(status.ok()) << status.message();
+    }
+
+    std::map<std::string, std::vector<double>> expected() const {
+        reference::RmsNorm norm;
+        norm.D = in.x.shape[in.x.rank - 1], norm.rows = norm.D == 0 ? 0 : in.x.numel() / norm.D;
+        norm.activation = static_cast<reference::Activation>(options.activation), norm.eps = options.eps;
+        norm.x = tensors.values("x"), norm.gate = tensors.values("gate"), norm.weight = tensors.values("weight");
+        norm.d_y = tensors.values("d_y");
+        reference::RmsNormGradients g = reference::backward(norm);
+        return {{"y", reference::forward(norm)}, {"d_x", g.d_x}, {"d_gate", g.d_gate}, {"d_weight", g.d_weight}};
+    }
+};
+
+// Every output of the call within the bars of its type (docs/numerics.md): o's and d_q's.
+template <typename LayerCall>
+void expect_within_bars(const LayerCall& call, const std::string& what) {
+    const DType dtype = call.in.x.dtype;
+    const auto expected = call.expected();
+    for (const char* name : LayerCall::outputs) {
+        if (call.tensors.values(name).empty()) continue;
+        const DType stored = const_cast<LayerCall&>(call).tensors.at(name).dtype();
+        const double bar = harness::bar_of(name[0] == 'd' ? "d_q" : "o", dtype, stored);
+        EXPECT_LE(relative_error(call.tensors.values(name), expected.at(name)), bar) << what << ": " << name;
+    }
+    call.tensors.expect_guards_intact(what);
+}
+
+}  // namespace headrace::test

@@ -1,34 +1,57 @@
 """`python -m headrace.bench`: forward and backward of one operator beside what else runs on this machine, interleaved.
 
 Peers are taken where they are installed: the chunked PyTorch functions inside transformers, the plain functions of
-fla-core, and a recurrence by jax.lax.scan. The least and the median time of each are printed as a table; --plot draws
-them, --json keeps them. Peers that take long are called once.
+fla-core, and a recurrence by jax.lax.scan. A first call of each is not counted; then rounds in which every contender
+runs once. The times are printed as a table; --plot draws them, --json keeps them. A short trial tells which contenders
+would take too long or too much memory: they are named and left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import importlib.util
 import json
+import math
 import statistics
 import time
 from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-import torch
+from headrace._measuring import MEMORY, MEMORY_HELP, keep_memory, progress
+from headrace._versions import require
 
-import headrace.torch as ht
+require("headrace.bench", "torch")
+
+import torch  # noqa: E402
+
+import headrace.torch as ht  # noqa: E402
 
 OPERATORS = ("simple_gla", "gla", "gated_delta_rule", "kda")
 
 
+class Step(NamedTuple):
+    """A training step: seconds of the forward, of forward + backward, and the gradients of sum(o) by name."""
+
+    forward: float
+    both: float
+    gradients: Dict[str, Any]
+
+
+Steps = Dict[str, Callable[[], Step]]  # by the names of contenders, like
+Times = Dict[str, List[Step]]
+
+
 def plain_module(operator):
-    """fla-core's module of plain functions, by its file: the package around it wants a GPU at import. None without it."""
-    spec = importlib.util.find_spec("fla")
-    if spec is None:
+    """fla-core's module of plain functions, by its file: the package around it wants a GPU. None without it."""
+    package = importlib.util.find_spec("fla")
+    if package is None or not package.submodule_search_locations:
         return None
-    path = Path(spec.submodule_search_locations[0]) / "ops" / operator / "naive.py"
+    path = Path(package.submodule_search_locations[0]) / "ops" / operator / "naive.py"
     spec = importlib.util.spec_from_file_location(f"plain_{operator}", path)
+    if spec is None or spec.loader is None:
+        return None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -52,7 +75,8 @@ def ours(operator):
 
 def of_transformers(operator):
     """The function that transformers falls back to, unwrapped, or None."""
-    places = {"gated_delta_rule": ("qwen3_next", "torch_chunk_gated_delta_rule"), "kda": ("kimi_linear", "chunk_kimi_delta_attention")}
+    places = {"gated_delta_rule": ("qwen3_next", "torch_chunk_gated_delta_rule"),
+              "kda": ("kimi_linear", "chunk_kimi_delta_attention")}
     if operator not in places or importlib.util.find_spec("transformers") is None:
         return None
     model, name = places[operator]
@@ -73,7 +97,7 @@ def of_fla(operator):
 
 
 def of_jax(operator, tensors):
-    """A compiled token-by-token recurrence with its gradient: a function without arguments, or None."""
+    """A compiled token-by-token recurrence and its gradient, which keeps one state in 64; None without JAX."""
     if importlib.util.find_spec("jax") is None:
         return None
     import jax
@@ -81,116 +105,196 @@ def of_jax(operator, tensors):
 
     delta, channel = "beta" in tensors, operator in ("gla", "kda")
 
-    def attention(values):
-        def token(S, x):
-            S = S * jnp.exp(x["g"])[..., None] if channel else S * jnp.exp(x["g"])[..., None, None]
-            write = (x["v"] - jnp.einsum("hkv,hk->hv", S, x["k"])) * x["beta"][..., None] if delta else x["v"]
-            S = S + x["k"][..., None] * write[..., None, :]
-            return S, jnp.einsum("hkv,hk->hv", S, x["q"])
+    def token(S, x):
+        S = S * jnp.exp(x["g"])[..., None] if channel else S * jnp.exp(x["g"])[..., None, None]
+        write = (x["v"] - jnp.einsum("hkv,hk->hv", S, x["k"])) * x["beta"][..., None] if delta else x["v"]
+        S = S + x["k"][..., None] * write[..., None, :]
+        return S, jnp.einsum("hkv,hk->hv", S, x["q"])
 
+    @jax.checkpoint
+    def span(S, tokens):
+        return jax.lax.scan(token, S, tokens)
+
+    def attention(values):
         _, T, H, D = values["q"].shape
-        _, o = jax.lax.scan(token, jnp.zeros((H, D, D)), jax.tree.map(lambda x: x[0], values))
-        return (o * D**-0.5).sum()
+        spans = jax.tree.map(lambda x: x[0].reshape(-1, math.gcd(T, 64), *x.shape[2:]), values)
+        return jax.lax.scan(span, jnp.zeros((H, D, D)), spans)[1] * D**-0.5
 
     values = {name: jnp.asarray(x.numpy()) for name, x in tensors.items()}
-    gradient = jax.jit(jax.grad(attention))
-    return lambda: jax.block_until_ready(gradient(values))
+    forward, gradient = jax.jit(attention), jax.jit(jax.grad(lambda values: attention(values).sum()))
+
+    def step():
+        start = time.perf_counter()
+        jax.block_until_ready(forward(values))
+        middle = time.perf_counter()
+        gradients = jax.block_until_ready(gradient(values))
+        return Step(middle - start, time.perf_counter() - middle, gradients)
+
+    return step
 
 
-def training_step(function, tensors):
-    """o and the gradient of every input of sum(o)."""
+def of_torch(function, tensors):
     leaves = {name: x.clone().requires_grad_() for name, x in tensors.items()}
 
     def step():
         for x in leaves.values():
             x.grad = None
+        start = time.perf_counter()
         result = function(leaves["q"], leaves["k"], leaves["v"], **{n: x for n, x in leaves.items() if n not in "qkv"})
+        middle = time.perf_counter()
         result[0].sum().backward()
-        return leaves
+        return Step(middle - start, time.perf_counter() - start, {name: x.grad for name, x in leaves.items()})
 
     return step
 
 
-def contenders(operator, tensors):
-    """What can be timed: name -> a training step without arguments."""
-    found = {"headrace": training_step(ours(operator), tensors)}
-    for name, function in (("transformers, chunked PyTorch", of_transformers(operator)), ("fla-core, plain PyTorch", of_fla(operator))):
-        if function is not None:
-            found[name] = training_step(function, tensors)
+def contenders(operator: str, tensors: Dict[str, torch.Tensor]) -> Steps:
+    """What can be timed: name -> a training step."""
+    found = {"headrace": of_torch(ours(operator), tensors)}
+    peers = {"transformers, chunked PyTorch": of_transformers(operator), "fla-core, plain PyTorch": of_fla(operator)}
+    found |= {name: of_torch(function, tensors) for name, function in peers.items() if function is not None}
     scan = of_jax(operator, tensors)
     if scan is not None:
         found["jax.lax.scan"] = scan
     return found
 
 
-def measure(steps, seconds, slow=5.0):
-    """Rounds in which every contender runs once; name -> times. A contender slower than `slow` seconds runs once in all."""
-    times = {}
-    for name, step in steps.items():  # the first call compiles and warms up
-        start = time.perf_counter()
+def _mebibytes(file: str, key: str) -> float:
+    """A line of /proc in MiB; NaN, which compares as false, where there is none."""
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return math.nan
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(key)), math.nan)
+
+
+def too_much(step: Callable[[], Step], times_longer: float, limit: float) -> Optional[str]:
+    """What speaks against a call that is `times_longer` than `step`: its time or its memory."""
+    step()  # compiles
+    before = _mebibytes("/proc/self/status", "VmRSS")
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    except OSError:
+        pass
+    seconds = step().both * times_longer
+    needed = (_mebibytes("/proc/self/status", "VmHWM") - before) * times_longer
+    available = _mebibytes("/proc/meminfo", "MemAvailable")
+    if seconds > limit:
+        return f"about {seconds:.0f} s a call; --limit is {limit:g} s"
+    if needed > 0.8 * available:
+        return f"about {needed / 1024:.0f} GiB of memory; {available / 1024:.0f} GiB are available"
+    return None
+
+
+def measure(steps: Steps, seconds: float, rounds: int) -> Times:
+    """Times by name: rounds in which every contender runs once, at least `rounds`, for at least `seconds` of each."""
+    for name, step in steps.items():
+        progress(f"warming up {name}")
         step()
-        first = time.perf_counter() - start
-        times[name] = [first] if first > slow else []
-    left = [name for name, taken in times.items() if not taken]
+    times: Times = {name: [] for name in steps}
     begin = time.perf_counter()
-    while left and (time.perf_counter() - begin < seconds * len(left) or min(len(times[n]) for n in left) < 3):
-        for name in left:
-            start = time.perf_counter()
-            steps[name]()
-            times[name].append(time.perf_counter() - start)
+    taken = 0
+    while taken < rounds or time.perf_counter() - begin < seconds * len(steps):
+        for name, step in steps.items():
+            progress(f"round {taken + 1}, {name}")
+            times[name].append(step()._replace(gradients={}))
+        taken += 1
+    progress("")
     return times
 
 
-def table(operator, times):
-    """Lines of text: milliseconds and how many times longer than headrace."""
-    best = min(times["headrace"])
-    lines = [f"{operator:32}{'ms min':>10}{'ms median':>11}{'calls':>7}{'/ headrace':>12}"]
-    for name, taken in times.items():
-        least, median = min(taken) * 1e3, statistics.median(taken) * 1e3
-        lines.append(f"  {name:30}{least:10.1f}{median:11.1f}{len(taken):7}{least / best / 1e3:12.1f}")
+def table(operator: str, times: Times) -> List[str]:
+    """Lines of text: milliseconds, and how many times as fast headrace is."""
+    best = min(step.both for step in times["headrace"])
+    lines = [f"{operator:32}{'forward ms':>12}{'forward + backward ms':>24}{'rounds':>9}{'headrace is':>18}",
+             f"{'':32}{'least':>12}{'least':>13}{'median':>11}"]
+    for name, steps in times.items():
+        both = [step.both for step in steps]
+        factor = "" if name == "headrace" else f"{min(both) / best:.1f} x as fast"
+        lines.append(f"  {name:30}{min(s.forward for s in steps) * 1e3:12.1f}{min(both) * 1e3:13.1f}"
+                     f"{statistics.median(both) * 1e3:11.1f}{len(steps):9}{factor:>18}")
     return lines
 
 
-def plot(path, results, title):
-    """Bars of the least times, logarithmic."""
+def plot(path: str, results: Dict[str, Times], title: str) -> None:
+    """Bars of the least times, logarithmic, with their values."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as pyplot
 
-    figure, axes = pyplot.subplots(1, len(results), figsize=(4 * len(results), 3.5), sharey=True, squeeze=False)
+    figure, axes = pyplot.subplots(1, len(results), figsize=(4 * max(len(results), 2), 4), sharey=True, squeeze=False)
     for axis, (operator, times) in zip(axes[0], results.items()):
         names = list(times)
-        axis.bar(range(len(names)), [min(times[n]) * 1e3 for n in names], color=["#c0392b"] + ["#7f8c8d"] * (len(names) - 1))
+        least = [min(step.both for step in times[name]) * 1e3 for name in names]
+        bars = axis.bar(range(len(names)), least, color=["#c0392b"] + ["#7f8c8d"] * (len(names) - 1))
+        axis.bar_label(bars, [f"{x:.1f}" if x < 100 else f"{x:.0f}" for x in least], fontsize=8)
         axis.set_xticks(range(len(names)), [n.replace(", ", "\n") for n in names], fontsize=7)
         axis.set_yscale("log")
+        axis.margins(y=0.15)
         axis.set_title(operator)
-    axes[0][0].set_ylabel("milliseconds, forward + backward")
-    figure.suptitle(title)
+    axes[0][0].set_ylabel("forward + backward, milliseconds (least)")
+    figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 
-def main(arguments=None):
+def versions() -> str:
+    """What is installed of headrace and its peers."""
+    found = []
+    for package in ("headrace", "torch", "transformers", "fla-core", "jax"):
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{package} not installed")
+    return ", ".join(found)
+
+
+def left_out(operator: str, a: argparse.Namespace) -> Dict[str, str]:
+    """The contenders that a trial of a sixteenth of the tokens speaks against, and why."""
+    short = max(a.tokens // 16, min(a.tokens, 64))
+    reasons = {}
+    for name, step in contenders(operator, inputs(operator, short, a.heads, a.dim)).items():
+        progress(f"{operator}: trial of {name}, {short} tokens")
+        reason = too_much(step, a.tokens / short, a.limit)
+        if reason is not None and name != "headrace":
+            reasons[name] = reason
+    return reasons
+
+
+def compare(operator: str, reasons: Dict[str, str], a: argparse.Namespace) -> Times:
+    """Prints the table of one operator."""
+    steps = contenders(operator, inputs(operator, a.tokens, a.heads, a.dim))
+    times = measure({name: step for name, step in steps.items() if name not in reasons}, a.seconds, a.rounds)
+    lines = table(operator, times) + [f"  {name:30}left out: {reason}" for name, reason in reasons.items()]
+    print("\n".join(lines), flush=True)
+    return times
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> Dict[str, Times]:
     parser = argparse.ArgumentParser(prog="python -m headrace.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--operator", nargs="+", choices=OPERATORS, default=list(OPERATORS), help="operators, all of them by default")
+    parser.add_argument("--operator", nargs="+", choices=OPERATORS, default=OPERATORS, help="all of them by default")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--dim", type=int, default=128, help="key and value channels of a head")
+    parser.add_argument("--rounds", type=int, default=3, help="at least")
     parser.add_argument("--seconds", type=float, default=2.0, help="per contender at least")
-    parser.add_argument("--slow", type=float, default=5.0, help="contenders slower than this many seconds run once")
+    parser.add_argument("--limit", type=float, default=15.0, help="leaves out what takes more seconds a call")
+    parser.add_argument("--memory", choices=MEMORY, default=MEMORY[0], help=MEMORY_HELP)
     parser.add_argument("--json", help="write all times to this file")
     parser.add_argument("--plot", help="draw the least times into this PNG file")
     a = parser.parse_args(arguments)
-    title = f"B 1, T {a.tokens}, H {a.heads}, D {a.dim}, float32, {torch.get_num_threads()} threads"
-    print(f"forward + backward, {title}")
-    results = {}
-    for operator in a.operator:
-        tensors = inputs(operator, a.tokens, a.heads, a.dim)
-        results[operator] = measure(contenders(operator, tensors), a.seconds, a.slow)
-        print("\n".join(table(operator, results[operator])), flush=True)
+    reasons = {operator: left_out(operator, a) for operator in a.operator}
+    threads, memory = torch.get_num_threads(), keep_memory(a.memory)  # after the trials: it hides what a call takes
+    title = f"B 1, T {a.tokens}, H {a.heads}, D {a.dim}, float32, {threads} threads, {memory}"
+    progress("")
+    print(f"training step of one operator: {title}\n{versions()}", flush=True)
+    results = {operator: compare(operator, reasons[operator], a) for operator in a.operator}
     if a.json:
-        Path(a.json).write_text(json.dumps({"title": title, "seconds": results}, indent=2) + "\n")
+        seconds = {operator: {name: [step[:2] for step in steps] for name, steps in times.items()}
+                   for operator, times in results.items()}
+        content = {"title": title, "versions": versions(), "forward, forward + backward seconds": seconds}
+        Path(a.json).write_text(json.dumps(content, indent=2) + "\n")
     if a.plot:
         plot(a.plot, results, title)
     return results

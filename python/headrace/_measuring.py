@@ -1,0 +1,31 @@
+"""What the measuring programs share: memory that is reused from call to call, and a line of progress."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+MEMORY = ("reused", "fresh")
+MEMORY_HELP = ("reused: what is freed stays with the process; fresh: as the C library does it, so that every call pays "
+               "for new pages of its large tensors")
+
+
+def _reuse_memory() -> bool:
+    """Asks the C library to keep what is freed; whether it does."""
+    mmap_max, trim_threshold = -4, -1  # M_MMAP_MAX, M_TRIM_THRESHOLD of glibc's malloc.h
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, -1))
+
+
+def keep_memory(memory: str) -> str:
+    """Sets what `memory`, one of MEMORY, asks for; what is true afterwards, in words."""
+    return "memory reused from call to call" if memory == "reused" and _reuse_memory() else "memory fresh in every call"
+
+
+def progress(text: str) -> None:
+    """Replaces the line of progress on a terminal; elsewhere nothing is written."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Callable, Iterable
+
 from headrace import _core
 
 INPUTS = ("q", "k", "v", "p", "g", "gv", "g_gamma", "beta", "A_log", "dt_bias", "initial_state", "cu_seqlens")
@@ -30,6 +33,16 @@ def beta_form(use_beta_sigmoid_in_kernel: bool, allow_neg_eigval: bool) -> str:
     return "two_sigmoid" if allow_neg_eigval else "sigmoid"
 
 
-def options(scale, reverse, qk_l2norm, gate, lower_bound, beta, chunk) -> _core.Options:
+def options(scale: float | None, reverse: bool, qk_l2norm: bool, gate: str, lower_bound: float, beta: str,
+            chunk: int) -> _core.Options:
     return _core.Options(scale=scale, reverse=reverse, qk_l2norm=qk_l2norm, gate_form=gate, lower_bound=lower_bound,
                          beta_form=beta, chunk=chunk)
+
+
+def document(functions: Iterable[Callable], module: str | None) -> None:
+    """Adds to the functions' docstrings what that of their module says, from "Shapes:" on, about all of them."""
+    if module is None:
+        return  # python -OO
+    common = module[module.index("Shapes:") :]
+    for function in functions:
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{common}"

@@ -9,16 +9,19 @@ Shapes: q, k, p [B, T, H, K]; v, o [B, T, HV, V]; g [B, T, HV] or [B, T, HV, K];
 dt_bias [HV] or [HV, K]; beta [B, T, HV]; states [N, HV, K, V]. Types: float64, float32, float16, and bfloat16 of
 ml_dtypes. Arrays of any strides >= 0 are read where they are. Options are those of headrace::Options: scale, reverse,
 qk_l2norm, gate_form ("log_decay", "softplus", "bounded"), lower_bound, beta_form ("value", "sigmoid", "two_sigmoid"),
-allow_positive_gates, chunk, num_steps, threads. Errors are ValueError or TypeError naming the argument.
+allow_positive_gates, chunk, num_steps, threads. Errors are ValueError or TypeError naming the argument. Formulas:
+docs/math.md of the project, recurrences in its section 2, gradients in 3.
 """
 
 from __future__ import annotations
+
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import ml_dtypes
 import numpy as np
 
 from headrace import _core
-from headrace._arguments import DIFFERENTIABLE, INPUTS, OPERATORS  # noqa: F401
+from headrace._arguments import DIFFERENTIABLE, INPUTS, OPERATORS, document  # noqa: F401
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -60,8 +63,9 @@ def _run(direction, op, inputs, first, second, options):
     _core.run(direction, op, [_view(x) for x in inputs], [_view(x) for x in first], [_view(x) for x in second], options)
 
 
-def forward(op, q, k, v, *, final_state=False, **arguments):
-    """(o, final state or None) of operator `op`, one of OPERATORS. Formula: docs/math.md, 2."""
+def forward(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, final_state: bool = False,
+            **arguments: Any) -> Tuple[np.ndarray, Optional[np.ndarray]]:
+    """(o, final state or None) of operator `op`, one of OPERATORS."""
     tensors, options = _split(arguments)
     inputs = _inputs(q, k, v, tensors)
     o = np.empty(v.shape, q.dtype)
@@ -74,10 +78,12 @@ def forward(op, q, k, v, *, final_state=False, **arguments):
     return o, state
 
 
-def backward(op, q, k, v, *, d_o=None, d_final_state=None, wanted=None, **arguments):
+def backward(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, d_o: Optional[np.ndarray] = None,
+             d_final_state: Optional[np.ndarray] = None, wanted: Optional[Sequence[str]] = None,
+             **arguments: Any) -> Dict[str, np.ndarray]:
     """The gradients of sum(o d_o) + sum(final_state d_final_state) by name: "d_q", "d_k", ...
 
-    wanted: the names of the inputs to differentiate by; default all that are given. Formula: docs/math.md, 3.
+    wanted: the names of the inputs to differentiate by; default all that are given.
     """
     tensors, options = _split(arguments)
     inputs = _inputs(q, k, v, tensors)
@@ -91,7 +97,8 @@ def backward(op, q, k, v, *, d_o=None, d_final_state=None, wanted=None, **argume
     return {f"d_{name}": gradient for name, gradient in gradients.items()}
 
 
-def step(op, q, k, v, *, pool, indices=None, num_accepted_tokens=None, **arguments):
+def step(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, pool: np.ndarray, indices: Optional[np.ndarray] = None,
+         num_accepted_tokens: Optional[np.ndarray] = None, **arguments: Any) -> np.ndarray:
     """o; the states in `pool` [rows, HV, K, V] change in place.
 
     indices [N] names the row of each sequence, or [N, S] the row that takes the state after each token; -1 is padding.
@@ -104,3 +111,6 @@ def step(op, q, k, v, *, pool, indices=None, num_accepted_tokens=None, **argumen
     o = np.empty(v.shape, q.dtype)
     _run("step", op, inputs, [o, None], [pool, indices, num_accepted_tokens], options)
     return o
+
+
+document((forward, backward, step), __doc__)

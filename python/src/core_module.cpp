@@ -8,6 +8,7 @@
 #include <new>
 
 #include "arrays.hpp"
+#include "headrace/headrace.h"
 #include "headrace/headrace.hpp"
 #include "layer_module.hpp"
 #include "names.hpp"
@@ -104,6 +105,7 @@ Options make_options(std::optional<double> scale, bool reverse, bool qk_l2norm, 
 
 NB_MODULE(_core, module) {
     module.doc() = "The C++ interface of headrace on arrays: lists in a fixed order, None for what is not given.";
+    module.def("version", &headrace_version, "The version of the library that was compiled.");
     nb::class_<Options>(module, "Options", "Options of a call, as headrace::Options.")
         .def("__init__",
              [](Options* self, std::optional<double> scale, bool reverse, bool qk_l2norm, const std::string& gate_form,
@@ -155,11 +157,12 @@ NB_MODULE(_core, module) {
             nb::dict handlers;
             handlers["forward"] = nb::capsule(reinterpret_cast<const void*>(&xla_forward));
             handlers["backward"] = nb::capsule(reinterpret_cast<const void*>(&xla_backward));
+            handlers["step"] = nb::capsule(reinterpret_cast<const void*>(&xla_step));
             return handlers;
         },
         "Handlers of XLA custom calls by name, for jax.ffi.register_ffi_target.");
-    add_layer_functions(module);
     module.def("xla_layout", &xla_layout, "The layout of XLA's structures that the handlers were compiled for.");
+    add_layer_functions(module);
 }
 
 }  // namespace headrace::python

@@ -125,6 +125,14 @@ Options options_of(const AttributeReader& attributes) {
     return options;
 }
 
+// The states of a step: the result is the argument's memory (the caller says so to XLA), which the library updates.
+TensorView in_place(const TensorView& before, const TensorView& after) {
+    if (before.data != after.data && after.numel() > 0) {
+        throw std::runtime_error("headrace: expected the states of a step and their result in the same memory");
+    }
+    return after;
+}
+
 Status run(const CallFrame& frame, Direction direction) {
     const AttributeReader attributes(frame.attributes);
     const std::optional<Operator> op = operator_named(attributes.text("op"));
@@ -134,10 +142,19 @@ Status run(const CallFrame& frame, Direction direction) {
     const bool state_v_first = attributes.flag("state_v_first");
     Inputs in;
     OutputGradients d_out;
+    TensorView states;
     read(frame.arguments, given,
          {&in.q, &in.k, &in.v, &in.p, &in.g, &in.gv, &in.g_gamma, &in.beta, &in.A_log, &in.dt_bias, &in.initial_state,
-          &in.cu_seqlens, &d_out.d_o, &d_out.d_final_state});
+          &in.cu_seqlens, &d_out.d_o, &d_out.d_final_state, &states});
     turn_states(state_v_first, {&in.initial_state, &d_out.d_final_state});
+    if (direction == Direction::step) {
+        Outputs out;
+        StatePool pool;
+        read(frame.results, wanted, {&out.o, &pool.states});
+        pool.states = in_place(states, pool.states);
+        turn_states(state_v_first, {&pool.states});
+        return step(*op, in, out, pool, options);
+    }
     if (direction == Direction::forward) {
         Outputs out;
         read(frame.results, wanted, {&out.o, &out.final_state});
@@ -192,8 +209,8 @@ Error* handle(CallFrame* frame, Direction direction) {
 }  // namespace
 
 Error* xla_forward(CallFrame* frame) { return handle(frame, Direction::forward); }
-
 Error* xla_backward(CallFrame* frame) { return handle(frame, Direction::backward); }
+Error* xla_step(CallFrame* frame) { return handle(frame, Direction::step); }
 
 #define HEADRACE_SIZE(THEIRS, OURS) \
     { "sizeof(" THEIRS ")", sizeof(OURS) }

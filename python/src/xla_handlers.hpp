@@ -1,4 +1,4 @@
-// xla_handlers: forward and backward as handlers of XLA custom calls, and the layout that they were compiled for.
+// xla_handlers: forward, backward and step as handlers of XLA custom calls, and the layout that they were compiled for.
 #pragma once
 
 #include <string>
@@ -9,12 +9,14 @@
 
 namespace headrace::python {
 
-// Arguments: the tensors given, in the order of headrace._arguments.INPUTS, then d_o and d_final_state in the backward.
-// Results: o and final_state, or the gradients in the order of the inputs. Attributes: `given` and `wanted`, one bit
-// for each possible argument and result; op, scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk,
-// state_v_first. Errors are XLA errors with the library's message.
+// Arguments: the tensors given, in the order of headrace._arguments.INPUTS, then d_o and d_final_state in the backward,
+// the states in the step. Results: o and final_state; the gradients in the order of the inputs; o and the states, in
+// the memory of the argument. Attributes: `given` and `wanted`, one bit for each possible argument and result; op,
+// scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first. Errors are XLA errors with the
+// library's message.
 xla::Error* xla_forward(xla::CallFrame* frame);
 xla::Error* xla_backward(xla::CallFrame* frame);
+xla::Error* xla_step(xla::CallFrame* frame);
 
 // ("XLA_FFI_Buffer.dims", 40) for every field and ("XLA_FFI_Buffer", 48) for every structure and constant that the
 // handlers rely on, under the names of XLA's header.

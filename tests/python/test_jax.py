@@ -1,10 +1,8 @@
 """headrace.jax against the recurrence: values and gradients in every type, jit, vmap, shard_map and errors."""
 
-import importlib
 import os
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -121,6 +119,30 @@ def test_named_functions(problem):
     assert relative_error(to_torch(o), recurrence("retention", **t, g_gamma=torch.log1p(-(2.0 ** (-5 - heads))))[0]) < 1e-6
     o, _ = hj.chunk_lightning_attn(**arrays_of(t), layer_idx=3, num_layers=20)
     assert relative_error(to_torch(o), recurrence("retention", **t, g_gamma=-8 / 4 * (1 - 3 / 20) * heads)[0]) < 1e-6
+
+
+def test_recurrent_functions(problem):
+    """The recurrent names compute what the chunk names do, and what only they take arrives."""
+    same = np.testing.assert_array_equal
+    for op in ("simple_gla", "delta_rule", "gated_delta_rule", "comba", "kda"):
+        arrays = arrays_of(problem(op, state=True))
+        for mine, theirs in zip(getattr(hj, f"fused_recurrent_{op}")(**arrays, output_final_state=True), pair(op)(arrays)):
+            same(mine, theirs)
+    assert hj.fused_recurrent_gdn is hj.fused_recurrent_gated_delta_rule
+    t = arrays_of(problem("kda"))
+    q, k, v, g, beta = (t[name] for name in ("q", "k", "v", "g", "beta"))
+    gv, heads = -jnp.abs(v), -jnp.abs(beta)
+    same(hj.fused_recurrent_gla(q, k, v, g, gv, reverse=True)[0], hj.attention("gla", q, k, v, g=g, gv=gv, reverse=True)[0])
+    same(hj.fused_recurrent_gated_delta_rule(q, k, v, heads, g, gv, beta)[0],
+         hj.attention("kda", q, k, v, g=g + heads[..., None], gv=gv, beta=beta)[0])
+    same(hj.fused_recurrent_retention(q, k, v)[0], hj.chunk_retention(q, k, v)[0])
+    same(hj.fused_recurrent_lightning_attn(q, k, v, 3, 20)[0], hj.chunk_lightning_attn(q, k, v, 3, 20)[0])
+    p = -k
+    same(hj.fused_recurrent_comba(q, k, p, v, heads, beta)[0], hj.chunk_comba(q, k, v, p, heads, beta)[0])
+    given = {"A_log": jnp.zeros(2), "dt_bias": jnp.ones(32), "use_gate_in_kernel": True, "lower_bound": -4.0}
+    same(hj.fused_recurrent_kda(q, k, v, g, beta, **given)[0], hj.chunk_kda(q, k, v, g, beta, **given)[0])
+    with pytest.raises(ValueError, match="gk: expected without g"):
+        hj.fused_recurrent_gated_delta_rule(q, k, v, heads, g, use_gate_in_kernel=True, A_log=jnp.zeros(2))
 
 
 def test_gate_in_kernel_of_the_named_functions(problem):
@@ -320,15 +342,3 @@ def test_no_tokens_pass_the_state_through(problem):
     assert o.shape == (2, 0, 2, 24) and jnp.array_equal(state, arrays["initial_state"])
     gradients = gradients_of(pair("kda"), arrays, [jnp.ones(o.shape), jnp.ones(state.shape)])
     assert jnp.array_equal(gradients["initial_state"], jnp.ones(state.shape))
-
-
-@pytest.mark.parametrize("version, message", [
-    (None, "expected jax 0.10 or newer, found none"),
-    ((0, 4, 38), "expected jax 0.10 or newer, got 0.4.38"),
-])
-def test_import_names_what_is_missing(monkeypatch, version, message):
-    old = types.SimpleNamespace(__version__="0.4.38", __version_info__=version)
-    monkeypatch.setitem(sys.modules, "jax", old if version else None)
-    monkeypatch.delitem(sys.modules, "headrace.jax")
-    with pytest.raises(ImportError, match=message):
-        importlib.import_module("headrace.jax")

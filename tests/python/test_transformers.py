@@ -1,10 +1,12 @@
 """headrace.integrations.transformers: small random models give what their own plain functions give."""
 
+import re
+
 import pytest
 import torch
 import transformers.models.qwen3_next.modeling_qwen3_next as qwen
 
-from headrace.integrations.transformers import MODELS, disable, enable, tiny_model
+from headrace.integrations.transformers import MODELS, disable, enable, main, tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +96,17 @@ def test_disable_puts_everything_back():
     enable()  # twice is as good as once
     disable()
     assert qwen.torch_chunk_gated_delta_rule is before
+
+
+def test_what_the_measurement_prints(capsys):
+    before = qwen.torch_chunk_gated_delta_rule
+    main(["--tokens", "64", "--rounds", "1", "--memory", "fresh"])
+    printed = capsys.readouterr().out
+    assert "4 layers, 64 tokens, float32" in printed and "memory fresh in every call" in printed
+    for name in ("qwen3_next", "kimi_linear"):
+        times = re.search(rf"{name} +own functions +(\d+) ms +headrace +(\d+) ms +(\d+\.\d) x as fast", printed)
+        assert times and abs(float(times[3]) - int(times[1]) / int(times[2])) < 0.2 * float(times[3])
+    assert qwen.torch_chunk_gated_delta_rule is before  # everything is put back
 
 
 def test_types_without_such_functions_are_refused():

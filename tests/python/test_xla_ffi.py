@@ -26,4 +26,4 @@ def test_layout_is_that_of_the_header(tmp_path):
 
 
 def test_handlers_are_those_that_are_registered():
-    assert set(_core.xla_handlers()) == {"forward", "backward"}
+    assert set(_core.xla_handlers()) == {"forward", "backward", "step"}

@@ -10,11 +10,18 @@ functions. Models that exist already change too. `python -m headrace.integration
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import time
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+from headrace._measuring import MEMORY, MEMORY_HELP, keep_memory, progress
 from headrace.torch import chunk_gated_delta_rule, chunk_kda
+
+if TYPE_CHECKING:
+    import torch
 
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear", "bailing_hybrid")
 
@@ -26,7 +33,7 @@ _FUNCTIONS = {
     "recurrent_kimi_delta_attention": chunk_kda,
 }
 
-_originals = {}  # (module, name): the function that stood there
+_originals: Dict[Tuple[ModuleType, str], Callable] = {}  # (module, name): the function that stood there
 
 
 def _replacement(function, original):
@@ -42,7 +49,7 @@ def _replacement(function, original):
     return replaced
 
 
-def enable(models=MODELS):
+def enable(models: Sequence[str] = MODELS) -> List[str]:
     """Replaces the functions of these model types; returns the types that the installed transformers has.
 
     models: names of folders in transformers.models. Raises ImportError without transformers, ValueError for a type
@@ -73,54 +80,73 @@ def enable(models=MODELS):
     return found
 
 
-def disable():
+def disable() -> None:
     """Puts back what enable() replaced."""
     for (module, name), original in _originals.items():
         setattr(module, name, original)
     _originals.clear()
 
 
-def tiny_model(model, hidden=128, layers=2, heads=4, head_dim=32):
+def tiny_model(model: str, hidden: int = 128, layers: int = 2, heads: int = 4, head_dim: int = 32) -> torch.nn.Module:
     """A small random model of type "qwen3_next" or "kimi_linear", all of whose layers but the last are linear attention."""
     import transformers
 
-    common = dict(vocab_size=256, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
+    common: Dict[str, Any] = dict(vocab_size=256, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
                   num_attention_heads=4, num_key_value_heads=4)
     kinds = ["linear_attention"] * (layers - 1) + ["full_attention"]
     if model == "qwen3_next":
-        config = transformers.Qwen3NextConfig(
+        return transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(
             **common, head_dim=hidden // 4, linear_num_value_heads=heads, linear_num_key_heads=heads // 2,
-            linear_key_head_dim=head_dim, linear_value_head_dim=head_dim, num_experts=0, layer_types=kinds)
-        return transformers.Qwen3NextForCausalLM(config)
-    config = transformers.KimiLinearConfig(
+            linear_key_head_dim=head_dim, linear_value_head_dim=head_dim, num_experts=0, layer_types=kinds))
+    return transformers.KimiLinearForCausalLM(transformers.KimiLinearConfig(
         **common, linear_num_heads=heads, linear_head_dim=head_dim, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16,
         v_head_dim=32, mlp_layer_types=["dense"] * layers, layer_types=kinds, pad_token_id=None, bos_token_id=None,
-        eos_token_id=None)
-    return transformers.KimiLinearForCausalLM(config)
+        eos_token_id=None))
 
 
-def main():
+def measure(model: str, tokens: int, rounds: int) -> Tuple[float, float]:
+    """Seconds of a training step of a tiny model, the least of some in turns: (its own functions, headrace's)."""
     import torch
 
-    print("a training step of a small random model, 2048 tokens, fp32, least of 3 (milliseconds)")
+    torch.manual_seed(0)
+    net, text = tiny_model(model, hidden=256, layers=4, heads=8, head_dim=64), torch.randint(256, (1, tokens))
+
+    def step() -> float:
+        start = time.perf_counter()
+        net.zero_grad()
+        net(input_ids=text, labels=text).loss.backward()
+        return time.perf_counter() - start
+
+    times: Tuple[List[float], List[float]] = ([], [])
+    for turn in range(rounds + 1):  # the first of both warms up
+        for ours, taken in enumerate(times):
+            progress(f"{model}, step {turn} of {rounds} with {'headrace' if ours else 'its own functions'}")
+            if ours:
+                enable([model])
+            else:
+                disable()
+            seconds = step()
+            if turn > 0:
+                taken.append(seconds)
+    disable()
+    progress("")
+    return min(times[0]), min(times[1])
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m headrace.integrations.transformers",
+                                     description="A training step of tiny models with and without headrace's functions.")
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory", choices=MEMORY, default=MEMORY[0], help=MEMORY_HELP)
+    a = parser.parse_args(arguments)
+    importlib.import_module("transformers").logging.set_verbosity_error()  # its hints to install faster functions
+    memory = keep_memory(a.memory)
+    print(f"training step of a random model of 4 layers, {a.tokens} tokens, float32, least of {a.rounds}, {memory}")
     for model in ("qwen3_next", "kimi_linear"):
-        torch.manual_seed(0)
-        net, tokens = tiny_model(model, hidden=256, layers=4, heads=8, head_dim=64), torch.randint(256, (1, 2048))
-
-        def step():
-            start = time.perf_counter()
-            net.zero_grad()
-            net(input_ids=tokens, labels=tokens).loss.backward()
-            return time.perf_counter() - start
-
-        disable()
-        step()
-        plain = min(step() for _ in range(3))
-        enable([model])
-        step()
-        ours = min(step() for _ in range(3))
-        disable()
-        print(f"  {model:12} plain {plain * 1e3:7.0f}   headrace {ours * 1e3:7.0f}   {plain / ours:.1f} times as fast")
+        plain, ours = measure(model, a.tokens, a.rounds)
+        print(f"  {model:12} own functions {plain * 1e3:7.0f} ms   headrace {ours * 1e3:7.0f} ms   "
+              f"{plain / ours:.1f} x as fast", flush=True)
 
 
 if __name__ == "__main__":

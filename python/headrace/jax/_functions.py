@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from headrace import _core
 from headrace._arguments import INPUTS, beta_form, gate_form, options
@@ -15,6 +16,7 @@ from headrace.jax import _primitive
 from headrace.numpy import _view
 
 Result = Tuple[Array, Optional[Array]]
+Maybe = Optional[ArrayLike]
 
 
 def _checked_arrays(tensors: dict) -> dict:
@@ -34,13 +36,13 @@ def _checked_arrays(tensors: dict) -> dict:
     return arrays
 
 
-def _stand_in(shape, dtype, turned: bool = False) -> object:
+def _stand_in(shape: tuple, dtype: Any, turned: bool = False) -> object:
     """An array with one value in memory, by whose shape and type the library checks a call; `turned`: V-first states."""
     array = np.broadcast_to(np.zeros((), dtype), shape)
     return _view(array.swapaxes(-1, -2) if turned and array.ndim == 4 else array)
 
 
-def _offsets_stand_in(cu_seqlens, T: int) -> np.ndarray:
+def _offsets_stand_in(cu_seqlens: Array, T: int) -> np.ndarray:
     """The offsets, or, where only their number is known, some that are right."""
     if not isinstance(cu_seqlens, jax.core.Tracer):
         return np.asarray(cu_seqlens)
@@ -50,44 +52,78 @@ def _offsets_stand_in(cu_seqlens, T: int) -> np.ndarray:
 
 
 def _check(settings: _primitive.Settings, tensors: dict) -> None:
-    """Raises the library's errors about shapes, types and options."""
-    q, v, cu_seqlens = tensors["q"], tensors["v"], tensors.get("cu_seqlens")
+    """Raises the library's errors about shapes, types and options; `tensors` with "states" are those of a step."""
+    q, v, cu_seqlens, states = tensors["q"], tensors["v"], tensors.get("cu_seqlens"), tensors.get("states")
     stand_ins = {n: _stand_in(x.shape, x.dtype, settings.state_v_first and n == "initial_state") for n, x in tensors.items()}
     if cu_seqlens is not None:
         stand_ins["cu_seqlens"] = _offsets_stand_in(cu_seqlens, q.shape[1])
-    # The final state needs no check: its shape follows from the inputs'. o is never written, so its pages are never there.
-    _core.plan("forward", settings.op, [stand_ins.get(name) for name in INPUTS], [_view(np.empty(v.shape, q.dtype)), None], [],
+    # What would be written has memory of its own, but is never written, so its pages are never there.
+    # The final state needs no check: its shape follows from the inputs'.
+    outputs = [_view(np.empty(v.shape, q.dtype)), None]
+    pool = []
+    if states is not None:
+        room = np.empty(states.shape, states.dtype)
+        pool = [_view(room.swapaxes(-1, -2) if settings.state_v_first and room.ndim == 4 else room), None, None]
+    _core.plan("forward" if states is None else "step", settings.op, [stand_ins.get(name) for name in INPUTS], outputs, pool,
                options(settings.scale, settings.reverse, settings.qk_l2norm, settings.gate_form, settings.lower_bound,
                        settings.beta_form, settings.chunk))
 
 
-def attention(op: str, q, k, v, *, p=None, g=None, gv=None, g_gamma=None, beta=None, A_log=None, dt_bias=None,
-              initial_state=None, cu_seqlens=None, scale: Optional[float] = None, reverse: bool = False,
-              qk_l2norm: bool = False, gate_form: str = "log_decay", lower_bound: Optional[float] = None,
-              beta_form: str = "value", chunk: int = 0, state_v_first: bool = False,
-              output_final_state: bool = False) -> Result:
-    """Operator `op` by its name: "simple_gla", "gla", "delta_rule", "gated_delta_rule", "comba", "kda", ... (docs/math.md, 2).
-
-    gate_form: "log_decay", "softplus" or "bounded"; beta_form: "value", "sigmoid" or "two_sigmoid"; chunk: a hint.
-    """
+def _settings(op: str, q: Array, scale: Optional[float], reverse: bool, qk_l2norm: bool, gate_form: str,
+              lower_bound: Optional[float], beta_form: str, chunk: Optional[int], state_v_first: bool,
+              final_state: bool) -> _primitive.Settings:
     if gate_form not in ("log_decay", "softplus", "bounded"):
         raise ValueError(f"gate_form: expected log_decay, softplus or bounded, got {gate_form!r}")
     if beta_form not in ("value", "sigmoid", "two_sigmoid"):
         raise ValueError(f"beta_form: expected value, sigmoid or two_sigmoid, got {beta_form!r}")
-    tensors = _checked_arrays({"q": q, "k": k, "v": v, "p": p, "g": g, "gv": gv, "g_gamma": g_gamma, "beta": beta,
-                               "A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state, "cu_seqlens": cu_seqlens})
-    K = tensors["q"].shape[-1]
-    settings = _primitive.Settings(
-        op=op, final_state=bool(output_final_state), scale=float(max(K, 1) ** -0.5 if scale is None else scale),
+    return _primitive.Settings(
+        op=op, final_state=bool(final_state), scale=float(max(q.shape[-1], 1) ** -0.5 if scale is None else scale),
         reverse=bool(reverse), qk_l2norm=bool(qk_l2norm), gate_form=gate_form,
         lower_bound=-5.0 if lower_bound is None else float(lower_bound), beta_form=beta_form, chunk=int(chunk or 0),
         state_v_first=bool(state_v_first))
+
+
+def attention(
+    op: str, q: ArrayLike, k: ArrayLike, v: ArrayLike, *, p: Maybe = None, g: Maybe = None, gv: Maybe = None,
+    g_gamma: Maybe = None, beta: Maybe = None, A_log: Maybe = None, dt_bias: Maybe = None, initial_state: Maybe = None,
+    cu_seqlens: Maybe = None, scale: Optional[float] = None, reverse: bool = False, qk_l2norm: bool = False,
+    gate_form: str = "log_decay", lower_bound: Optional[float] = None, beta_form: str = "value",
+    chunk: Optional[int] = 0, state_v_first: bool = False, output_final_state: bool = False,
+) -> Result:
+    """Operator `op` by its name: "simple_gla", "gla", "delta_rule", "gated_delta_rule", "comba", "kda", ...
+
+    gate_form: "log_decay", "softplus" or "bounded"; beta_form: "value", "sigmoid" or "two_sigmoid"; chunk: a hint.
+    """
+    tensors = _checked_arrays({"q": q, "k": k, "v": v, "p": p, "g": g, "gv": gv, "g_gamma": g_gamma, "beta": beta,
+                               "A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state, "cu_seqlens": cu_seqlens})
+    settings = _settings(op, tensors["q"], scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk,
+                         state_v_first, output_final_state)
     _check(settings, tensors)
     outputs = _primitive.operator(settings, _primitive.vary_alike(tensors))
     return outputs["o"], outputs.get("final_state")
 
 
-def _gate_inside(use_gate_in_kernel: bool, lower_bound: Optional[float], A_log, dt_bias) -> dict:
+def step(
+    op: str, q: ArrayLike, k: ArrayLike, v: ArrayLike, states: ArrayLike, *, p: Maybe = None, g: Maybe = None,
+    gv: Maybe = None, g_gamma: Maybe = None, beta: Maybe = None, A_log: Maybe = None, dt_bias: Maybe = None,
+    cu_seqlens: Maybe = None, scale: Optional[float] = None, qk_l2norm: bool = False, gate_form: str = "log_decay",
+    lower_bound: Optional[float] = None, beta_form: str = "value", state_v_first: bool = False,
+) -> Tuple[Array, Array]:
+    """(o, the new states) of one token, or a few, behind `states`; for decoding: it has no gradient.
+
+    q, k [B, 1, H, K], v [B, 1, HV, V] and so on as in attention(); states [N, HV, K, V], float32 (float64 for float64 q),
+    or bfloat16 or float16, to which the new states are rounded. Inside jax.jit they are updated where they are: donate
+    the argument, or carry it through jax.lax.scan, and no copy is made.
+    """
+    tensors = _checked_arrays({"q": q, "k": k, "v": v, "p": p, "g": g, "gv": gv, "g_gamma": g_gamma, "beta": beta,
+                               "A_log": A_log, "dt_bias": dt_bias, "cu_seqlens": cu_seqlens, "states": states})
+    settings = _settings(op, tensors["q"], scale, False, qk_l2norm, gate_form, lower_bound, beta_form, 0, state_v_first, True)
+    _check(settings, tensors)
+    outputs = _primitive.step(settings, _primitive.vary_alike(tensors))
+    return outputs["o"], outputs["states"]
+
+
+def _gate_inside(use_gate_in_kernel: bool, lower_bound: Optional[float], A_log: Maybe, dt_bias: Maybe) -> dict:
     """The arguments of a gate that is computed from g inside; A_log and dt_bias of one that is not are left out."""
     if use_gate_in_kernel and A_log is None:
         raise ValueError("A_log: expected an array [HV] with use_gate_in_kernel, got None")
@@ -99,50 +135,121 @@ def _gate_inside(use_gate_in_kernel: bool, lower_bound: Optional[float], A_log, 
 
 # ---- additive rule ----
 
-def chunk_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=False, state_v_first=False, cu_seqlens=None,
-              chunk_size=None, g_gamma=None) -> Result:
+def chunk_gla(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, g: ArrayLike, scale: Optional[float] = None, initial_state: Maybe = None,
+    output_final_state: bool = False, state_v_first: bool = False, cu_seqlens: Maybe = None,
+    chunk_size: Optional[int] = None, g_gamma: Maybe = None,
+) -> Result:
     """Gated linear attention. g [B, T, HV, K]: log decay of every key channel."""
     return attention("gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
                      output_final_state=output_final_state, state_v_first=state_v_first, chunk=chunk_size)
 
 
-def chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False,
-                     state_v_first=False, cu_seqlens=None, chunk_size=None) -> Result:
+def chunk_simple_gla(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, g: Maybe = None, g_gamma: Maybe = None, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, state_v_first: bool = False,
+    cu_seqlens: Maybe = None, chunk_size: Optional[int] = None,
+) -> Result:
     """Linear attention with one decay per head: g [B, T, HV] per step, g_gamma [HV] constant, or their sum."""
     return attention("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                      cu_seqlens=cu_seqlens, output_final_state=output_final_state, state_v_first=state_v_first,
                      chunk=chunk_size)
 
 
-def chunk_retention(q, k, v, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None) -> Result:
+def fused_recurrent_gla(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, gk: Maybe = None, gv: Maybe = None, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
+    cu_seqlens: Maybe = None,
+) -> Result:
+    """Gated linear attention. gk [B, T, HV, K], gv [B, T, HV, V]: log decays of key and value channels."""
+    return attention("gla", q, k, v, g=gk, gv=gv, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
+                     output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first)
+
+
+def fused_recurrent_simple_gla(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, g: Maybe = None, g_gamma: Maybe = None, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
+    cu_seqlens: Maybe = None,
+) -> Result:
+    """As chunk_simple_gla; `reverse` runs every sequence from its last token to its first."""
+    return attention("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
+                     cu_seqlens=cu_seqlens, output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first)
+
+
+def _retention_gates(v: ArrayLike) -> Array:
+    return jnp.log1p(-jnp.exp2(-5 - jnp.arange(jnp.shape(v)[2], dtype=jnp.float32)))
+
+
+def _lightning_gates(v: ArrayLike, layer_idx: int, num_layers: int) -> Array:
+    return jnp.arange(jnp.shape(v)[2], dtype=jnp.float32) * (-8 / jnp.shape(v)[2] * (1 - layer_idx / num_layers))
+
+
+def chunk_retention(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, scale: Optional[float] = None, initial_state: Maybe = None,
+    output_final_state: bool = False, cu_seqlens: Maybe = None,
+) -> Result:
     """Retention: head h decays by 1 - 2^(-5-h). Under shard_map, h counts the heads of the shard."""
-    heads = jnp.arange(v.shape[2], dtype=jnp.float32)
-    return chunk_simple_gla(q, k, v, None, jnp.log1p(-jnp.exp2(-5 - heads)), scale, initial_state, output_final_state,
-                            cu_seqlens=cu_seqlens)
+    return chunk_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state, cu_seqlens=cu_seqlens)
 
 
-def chunk_lightning_attn(q, k, v, layer_idx, num_layers, scale=None, initial_state=None, output_final_state=False,
-                         cu_seqlens=None) -> Result:
+def fused_recurrent_retention(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, scale: Optional[float] = None, initial_state: Maybe = None,
+    output_final_state: bool = False, reverse: bool = False, cu_seqlens: Maybe = None,
+) -> Result:
+    """As chunk_retention; `reverse` runs every sequence from its last token to its first."""
+    return fused_recurrent_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state, reverse,
+                                      cu_seqlens=cu_seqlens)
+
+
+def chunk_lightning_attn(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, layer_idx: int, num_layers: int, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, cu_seqlens: Maybe = None,
+) -> Result:
     """Lightning attention: log decay -8 h / H (1 - layer_idx / num_layers) of head h, counted as in chunk_retention."""
-    heads = jnp.arange(v.shape[2], dtype=jnp.float32)
-    gates = heads * (-8 / v.shape[2] * (1 - layer_idx / num_layers))
-    return chunk_simple_gla(q, k, v, None, gates, scale, initial_state, output_final_state, cu_seqlens=cu_seqlens)
+    return chunk_simple_gla(q, k, v, None, _lightning_gates(v, layer_idx, num_layers), scale, initial_state,
+                            output_final_state, cu_seqlens=cu_seqlens)
+
+
+def fused_recurrent_lightning_attn(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, layer_idx: int, num_layers: int, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, cu_seqlens: Maybe = None,
+) -> Result:
+    """As chunk_lightning_attn; `reverse` runs every sequence from its last token to its first."""
+    return fused_recurrent_simple_gla(q, k, v, None, _lightning_gates(v, layer_idx, num_layers), scale, initial_state,
+                                      output_final_state, reverse, cu_seqlens=cu_seqlens)
 
 
 # ---- delta rule ----
 
-def chunk_delta_rule(q, k, v, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-                     cu_seqlens=None, state_v_first=False, chunk_size=None) -> Result:
+def chunk_delta_rule(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, beta: ArrayLike, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Maybe = None, state_v_first: bool = False, chunk_size: Optional[int] = None,
+) -> Result:
     """The delta rule without a gate. beta [B, T, HV]."""
     return attention("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
                      output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel, state_v_first=state_v_first,
                      chunk=chunk_size)
 
 
-def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,
-                           use_qk_l2norm_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False,
-                           state_v_first=False, cu_seqlens=None, use_gate_in_kernel=False, A_log=None, dt_bias=None,
-                           chunk_size=None, g_gamma=None) -> Result:
+def fused_recurrent_delta_rule(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, beta: Maybe = None, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False,
+    use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None, state_v_first: bool = False,
+) -> Result:
+    """As chunk_delta_rule; beta may also be [B, T, HV, V], None is 1."""
+    return attention("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
+                     output_final_state=output_final_state, reverse=reverse, qk_l2norm=use_qk_l2norm_in_kernel,
+                     state_v_first=state_v_first)
+
+
+def chunk_gated_delta_rule(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, g: ArrayLike, beta: ArrayLike, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, state_v_first: bool = False,
+    cu_seqlens: Maybe = None, use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
+    chunk_size: Optional[int] = None, g_gamma: Maybe = None,
+) -> Result:
     """The gated delta rule. g, beta [B, T, HV]; with use_gate_in_kernel g <- -exp(A_log) softplus(g + dt_bias)."""
     return attention("gated_delta_rule", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
                      cu_seqlens=cu_seqlens, output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel,
@@ -150,17 +257,57 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
                      chunk=chunk_size, **_gate_inside(use_gate_in_kernel, None, A_log, dt_bias))
 
 
-def chunk_comba(q, k, v, p, g, beta=None, scale=None, initial_state=None, output_final_state=False,
-                use_qk_l2norm_in_kernel=False, cu_seqlens=None, state_v_first=False, chunk_size=None) -> Result:
+def fused_recurrent_gated_delta_rule(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, g: Maybe = None, gk: Maybe = None, gv: Maybe = None, beta: Maybe = None,
+    scale: Optional[float] = None, initial_state: Maybe = None, output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, state_v_first: bool = False,
+    cu_seqlens: Maybe = None,
+) -> Result:
+    """As chunk_gated_delta_rule, with log decays of heads (g), key channels (gk) and value channels (gv).
+
+    beta may also be [B, T, HV, V]; None is 1.
+    """
+    if gk is not None and g is not None:
+        if use_gate_in_kernel:
+            raise ValueError("gk: expected without g where the gate is computed in the kernel, got both")
+        gk = jnp.asarray(gk) + jnp.asarray(g)[..., None]
+    return attention("gated_delta_rule" if gk is None else "kda", q, k, v, g=g if gk is None else gk, gv=gv, beta=beta,
+                     scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens, output_final_state=output_final_state,
+                     qk_l2norm=use_qk_l2norm_in_kernel, state_v_first=state_v_first,
+                     beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+                     **_gate_inside(use_gate_in_kernel, None, A_log, dt_bias))
+
+
+def chunk_comba(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, p: ArrayLike, g: ArrayLike, beta: Maybe = None,
+    scale: Optional[float] = None, initial_state: Maybe = None, output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None, state_v_first: bool = False,
+    chunk_size: Optional[int] = None,
+) -> Result:
     """Comba: the gated delta rule with an erase key p [B, T, H, K] against the state before the token's own gate."""
     return attention("comba", q, k, v, p=p, g=g, beta=beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
                      output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel, state_v_first=state_v_first,
                      chunk=chunk_size)
 
 
-def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-              use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, lower_bound=None,
-              state_v_first=False, cu_seqlens=None, A_log=None, dt_bias=None, chunk_size=None, g_gamma=None) -> Result:
+def fused_recurrent_comba(
+    q: ArrayLike, k: ArrayLike, p: ArrayLike, v: ArrayLike, g: ArrayLike, beta: Maybe = None,
+    scale: Optional[float] = None, initial_state: Maybe = None, output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None, state_v_first: bool = False,
+) -> Result:
+    """As chunk_comba, but p stands before v."""
+    return chunk_comba(q, k, v, p, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens,
+                       state_v_first)
+
+
+def chunk_kda(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, g: ArrayLike, beta: ArrayLike, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
+    lower_bound: Optional[float] = None, state_v_first: bool = False, cu_seqlens: Maybe = None, A_log: Maybe = None,
+    dt_bias: Maybe = None, chunk_size: Optional[int] = None, g_gamma: Maybe = None,
+) -> Result:
     """Kimi delta attention: the delta rule with a log decay of every key channel, g [B, T, HV, K]."""
     return attention("kda", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
                      cu_seqlens=cu_seqlens, output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel,
@@ -168,4 +315,17 @@ def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
                      chunk=chunk_size, **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
 
 
+def fused_recurrent_kda(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, g: ArrayLike, beta: ArrayLike, A_log: Maybe = None, dt_bias: Maybe = None,
+    scale: Optional[float] = None, initial_state: Maybe = None, output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False, lower_bound: Optional[float] = None, state_v_first: bool = False,
+    cu_seqlens: Maybe = None,
+) -> Result:
+    """As chunk_kda; beta may also be [B, T, HV, V]."""
+    return chunk_kda(q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
+                     use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first, cu_seqlens, A_log, dt_bias)
+
+
 chunk_gdn = chunk_gated_delta_rule
+fused_recurrent_gdn = fused_recurrent_gated_delta_rule

@@ -1,9 +1,10 @@
-"""The forward and the backward as XLA custom calls, their gradients and their batching."""
+"""Forward, backward and step as XLA custom calls, their gradients and their batching."""
 
 from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import Any, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,12 @@ for _name, _handler in _core.xla_handlers().items():
     jax.ffi.register_ffi_target(f"headrace_{_name}", _handler, platform="cpu", api_version=1)
 
 # The places of tensors in the custom calls; bit i of `given` and `wanted` stands for name i.
-_ARGUMENTS = INPUTS + ("d_o", "d_final_state")
+_ARGUMENTS = INPUTS + ("d_o", "d_final_state", "states")
 _OUTPUTS = ("o", "final_state")
+_STEP_OUTPUTS = ("o", "states")
 # Where heads stand: what is mapped by vmap is folded in there, since heads do not know of each other.
 _HEAD_AXIS = {name: 2 for name in ("q", "k", "v", "p", "g", "gv", "beta", "o", "d_o")}
-_HEAD_AXIS |= {name: 1 for name in ("initial_state", "final_state", "d_final_state")}
+_HEAD_AXIS |= {name: 1 for name in ("initial_state", "final_state", "d_final_state", "states")}
 _HEAD_AXIS |= {name: 0 for name in ("g_gamma", "A_log", "dt_bias")}
 
 
@@ -43,7 +45,7 @@ class Settings:
     state_v_first: bool
 
     def attributes(self) -> dict:
-        kinds = {str: str, float: np.float64, bool: np.int64, int: np.int64}
+        kinds: dict = {str: str, float: np.float64, bool: np.int64, int: np.int64}
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del values["final_state"]
         return {name: kinds[type(value)](value) for name, value in values.items()}
@@ -57,11 +59,11 @@ class _Names:
     names: tuple
 
 
-def _bits(names, places) -> np.int64:
+def _bits(names: Iterable[str], places: Sequence[str]) -> np.int64:
     return np.int64(sum(1 << places.index(name) for name in names))
 
 
-def state_shape(settings, q, v, cu_seqlens) -> tuple:
+def state_shape(settings: Settings, q: jax.Array, v: jax.Array, cu_seqlens: jax.Array | None) -> tuple:
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     K, V = q.shape[-1], v.shape[-1]
     return (N, v.shape[2], V, K) if settings.state_v_first else (N, v.shape[2], K, V)
@@ -78,7 +80,7 @@ def vary_alike(tensors: dict) -> dict:
     return {name: jax.lax.pcast(x, tuple(axes - varying[name]), to="varying") for name, x in tensors.items()}
 
 
-def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:
+def _result(shape: tuple, dtype: Any, like: Any) -> jax.ShapeDtypeStruct:
     """The type of a result that varies over the mesh axes that `like`, the type of any tensor of the call, varies over."""
     if not like.mat.varying:
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -86,11 +88,16 @@ def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=like.mat)
 
 
-def _custom_call(target, settings, tensors, results, places):
-    """Runs the custom call; `tensors` are the given ones by name, `results` (name, shape, dtype) in the order of `places`."""
+def _custom_call(target, settings, tensors, results, places, in_place=()):
+    """Runs the custom call; `tensors` are the given ones by name, `results` (name, shape, dtype) in the order of `places`.
+
+    in_place: names of results that are left in the memory of the arguments of these names, of which XLA makes copies
+    where they are needed later.
+    """
     given = [name for name in _ARGUMENTS if name in tensors]
+    aliases = {given.index(name): places.index(name) for name in in_place}
     structs = [_result(shape, dtype, jax.typeof(tensors["q"])) for _, shape, dtype in results]
-    call = jax.ffi.ffi_call(f"headrace_{target}", structs)
+    call = jax.ffi.ffi_call(f"headrace_{target}", structs, input_output_aliases=aliases)
     values = call(*(tensors[name] for name in given), given=_bits(given, _ARGUMENTS),
                   wanted=_bits([name for name, _, _ in results], places), **settings.attributes())
     return {name: value for (name, _, _), value in zip(results, values)}
@@ -109,6 +116,13 @@ def _backward(settings, wanted, tensors):
     """The gradients by the inputs `wanted`, by the names of the inputs; `tensors` hold d_o or d_final_state or both."""
     results = [(name, tensors[name].shape, tensors[name].dtype) for name in wanted]
     return _custom_call("backward", settings, tensors, results, DIFFERENTIABLE)
+
+
+def _step(settings, tensors):
+    """{"o", "states"} of the tensors given by name, with the states before the step among them."""
+    v, states = tensors["v"], tensors["states"]
+    results = [("o", v.shape, tensors["q"].dtype), ("states", states.shape, states.dtype)]
+    return _custom_call("step", settings, tensors, results, _STEP_OUTPUTS, in_place=("states",))
 
 
 def _fold(name, x, is_mapped, size):
@@ -164,3 +178,9 @@ def _operator_backward(settings, residuals, d_outputs):
 
 _operator.defvjp(_operator_forward, _operator_backward, symbolic_zeros=True)
 operator = jax.jit(_operator, static_argnums=0)
+
+
+@partial(jax.jit, static_argnums=0)
+def step(settings, tensors):
+    """_step, which vmap maps; it has no gradient."""
+    return _mappable(partial(_step, settings))(tensors)

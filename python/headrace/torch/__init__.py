@@ -4,10 +4,16 @@ Shapes: q, k, p [B, T, H, K]; v, o [B, T, HV, V], HV a multiple of H; g [B, T, H
 beta [B, T, HV]; g_gamma [HV]; states [N, HV, K, V], or [N, HV, V, K] with state_v_first. q, k, v and p share one of
 float64, float32, bfloat16, float16; gates, beta and states may have any of them. N is B, or len(cu_seqlens) - 1 with
 B = 1. Every function returns (o, final_state), the latter float32 (float64 for float64 q) or None, and is differentiable
-by all its tensors. All raise ValueError or TypeError naming the argument, what was expected and what came.
+by all its tensors. All raise ValueError or TypeError naming the argument, what was expected and what came. Formulas:
+docs/math.md of the project, recurrences in its section 2, gradients in 3.
 """
 
-from headrace.torch._functions import (  # noqa: F401
+from headrace._arguments import document
+from headrace._versions import require
+
+require("headrace.torch", "torch")
+
+from headrace.torch._functions import (  # noqa: E402, F401
     chunk_comba,
     chunk_delta_rule,
     chunk_gated_delta_rule,
@@ -28,7 +34,10 @@ from headrace.torch._functions import (  # noqa: F401
     fused_recurrent_retention,
     fused_recurrent_simple_gla,
 )
-from headrace.torch._layer_functions import rms_norm_gated, short_convolution, short_convolution_step  # noqa: F401
+from headrace.torch._layer_functions import rms_norm_gated, short_convolution, short_convolution_step  # noqa: E402, F401
 
 __all__ = [name for name in dir() if name.startswith(("chunk_", "fused_"))]
+
+document({globals()[name] for name in __all__}, __doc__)
+
 __all__ += ["rms_norm_gated", "short_convolution", "short_convolution_step"]

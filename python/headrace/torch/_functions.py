@@ -16,13 +16,15 @@ Result = Tuple[Tensor, Optional[Tensor]]
 Maybe = Optional[Tensor]
 
 
-def _in_autocast_type(*tensors: Maybe) -> Tuple[Maybe, ...]:
-    """Under autocast q, k, v and p arrive in mixed types: all take the autocast type, except float64."""
-    device = tensors[0].device.type
+def _autocast_type(device: str) -> Optional[torch.dtype]:
+    """The type that q, k, v and p, which arrive in mixed types under autocast, all take; None without autocast."""
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+def _cast(x: Tensor, dtype: Optional[torch.dtype]) -> Tensor:
+    return x if dtype is None or x.dtype == torch.float64 else x.to(dtype)
 
 
 def _offsets(cu_seqlens: Maybe, cu_seqlens_cpu: Maybe, device: torch.device) -> Maybe:
@@ -48,7 +50,8 @@ def _run(
     beta_is: str = "value", chunk_size: Optional[int] = None, state_v_first: bool = False,
     transpose_state_layout: Optional[bool] = None, serving: Optional[dict] = None,
 ) -> Result:
-    q, k, v, p = _in_autocast_type(q, k, v, p)
+    dtype = _autocast_type(q.device.type)
+    q, k, v, p = _cast(q, dtype), _cast(k, dtype), _cast(v, dtype), p if p is None else _cast(p, dtype)
     _library._check(q, k, v)
     if gate == "log_decay":
         A_log = dt_bias = None  # given for a gate that is computed outside
@@ -66,17 +69,24 @@ def _run(
 
 # ---- additive rule ----
 
-def chunk_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=False, state_v_first=False, cu_seqlens=None,
-              cu_seqlens_cpu=None, chunk_size=None, g_gamma=None, transpose_state_layout=None) -> Result:
+def chunk_gla(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: Optional[float] = None, initial_state: Maybe = None,
+    output_final_state: bool = False, state_v_first: bool = False, cu_seqlens: Maybe = None,
+    cu_seqlens_cpu: Maybe = None, chunk_size: Optional[int] = None, g_gamma: Maybe = None,
+    transpose_state_layout: Optional[bool] = None,
+) -> Result:
     """Gated linear attention. g [B, T, HV, K]: log decay of every key channel."""
     return _run("gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
                 cu_seqlens_cpu=cu_seqlens_cpu, chunk_size=chunk_size, transpose_state_layout=transpose_state_layout)
 
 
-def fused_recurrent_gla(q, k, v, gk=None, gv=None, scale=None, initial_state=None, output_final_state=False, reverse=False,
-                        state_v_first=False, cu_seqlens=None, ssm_state_indices=None, inplace_final_state=None,
-                        num_accepted_tokens=None, out=None) -> Result:
+def fused_recurrent_gla(
+    q: Tensor, k: Tensor, v: Tensor, gk: Maybe = None, gv: Maybe = None, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
+    cu_seqlens: Maybe = None, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
+    num_accepted_tokens: Maybe = None, out: Maybe = None,
+) -> Result:
     """Gated linear attention. gk [B, T, HV, K], gv [B, T, HV, V]: log decays of key and value channels.
 
     With ssm_state_indices, initial_state is a pool of states: see docs/python.md.
@@ -86,24 +96,32 @@ def fused_recurrent_gla(q, k, v, gk=None, gv=None, scale=None, initial_state=Non
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
-def chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False,
-                     state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, chunk_size=64,
-                     transpose_state_layout=None) -> Result:
+def chunk_simple_gla(
+    q: Tensor, k: Tensor, v: Tensor, g: Maybe = None, g_gamma: Maybe = None, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, state_v_first: bool = False,
+    cu_seqlens: Maybe = None, cu_seqlens_cpu: Maybe = None, chunk_size: int = 64,
+    transpose_state_layout: Optional[bool] = None,
+) -> Result:
     """Linear attention with one decay per head: g [B, T, HV] per step, g_gamma [HV] constant, or their sum."""
     return _run("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
                 cu_seqlens_cpu=cu_seqlens_cpu, chunk_size=_hint(chunk_size, 64), transpose_state_layout=transpose_state_layout)
 
 
-def fused_chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False,
-                           cu_seqlens=None) -> Result:
+def fused_chunk_simple_gla(
+    q: Tensor, k: Tensor, v: Tensor, g: Maybe = None, g_gamma: Maybe = None, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, cu_seqlens: Maybe = None,
+) -> Result:
     """As chunk_simple_gla."""
     return chunk_simple_gla(q, k, v, g, g_gamma, scale, initial_state, output_final_state, cu_seqlens=cu_seqlens)
 
 
-def fused_recurrent_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False,
-                               reverse=False, state_v_first=False, cu_seqlens=None, ssm_state_indices=None,
-                               inplace_final_state=None, num_accepted_tokens=None, out=None) -> Result:
+def fused_recurrent_simple_gla(
+    q: Tensor, k: Tensor, v: Tensor, g: Maybe = None, g_gamma: Maybe = None, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
+    cu_seqlens: Maybe = None, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
+    num_accepted_tokens: Maybe = None, out: Maybe = None,
+) -> Result:
     """As chunk_simple_gla; `reverse` runs every sequence from its last token to its first."""
     return _run("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
@@ -115,13 +133,18 @@ def _retention_gates(v: Tensor) -> Tensor:
     return torch.log1p(-torch.exp2(-5 - heads))
 
 
-def chunk_retention(q, k, v, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None) -> Result:
+def chunk_retention(
+    q: Tensor, k: Tensor, v: Tensor, scale: Optional[float] = None, initial_state: Maybe = None,
+    output_final_state: bool = False, cu_seqlens: Maybe = None,
+) -> Result:
     """Retention: head h decays by 1 - 2^(-5-h)."""
     return chunk_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state, cu_seqlens=cu_seqlens)
 
 
-def fused_recurrent_retention(q, k, v, scale=None, initial_state=None, output_final_state=False, reverse=False,
-                              cu_seqlens=None) -> Result:
+def fused_recurrent_retention(
+    q: Tensor, k: Tensor, v: Tensor, scale: Optional[float] = None, initial_state: Maybe = None,
+    output_final_state: bool = False, reverse: bool = False, cu_seqlens: Maybe = None,
+) -> Result:
     """As chunk_retention; `reverse` runs every sequence from its last token to its first."""
     return fused_recurrent_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state, reverse,
                                       cu_seqlens=cu_seqlens)
@@ -132,15 +155,19 @@ def _lightning_gates(v: Tensor, layer_idx: int, num_layers: int) -> Tensor:
     return heads * (-8 / v.shape[2] * (1 - layer_idx / num_layers))
 
 
-def chunk_lightning_attn(q, k, v, layer_idx, num_layers, scale=None, initial_state=None, output_final_state=False,
-                         cu_seqlens=None) -> Result:
+def chunk_lightning_attn(
+    q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_layers: int, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, cu_seqlens: Maybe = None,
+) -> Result:
     """Lightning attention: log decay -8 h / H (1 - layer_idx / num_layers) of head h."""
     return chunk_simple_gla(q, k, v, None, _lightning_gates(v, layer_idx, num_layers), scale, initial_state,
                             output_final_state, cu_seqlens=cu_seqlens)
 
 
-def fused_recurrent_lightning_attn(q, k, v, layer_idx, num_layers, scale=None, initial_state=None, output_final_state=False,
-                                   reverse=False, cu_seqlens=None) -> Result:
+def fused_recurrent_lightning_attn(
+    q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_layers: int, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, cu_seqlens: Maybe = None,
+) -> Result:
     """As chunk_lightning_attn; `reverse` runs every sequence from its last token to its first."""
     return fused_recurrent_simple_gla(q, k, v, None, _lightning_gates(v, layer_idx, num_layers), scale, initial_state,
                                       output_final_state, reverse, cu_seqlens=cu_seqlens)
@@ -148,28 +175,37 @@ def fused_recurrent_lightning_attn(q, k, v, layer_idx, num_layers, scale=None, i
 
 # ---- delta rule ----
 
-def chunk_delta_rule(q, k, v, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-                     cu_seqlens=None, state_v_first=False, chunk_size=None) -> Result:
+def chunk_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, scale: Optional[float] = None, initial_state: Maybe = None,
+    output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None,
+    state_v_first: bool = False, chunk_size: Optional[int] = None,
+) -> Result:
     """The delta rule without a gate. beta [B, T, HV]."""
     return _run("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, state_v_first=state_v_first,
                 output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,
                 chunk_size=chunk_size)
 
 
-def fused_recurrent_delta_rule(q, k, v, beta=None, scale=None, initial_state=None, output_final_state=False, reverse=False,
-                               use_qk_l2norm_in_kernel=False, cu_seqlens=None, state_v_first=False, ssm_state_indices=None,
-                               inplace_final_state=None, num_accepted_tokens=None, out=None) -> Result:
+def fused_recurrent_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Maybe = None, scale: Optional[float] = None, initial_state: Maybe = None,
+    output_final_state: bool = False, reverse: bool = False, use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Maybe = None, state_v_first: bool = False, ssm_state_indices: Maybe = None,
+    inplace_final_state: Optional[bool] = None, num_accepted_tokens: Maybe = None, out: Maybe = None,
+) -> Result:
     """As chunk_delta_rule; beta may also be [B, T, HV, V], None is 1."""
     return _run("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, state_v_first=state_v_first,
                 output_final_state=output_final_state, reverse=reverse, l2norm=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
-def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,
-                           use_qk_l2norm_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False,
-                           state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None, cp_context=None,
-                           use_gate_in_kernel=False, A_log=None, dt_bias=None, chunk_size=64, g_gamma=None,
-                           transpose_state_layout=None) -> Result:
+def chunk_gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, state_v_first: bool = False,
+    cu_seqlens: Maybe = None, cu_seqlens_cpu: Maybe = None, chunk_indices: object = None, cp_context: object = None,
+    use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None, chunk_size: int = 64,
+    g_gamma: Maybe = None, transpose_state_layout: Optional[bool] = None,
+) -> Result:
     """The gated delta rule. g, beta [B, T, HV]; with use_gate_in_kernel g <- -exp(A_log) softplus(g + dt_bias).
 
     chunk_indices is accepted and not needed.
@@ -182,11 +218,14 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
                 dt_bias=dt_bias, chunk_size=_hint(chunk_size, 64), transpose_state_layout=transpose_state_layout)
 
 
-def fused_recurrent_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, initial_state=None,
-                                     output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False,
-                                     A_log=None, dt_bias=None, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False,
-                                     state_v_first=False, cu_seqlens=None, ssm_state_indices=None, inplace_final_state=None,
-                                     num_accepted_tokens=None, out=None) -> Result:
+def fused_recurrent_gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Maybe = None, gk: Maybe = None, gv: Maybe = None, beta: Maybe = None,
+    scale: Optional[float] = None, initial_state: Maybe = None, output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, state_v_first: bool = False,
+    cu_seqlens: Maybe = None, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
+    num_accepted_tokens: Maybe = None, out: Maybe = None,
+) -> Result:
     """As chunk_gated_delta_rule, with log decays of heads (g), key channels (gk) and value channels (gv).
 
     beta may also be [B, T, HV, V]; None is 1. With ssm_state_indices, initial_state is a pool: see docs/python.md.
@@ -202,29 +241,39 @@ def fused_recurrent_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=Non
                 cu_seqlens=cu_seqlens, serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
-def chunk_comba(q, k, v, p, g, beta=None, scale=None, initial_state=None, output_final_state=False,
-                use_qk_l2norm_in_kernel=False, cu_seqlens=None, cu_seqlens_cpu=None, state_v_first=False,
-                chunk_size=None) -> Result:
+def chunk_comba(
+    q: Tensor, k: Tensor, v: Tensor, p: Tensor, g: Tensor, beta: Maybe = None, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Maybe = None, cu_seqlens_cpu: Maybe = None, state_v_first: bool = False,
+    chunk_size: Optional[int] = None,
+) -> Result:
     """Comba: the gated delta rule with an erase key p [B, T, H, K] against the state before the token's own gate."""
     return _run("comba", q, k, v, p=p, g=g, beta=beta, scale=scale, initial_state=initial_state, state_v_first=state_v_first,
                 output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,
                 cu_seqlens_cpu=cu_seqlens_cpu, chunk_size=chunk_size)
 
 
-def fused_recurrent_comba(q, k, p, v, g, beta=None, scale=None, initial_state=None, output_final_state=False,
-                          use_qk_l2norm_in_kernel=False, cu_seqlens=None, state_v_first=False, ssm_state_indices=None,
-                          inplace_final_state=None, num_accepted_tokens=None, out=None) -> Result:
+def fused_recurrent_comba(
+    q: Tensor, k: Tensor, p: Tensor, v: Tensor, g: Tensor, beta: Maybe = None, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Maybe = None, state_v_first: bool = False, ssm_state_indices: Maybe = None,
+    inplace_final_state: Optional[bool] = None, num_accepted_tokens: Maybe = None, out: Maybe = None,
+) -> Result:
     """As chunk_comba, but p stands before v."""
     return _run("comba", q, k, v, p=p, g=g, beta=beta, scale=scale, initial_state=initial_state, state_v_first=state_v_first,
                 output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
-def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-              use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, safe_gate=False,
-              lower_bound=None, disable_recompute=False, return_intermediate_states=False, state_v_first=False,
-              cu_seqlens=None, cu_seqlens_cpu=None, cp_context=None, A_log=None, dt_bias=None, chunk_size=64, g_gamma=None,
-              transpose_state_layout=None) -> Result:
+def chunk_kda(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
+    safe_gate: bool = False, lower_bound: Optional[float] = None, disable_recompute: bool = False,
+    return_intermediate_states: bool = False, state_v_first: bool = False, cu_seqlens: Maybe = None,
+    cu_seqlens_cpu: Maybe = None, cp_context: object = None, A_log: Maybe = None, dt_bias: Maybe = None,
+    chunk_size: int = 64, g_gamma: Maybe = None, transpose_state_layout: Optional[bool] = None,
+) -> Result:
     """Kimi delta attention: the delta rule with a log decay of every key channel, g [B, T, HV, K].
 
     safe_gate and disable_recompute are hints without effect on results.
@@ -240,10 +289,14 @@ def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
                 chunk_size=_hint(chunk_size, 64), transpose_state_layout=transpose_state_layout)
 
 
-def fused_recurrent_kda(q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, initial_state=None, output_final_state=False,
-                        use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False,
-                        allow_neg_eigval=False, lower_bound=None, state_v_first=False, cu_seqlens=None,
-                        ssm_state_indices=None, inplace_final_state=None, num_accepted_tokens=None, out=None) -> Result:
+def fused_recurrent_kda(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Maybe = None, dt_bias: Maybe = None,
+    scale: Optional[float] = None, initial_state: Maybe = None, output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False, lower_bound: Optional[float] = None, state_v_first: bool = False,
+    cu_seqlens: Maybe = None, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
+    num_accepted_tokens: Maybe = None, out: Maybe = None,
+) -> Result:
     """As chunk_kda; beta may also be [B, T, HV, V]. With ssm_state_indices, initial_state is a pool: see docs/python.md."""
     return _run("kda", q, k, v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
@@ -261,11 +314,12 @@ def _hint(chunk_size: int, default: int) -> int:
     return 0 if chunk_size == default else chunk_size
 
 
-def _no_context(cp_context) -> None:
+def _no_context(cp_context: object) -> None:
     if cp_context is not None:
         raise ValueError("cp_context: expected None, got a context: sequences are not split over processes")
 
 
-def _serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out) -> dict:
+def _serving(ssm_state_indices: Maybe, inplace_final_state: Optional[bool], num_accepted_tokens: Maybe,
+             out: Maybe) -> dict:
     return {"ssm_state_indices": ssm_state_indices, "inplace_final_state": inplace_final_state,
             "num_accepted_tokens": num_accepted_tokens, "out": out}

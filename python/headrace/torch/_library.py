@@ -75,7 +75,7 @@ def backward(
 ) -> List[Tensor]:
     """Gradients of the inputs whose places in DIFFERENTIABLE are `wanted`."""
     inputs = [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state]
-    gradients = [torch.empty(inputs[i].shape, dtype=inputs[i].dtype) for i in wanted]
+    gradients = [torch.empty(x.shape, dtype=x.dtype) for x in (inputs[i] for i in wanted) if x is not None]
     targets: List[Maybe] = [None] * len(inputs)
     for i, gradient in zip(wanted, gradients):
         targets[i] = gradient

@@ -68,7 +68,7 @@ def test_values_and_gradients(problem, op, dtype, cu_seqlens, recurrent):
     compare(op, tensors, dtype, {"recurrent": recurrent})
 
 
-@pytest.mark.parametrize("op, lower_bound", [("gated_delta_rule", None), ("kda", None), ("kda", -5.0)])
+@pytest.mark.parametrize("op, lower_bound", [("gated_delta_rule", None), ("comba", None), ("kda", None), ("kda", -5.0)])
 def test_gates_beta_and_norms_inside(problem, op, lower_bound):
     tensors = problem(op, state=True)
     tensors["A_log"] = torch.randn(2, dtype=torch.float64)

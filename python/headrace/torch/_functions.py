@@ -245,12 +245,15 @@ def chunk_comba(
     q: Tensor, k: Tensor, v: Tensor, p: Tensor, g: Tensor, beta: Maybe = None, scale: Optional[float] = None,
     initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Maybe = None, cu_seqlens_cpu: Maybe = None, state_v_first: bool = False,
-    chunk_size: Optional[int] = None,
+    chunk_size: Optional[int] = None, use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
 ) -> Result:
     """Comba: the gated delta rule with an erase key p [B, T, H, K] against the state before the token's own gate."""
     return _run("comba", q, k, v, p=p, g=g, beta=beta, scale=scale, initial_state=initial_state, state_v_first=state_v_first,
                 output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,
-                cu_seqlens_cpu=cu_seqlens_cpu, chunk_size=chunk_size)
+                gate=gate_form(use_gate_in_kernel, None), A_log=A_log, dt_bias=dt_bias,
+                beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), cu_seqlens_cpu=cu_seqlens_cpu,
+                chunk_size=chunk_size)
 
 
 def fused_recurrent_comba(
@@ -258,10 +261,14 @@ def fused_recurrent_comba(
     initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Maybe = None, state_v_first: bool = False, ssm_state_indices: Maybe = None,
     inplace_final_state: Optional[bool] = None, num_accepted_tokens: Maybe = None, out: Maybe = None,
+    use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
 ) -> Result:
     """As chunk_comba, but p stands before v."""
     return _run("comba", q, k, v, p=p, g=g, beta=beta, scale=scale, initial_state=initial_state, state_v_first=state_v_first,
                 output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,
+                gate=gate_form(use_gate_in_kernel, None), A_log=A_log, dt_bias=dt_bias,
+                beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval),
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 

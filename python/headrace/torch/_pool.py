@@ -29,4 +29,6 @@ def step_on_pool(op, tensors, rest, *, ssm_state_indices, inplace_final_state, n
     inputs = [x if x is None else x.detach() for x in inputs]
     _core.run("step", op, inputs + [None, cu_seqlens], [out, None], [states.detach(), ssm_state_indices, num_accepted_tokens],
               options(*arguments))
+    if not pool.is_inference():
+        torch.autograd.graph.increment_version(pool)  # saved for another call's backward, it is not what it was
     return out, pool

@@ -1,4 +1,4 @@
-# What test.sh and demo.sh share: colours, messages, and the installation of missing Debian or Ubuntu packages.
+# What test.sh and demo.sh share: messages, missing Debian or Ubuntu packages, the Python environment.
 
 say() { printf '\n== %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
@@ -29,4 +29,9 @@ install_missing() {
 }
 
 build_packages=(build-essential cmake ninja-build ccache libcli11-dev nlohmann-json3-dev)
+python_packages=(python3 python3-dev python3-venv)
 jobs=$(nproc)
+
+# The Python environment that both use: `python3 -m venv "$venv"` makes it, or leaves it as it is.
+venv=build/venv
+pip_install() { "$venv/bin/python" -m pip install --progress-bar off "$@"; }

@@ -90,10 +90,10 @@ stage_random() {
 
 # The package as a user installs it, in an environment of its own. Every Python test counts as one test.
 stage_python() {
-    local venv=build/venv log=$logs/python__tests.log summary
+    local log=$logs/python__tests.log summary
     step "python: environment" python3 -m venv "$venv" || return
-    step "python: requirements" "$venv/bin/pip" install --progress-bar off -r tests/python/requirements.txt || return
-    step "python: pip install ." "$venv/bin/pip" install --progress-bar off --no-deps . || return
+    step "python: requirements" pip_install -r tests/python/requirements.txt || return
+    step "python: pip install ." pip_install --no-deps . || return
     run "python: tests" timeout 1200 "$venv/bin/python" -m pytest -q -rfE --strict-markers tests/python
     summary=$(tail -n 1 "$log")
     if [[ $summary =~ ([0-9]+)\ passed ]]; then passed=$((passed + BASH_REMATCH[1])); else failed=$((failed + 1)); fi
@@ -122,7 +122,7 @@ stage_fuzz() {
     done
 }
 
-install_missing "${build_packages[@]}" clang libomp-dev llvm libgtest-dev pkg-config python3 python3-dev python3-venv
+install_missing "${build_packages[@]}" clang libomp-dev llvm libgtest-dev pkg-config "${python_packages[@]}"
 # Clang's sanitizer run-time is a package of its own in newer releases, named after clang's version.
 runtime=libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev
 if apt-cache show "$runtime" >/dev/null 2>&1; then install_missing "$runtime"; fi

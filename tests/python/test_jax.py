@@ -152,6 +152,11 @@ def test_gate_in_kernel_of_the_named_functions(problem):
     expected, _ = hj.attention("kda", **given, gate_form="bounded", lower_bound=-4.0)
     assert jnp.array_equal(o, expected)
     assert jnp.array_equal(hj.chunk_kda(**given)[0], hj.chunk_kda(**arrays)[0])  # A_log of a gate computed outside
+    given = {**arrays_of(problem("comba")), "A_log": jnp.zeros(2), "dt_bias": jnp.ones(2)}
+    expected, _ = hj.attention("comba", **given, gate_form="softplus", beta_form="two_sigmoid")
+    for function in (hj.chunk_comba, hj.fused_recurrent_comba):
+        o, _ = function(**given, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=True)
+        assert jnp.array_equal(o, expected)
 
 
 def test_state_v_first(problem):

@@ -283,22 +283,27 @@ def chunk_comba(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, p: ArrayLike, g: ArrayLike, beta: Maybe = None,
     scale: Optional[float] = None, initial_state: Maybe = None, output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None, state_v_first: bool = False,
-    chunk_size: Optional[int] = None,
+    chunk_size: Optional[int] = None, use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
 ) -> Result:
     """Comba: the gated delta rule with an erase key p [B, T, H, K] against the state before the token's own gate."""
-    return attention("comba", q, k, v, p=p, g=g, beta=beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
-                     output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel, state_v_first=state_v_first,
-                     chunk=chunk_size)
+    return attention("comba", q, k, v, p=p, g=g, beta=beta, scale=scale, initial_state=initial_state,
+                     cu_seqlens=cu_seqlens, output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel,
+                     beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
+                     chunk=chunk_size, **_gate_inside(use_gate_in_kernel, None, A_log, dt_bias))
 
 
 def fused_recurrent_comba(
     q: ArrayLike, k: ArrayLike, p: ArrayLike, v: ArrayLike, g: ArrayLike, beta: Maybe = None,
     scale: Optional[float] = None, initial_state: Maybe = None, output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None, state_v_first: bool = False,
+    use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
 ) -> Result:
     """As chunk_comba, but p stands before v."""
-    return chunk_comba(q, k, v, p, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens,
-                       state_v_first)
+    return chunk_comba(q, k, v, p, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+                       cu_seqlens, state_v_first, None, use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel,
+                       allow_neg_eigval)
 
 
 def chunk_kda(

@@ -1,9 +1,13 @@
-"""What the measuring programs share: memory that is reused from call to call, and a line of progress."""
+"""What the measuring programs share: contenders in turns, memory that is reused from call to call, a line of progress."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import time
+from typing import Callable, Dict, List, TypeVar
+
+Result = TypeVar("Result")
 
 MEMORY = ("reused", "fresh")
 MEMORY_HELP = ("reused: what is freed stays with the process; fresh: as the C library does it, so that every call pays "
@@ -29,3 +33,23 @@ def progress(text: str) -> None:
     """Replaces the line of progress on a terminal; elsewhere nothing is written."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def in_turns(calls: Dict[str, Callable[[], Result]], seconds: float = 0.0, rounds: int = 3) -> Dict[str, List[Result]]:
+    """What the calls return, by name: rounds in which each of them runs once, after one that is not counted.
+
+    At least `rounds`, and for at least `seconds` of each contender.
+    """
+    for name, call in calls.items():
+        progress(f"warming up {name}")
+        call()
+    results: Dict[str, List[Result]] = {name: [] for name in calls}
+    begin = time.perf_counter()
+    taken = 0
+    while taken < rounds or time.perf_counter() - begin < seconds * len(calls):
+        for name, call in calls.items():
+            progress(f"round {taken + 1}, {name}")
+            results[name].append(call())
+        taken += 1
+    progress("")
+    return results

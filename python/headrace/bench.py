@@ -16,10 +16,11 @@ import json
 import math
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from headrace._measuring import MEMORY, MEMORY_HELP, keep_memory, progress
+from headrace._measuring import MEMORY, MEMORY_HELP, in_turns, keep_memory, progress
 from headrace._versions import require
 
 require("headrace.bench", "torch")
@@ -186,21 +187,8 @@ def too_much(step: Callable[[], Step], times_longer: float, limit: float) -> Opt
     return None
 
 
-def measure(steps: Steps, seconds: float, rounds: int) -> Times:
-    """Times by name: rounds in which every contender runs once, at least `rounds`, for at least `seconds` of each."""
-    for name, step in steps.items():
-        progress(f"warming up {name}")
-        step()
-    times: Times = {name: [] for name in steps}
-    begin = time.perf_counter()
-    taken = 0
-    while taken < rounds or time.perf_counter() - begin < seconds * len(steps):
-        for name, step in steps.items():
-            progress(f"round {taken + 1}, {name}")
-            times[name].append(step()._replace(gradients={}))
-        taken += 1
-    progress("")
-    return times
+def without_gradients(step: Callable[[], Step]) -> Step:
+    return step()._replace(gradients={})
 
 
 def table(operator: str, times: Times) -> List[str]:
@@ -265,7 +253,8 @@ def left_out(operator: str, a: argparse.Namespace) -> Dict[str, str]:
 def compare(operator: str, reasons: Dict[str, str], a: argparse.Namespace) -> Times:
     """Prints the table of one operator."""
     steps = contenders(operator, inputs(operator, a.tokens, a.heads, a.dim))
-    times = measure({name: step for name, step in steps.items() if name not in reasons}, a.seconds, a.rounds)
+    calls: Steps = {name: partial(without_gradients, step) for name, step in steps.items() if name not in reasons}
+    times = in_turns(calls, a.seconds, a.rounds)
     lines = table(operator, times) + [f"  {name:30}left out: {reason}" for name, reason in reasons.items()]
     print("\n".join(lines), flush=True)
     return times

@@ -17,7 +17,7 @@ import time
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from headrace._measuring import MEMORY, MEMORY_HELP, keep_memory, progress
+from headrace._measuring import MEMORY, MEMORY_HELP, in_turns, keep_memory
 from headrace.torch import chunk_gated_delta_rule, chunk_kda
 
 if TYPE_CHECKING:
@@ -117,20 +117,17 @@ def measure(model: str, tokens: int, rounds: int) -> Tuple[float, float]:
         net(input_ids=text, labels=text).loss.backward()
         return time.perf_counter() - start
 
-    times: Tuple[List[float], List[float]] = ([], [])
-    for turn in range(rounds + 1):  # the first of both warms up
-        for ours, taken in enumerate(times):
-            progress(f"{model}, step {turn} of {rounds} with {'headrace' if ours else 'its own functions'}")
-            if ours:
-                enable([model])
-            else:
-                disable()
-            seconds = step()
-            if turn > 0:
-                taken.append(seconds)
+    def step_on_headrace() -> float:
+        enable([model])
+        try:
+            return step()
+        finally:
+            disable()
+
     disable()
-    progress("")
-    return min(times[0]), min(times[1])
+    plain, ours = in_turns({f"{model} on its own functions": step, f"{model} on headrace": step_on_headrace},
+                           rounds=rounds).values()
+    return min(plain), min(ours)
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:

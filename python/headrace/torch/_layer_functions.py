@@ -19,16 +19,15 @@ def _named(activation: Optional[str], names: dict) -> str:
     return names[activation]
 
 
-def _check(**tensors: Optional[Tensor]) -> None:
-    """What must hold before outputs can be allocated; the library checks the rest. x comes first."""
-    device = tensors["x"].device
-    for name, tensor in tensors.items():
+def _check(x: Tensor, **others: Optional[Tensor]) -> None:
+    """What must hold before outputs can be allocated; the library checks the rest."""
+    for name, tensor in {"x": x, **others}.items():
         if tensor is None:
             continue
         if not tensor.dtype.is_floating_point:
             raise TypeError(f"{name}: expected a floating dtype, got {tensor.dtype}")
-        if tensor.device != device:
-            raise ValueError(f"{name}: expected device {device} as x, got {tensor.device}")
+        if tensor.device != x.device:
+            raise ValueError(f"{name}: expected device {x.device} as x, got {tensor.device}")
 
 
 def _check_sizes(x: Tensor, sizes: str, weight: Tensor) -> None:
@@ -53,7 +52,7 @@ def short_convolution(
     of x without one. Differentiable by x, weight, bias and initial_state, through both. Raises ValueError or TypeError
     naming the argument, what was expected and what came.
     """
-    _check(x=x, weight=weight, bias=bias, initial_state=initial_state)
+    _check(x, weight=weight, bias=bias, initial_state=initial_state)
     _check_sizes(x, "[B, T, D]", weight)
     if cu_seqlens is not None and (cu_seqlens.dim() != 1 or len(cu_seqlens) == 0):
         raise ValueError(f"cu_seqlens: expected 1 dimension [N + 1], got shape {list(cu_seqlens.shape)}")
@@ -74,7 +73,7 @@ def short_convolution_step(
     """
     if x.dim() == 3 and x.shape[1] == 1:
         return short_convolution_step(x.squeeze(1), state, weight, bias, activation, indices).unsqueeze(1)
-    _check(x=x, state=state, weight=weight, bias=bias)
+    _check(x, state=state, weight=weight, bias=bias)
     _check_sizes(x, "[N, D]", weight)
     return torch.ops.headrace.short_convolution_step(x, state, weight, bias, indices, _named(activation, _ACTIVATIONS))
 
@@ -90,7 +89,7 @@ def rms_norm_gated(
     float64 x). Differentiable by x, gate and weight. Raises ValueError or TypeError naming the argument, what was
     expected and what came.
     """
-    _check(x=x, gate=gate, weight=weight)
+    _check(x, gate=gate, weight=weight)
     if x.dim() == 0:
         raise ValueError("x: expected at least 1 dimension, got 0")
     if gate is not None and gate.shape != x.shape:

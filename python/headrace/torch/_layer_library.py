@@ -8,31 +8,9 @@ import torch
 from torch import Tensor
 
 from headrace import _core
-from headrace.torch._library import register
+from headrace.torch._library import like, once, placed, register, without_gradients
 
 Maybe = Optional[Tensor]
-
-
-def _like(tensors: List[Maybe], wanted: List[int]) -> List[Tensor]:
-    return [torch.empty(tensors[i].shape, dtype=tensors[i].dtype, device=tensors[i].device) for i in wanted]
-
-
-def _placed(gradients: List[Tensor], wanted: List[int], count: int) -> List[Maybe]:
-    """The gradients at the places of their inputs, None elsewhere."""
-    places = dict(zip(wanted, gradients))
-    return [places.get(i) for i in range(count)]
-
-
-def _without_gradients(name: str, error: Exception):
-    """The autograd of an operator that has none: `error` where one would be needed."""
-
-    def kernel(*arguments):
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
-            raise error
-        with torch._C._AutoDispatchBelowAutograd():
-            return getattr(torch.ops.headrace, name)(*arguments)
-
-    return kernel
 
 
 # ---- short convolution ----
@@ -50,7 +28,7 @@ def _convolution_outputs(x, weight, bias, initial_state, cu_seqlens, final_state
 def short_convolution(x: Tensor, weight: Tensor, bias: Maybe, initial_state: Maybe, cu_seqlens: Maybe,
                       final_state: bool, activation: str) -> Tuple[Tensor, Tensor]:
     inputs = [x, weight, bias, initial_state, cu_seqlens]
-    y, state = _convolution_outputs(*inputs, final_state, activation)
+    y, state = _convolution_outputs(x, weight, bias, initial_state, cu_seqlens, final_state, activation)
     _core.short_convolution_forward(inputs, [y, state if final_state else None], activation)
     return y, state
 
@@ -59,13 +37,13 @@ def short_convolution_backward(x: Tensor, weight: Tensor, bias: Maybe, initial_s
                                d_y: Maybe, d_final_state: Maybe, wanted: List[int], activation: str) -> List[Tensor]:
     """Gradients of those of x, weight, bias and initial_state whose places are `wanted`."""
     inputs = [x, weight, bias, initial_state, cu_seqlens]
-    gradients = _like(inputs, wanted)
-    _core.short_convolution_backward(inputs, [d_y, d_final_state], _placed(gradients, wanted, 4), activation)
+    gradients = like(inputs, wanted)
+    _core.short_convolution_backward(inputs, [d_y, d_final_state], placed(gradients, wanted, 4), activation)
     return gradients
 
 
 def _convolution_gradients(x, weight, bias, initial_state, cu_seqlens, d_y, d_final_state, wanted, activation):
-    return _like([x, weight, bias, initial_state], wanted)
+    return like([x, weight, bias, initial_state], wanted)
 
 
 class _Convolution(torch.autograd.Function):
@@ -89,7 +67,7 @@ class _Convolution(torch.autograd.Function):
             return (None,) * 7
         gradients = torch.ops.headrace.short_convolution_backward(
             *ctx.saved_tensors, d_y, d_final_state, wanted, ctx.activation)
-        return tuple(_placed(gradients, wanted, 7))
+        return tuple(placed(gradients, wanted, 7))
 
 
 def _convolution_with_autograd(*arguments):
@@ -110,7 +88,7 @@ def _step_outputs(x, state, weight, bias, indices, activation):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-_step_below_autograd = _without_gradients(
+_step_below_autograd = without_gradients(
     "short_convolution_step",
     ValueError("state: expected no gradients in a step, which changes it in place (use torch.no_grad), got tensors "
                "that require them"))
@@ -140,13 +118,13 @@ def rms_norm_gated_backward(x: Tensor, gate: Maybe, weight: Maybe, d_y: Tensor, 
                             activation: str) -> List[Tensor]:
     """Gradients of those of x, gate and weight whose places are `wanted`."""
     inputs = [x, gate, weight]
-    gradients = _like(inputs, wanted)
-    _core.rms_norm_gated_backward(inputs, [d_y], _placed(gradients, wanted, 3), eps, activation)
+    gradients = like(inputs, wanted)
+    _core.rms_norm_gated_backward(inputs, [d_y], placed(gradients, wanted, 3), eps, activation)
     return gradients
 
 
 def _norm_gradients(x, gate, weight, d_y, wanted, eps, activation):
-    return _like([x, gate, weight], wanted)
+    return like([x, gate, weight], wanted)
 
 
 class _Norm(torch.autograd.Function):
@@ -162,7 +140,7 @@ class _Norm(torch.autograd.Function):
     def backward(ctx, d_y):
         wanted = [i for i in range(3) if ctx.needs_input_grad[i]]
         gradients = torch.ops.headrace.rms_norm_gated_backward(*ctx.saved_tensors, d_y, wanted, ctx.eps, ctx.activation)
-        return tuple(_placed(gradients, wanted, 5))
+        return tuple(placed(gradients, wanted, 5))
 
 
 def _norm_with_autograd(*arguments):
@@ -172,14 +150,9 @@ def _norm_with_autograd(*arguments):
         return torch.ops.headrace.rms_norm_gated(*arguments)
 
 
-def _once(name: str):
-    return _without_gradients(name, NotImplementedError(
-        f"headrace::{name}: second derivatives are not computed; expected create_graph=False"))
-
-
 register("short_convolution", short_convolution, _convolution_outputs, _convolution_with_autograd)
 register("short_convolution_backward", short_convolution_backward, _convolution_gradients,
-         _once("short_convolution_backward"))
+         once("short_convolution_backward"))
 register("short_convolution_step", short_convolution_step, _step_outputs, _step_with_autograd, mutates=("state",))
 register("rms_norm_gated", rms_norm_gated, _norm_outputs, _norm_with_autograd)
-register("rms_norm_gated_backward", rms_norm_gated_backward, _norm_gradients, _once("rms_norm_gated_backward"))
+register("rms_norm_gated_backward", rms_norm_gated_backward, _norm_gradients, once("rms_norm_gated_backward"))

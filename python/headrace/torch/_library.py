@@ -6,7 +6,7 @@ microseconds for an operator of 22 arguments) than a short sequence takes to com
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,17 @@ from headrace import _core
 from headrace._arguments import DIFFERENTIABLE, options
 
 Maybe = Optional[Tensor]
+
+
+def like(tensors: List[Maybe], wanted: List[int]) -> List[Tensor]:
+    """Tensors for the gradients of those at the places `wanted`."""
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (tensors[i] for i in wanted) if x is not None]
+
+
+def placed(gradients: List[Tensor], wanted: List[int], count: int) -> List[Maybe]:
+    """The gradients at the places of their inputs, None elsewhere."""
+    places = dict(zip(wanted, gradients))
+    return [places.get(i) for i in range(count)]
 
 
 def _state_dtype(q: Tensor) -> torch.dtype:
@@ -75,10 +86,8 @@ def backward(
 ) -> List[Tensor]:
     """Gradients of the inputs whose places in DIFFERENTIABLE are `wanted`."""
     inputs = [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state]
-    gradients = [torch.empty(x.shape, dtype=x.dtype) for x in (inputs[i] for i in wanted) if x is not None]
-    targets: List[Maybe] = [None] * len(inputs)
-    for i, gradient in zip(wanted, gradients):
-        targets[i] = gradient
+    gradients = like(inputs, wanted)
+    targets = placed(gradients, wanted, len(inputs))
     inputs[-1] = _k_first(initial_state, state_v_first)
     targets[-1] = _k_first(targets[-1], state_v_first)
     _core.run("backward", op, inputs + [cu_seqlens], [d_o, _k_first(d_final_state, state_v_first)], targets,
@@ -89,7 +98,7 @@ def backward(
 def _backward_shapes(op, q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens, d_o, d_final_state, wanted, scale,
       reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first):
     inputs = [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state]
-    return [torch.empty(inputs[i].shape, dtype=inputs[i].dtype, device=q.device) for i in wanted]
+    return like(inputs, wanted)
 
 
 _TENSORS = len(DIFFERENTIABLE) + 1  # places 1 to _TENSORS of the forward's arguments; op stands at 0
@@ -111,14 +120,13 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_o, d_final_state):
         wanted = [i for i in range(len(DIFFERENTIABLE)) if ctx.needs_input_grad[1 + i]]
-        result: List[Maybe] = [None] * (1 + _TENSORS + 1 + len(ctx.rest))
+        arguments = _TENSORS + 1 + len(ctx.rest)
         if not ctx.final_state:
             d_final_state = None
-        if wanted and (d_o is not None or d_final_state is not None):
-            gradients = torch.ops.headrace.backward(ctx.op, *ctx.saved_tensors, d_o, d_final_state, wanted, *ctx.rest)
-            for i, gradient in zip(wanted, gradients):
-                result[1 + i] = gradient
-        return tuple(result)
+        if not wanted or (d_o is None and d_final_state is None):
+            return (None,) * (1 + arguments)
+        gradients = torch.ops.headrace.backward(ctx.op, *ctx.saved_tensors, d_o, d_final_state, wanted, *ctx.rest)
+        return (None, *placed(gradients, wanted, arguments))
 
 
 def _forward_with_autograd(op, *arguments):
@@ -128,18 +136,10 @@ def _forward_with_autograd(op, *arguments):
         return torch.ops.headrace.forward(op, *arguments)
 
 
-def _backward_without_second_derivatives(op, *arguments):
-    tensors = arguments[: _TENSORS + 2]
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        raise NotImplementedError("headrace::backward: second derivatives are not computed; expected create_graph=False")
-    with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.headrace.backward(op, *arguments)
-
-
 _library = torch.library.Library("headrace", "DEF")
 
 
-def register(name, kernel, shapes, autograd, mutates=()) -> None:
+def register(name: str, kernel: Callable, shapes: Callable, autograd: Callable, mutates: Sequence[str] = ()) -> None:
     """Defines headrace::<name>: its kernel on CPU tensors, its outputs without data, its autograd."""
     schema = torch.library.infer_schema(kernel, mutates_args=mutates)
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -148,5 +148,23 @@ def register(name, kernel, shapes, autograd, mutates=()) -> None:
     torch.library.register_fake(f"headrace::{name}", shapes, lib=_library)
 
 
+def without_gradients(name: str, error: Exception) -> Callable:
+    """The autograd of an operator that has none: `error` where one would be needed."""
+
+    def kernel(*arguments):
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
+            raise error
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(torch.ops.headrace, name)(*arguments)
+
+    return kernel
+
+
+def once(name: str) -> Callable:
+    """The autograd of an operator that computes gradients."""
+    return without_gradients(name, NotImplementedError(
+        f"headrace::{name}: second derivatives are not computed; expected create_graph=False"))
+
+
 register("forward", forward, _forward_shapes, _forward_with_autograd)
-register("backward", backward, _backward_shapes, _backward_without_second_derivatives)
+register("backward", backward, _backward_shapes, once("backward"))

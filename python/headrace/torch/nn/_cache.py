@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Callable, Iterator, List, Optional, Tuple, TypedDict
 
 from torch import Tensor
 
-State = Dict[str, Union[None, Tensor, Tuple[Tensor, ...]]]
+
+class State(TypedDict):
+    recurrent_state: Optional[Tensor]
+    conv_state: Optional[Tuple[Tensor, ...]]
 
 
 class Cache:
@@ -65,8 +68,7 @@ class Cache:
 
     def _replace(self, function: Callable[[Tensor], Tensor]) -> None:
         for state in filter(None, self._layers):
-            for name, value in state.items():
-                if isinstance(value, tuple):
-                    state[name] = tuple(map(function, value))
-                elif value is not None:
-                    state[name] = function(value)
+            if state["recurrent_state"] is not None:
+                state["recurrent_state"] = function(state["recurrent_state"])
+            if state["conv_state"] is not None:
+                state["conv_state"] = tuple(map(function, state["conv_state"]))

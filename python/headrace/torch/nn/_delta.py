@@ -16,7 +16,7 @@ from headrace.torch.nn._modules import RMSNormGated
 def _undecayed(values: Tensor) -> nn.Parameter:
     """A parameter with the mark by which training scripts leave it out of weight decay."""
     parameter = nn.Parameter(values)
-    parameter._no_weight_decay = True
+    parameter._no_weight_decay = True  # type: ignore[attr-defined]
     return parameter
 
 
@@ -32,6 +32,8 @@ def _time_step_bias(size: int) -> nn.Parameter:
 
 class _DeltaLayer(Layer):
     """Sizes are given per head; value heads may be a multiple of the others."""
+
+    g_proj: Optional[nn.Module]
 
     def __init__(self, hidden_size: int, expand_v: float, head_dim: int, num_heads: int, num_v_heads: Optional[int],
                  conv_size: Optional[int], conv_bias: bool, layer_idx: Optional[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Optional, Tuple
+from typing import Callable, Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ def _squared_relu(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-_ACTIVATIONS = {
+_ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "sigmoid": torch.sigmoid,
     "logsigmoid": F.logsigmoid,
@@ -73,8 +73,7 @@ class _AdditiveLayer(Layer):
         else:
             self.g_norm = RMSNormGated(self.head_v_dim, affine, norm_eps, dtype=torch.float32)
 
-    @staticmethod
-    def _without_convolution(x: Tensor) -> Tensor:
+    def _without_convolution(self, x: Tensor) -> Tensor:
         return x
 
     def _grouped(self, x: Tensor) -> Tensor:
@@ -97,8 +96,9 @@ class GatedLinearAttention(_AdditiveLayer):
     """Gated linear attention, a decay for every key channel: logsigmoid(gk_proj(x)) / gate_logit_normalizer.
 
     Source: Yang et al., Gated Linear Attention Transformers with Hardware-Efficient Training, arXiv:2312.06635.
-    Arguments and parameters are those of flash-linear-attention's layer; `mode` changes nothing, the library chooses the
-    form. num_kv_heads: heads of k, v and gates, a divisor of num_heads. clamp_min: least log decay. Raises ValueError.
+    Arguments and parameters are those of flash-linear-attention's layer; `mode` changes nothing, the library chooses
+    the form. num_kv_heads: heads of k, v and gates, a divisor of num_heads. clamp_min: least log decay. Raises
+    ValueError.
     """
 
     def __init__(self, mode: str = "chunk", hidden_size: int = 1024, expand_k: float = 0.5, expand_v: float = 1.0,
@@ -119,7 +119,7 @@ class GatedLinearAttention(_AdditiveLayer):
         gk = F.logsigmoid(heads(self.gk_proj(x), self.head_k_dim)) / self.gate_logit_normalizer
         if self.clamp_min is not None:
             gk = gk.clamp_min(self.clamp_min)
-        return fused_recurrent_gla(q, *(self._grouped(t) for t in (k, v, gk)), **options)
+        return fused_recurrent_gla(q, self._grouped(k), self._grouped(v), self._grouped(gk), **options)
 
 
 class SimpleGatedLinearAttention(_AdditiveLayer):

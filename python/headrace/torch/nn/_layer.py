@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class Layer(nn.Module):
         self.q_proj = nn.Linear(hidden_size, key_dim, bias=False)
         self.k_proj = nn.Linear(hidden_size, kv_key_dim, bias=False)
         self.v_proj = nn.Linear(hidden_size, kv_value_dim, bias=False)
-        if self.use_short_conv:
+        if conv_size is not None:
             self.q_conv1d = ShortConvolution(key_dim, conv_size, conv_bias)
             self.k_conv1d = ShortConvolution(kv_key_dim, conv_size, conv_bias)
             self.v_conv1d = ShortConvolution(kv_value_dim, conv_size, conv_bias)
@@ -56,16 +56,17 @@ class Layer(nn.Module):
         B, T, _ = hidden_states.shape
         x, cu_seqlens, places = unpad(hidden_states, attention_mask, kwargs.get("cu_seqlens"))
         state, conv_state = self._past(past_key_values)
-        keep = bool(use_cache) and past_key_values is not None
+        cache = past_key_values if use_cache else None
+        keep = cache is not None
         q, k, v, conv_state = self._q_k_v(x, conv_state, keep, cu_seqlens)
-        if steps_in_place(x, state, keep, cu_seqlens):
-            options = {"initial_state": state, "inplace_final_state": True}
+        if state is not None and steps_in_place(x, state, keep, cu_seqlens):
+            options: Dict[str, Any] = {"initial_state": state, "inplace_final_state": True}
         else:
             options = {"initial_state": state, "output_final_state": keep, "cu_seqlens": cu_seqlens}
         positions = tuple(take(t.expand(B, T, -1), places) for t in kwargs.get("position_embeddings") or ())
         o, state = self._operator(x, q, k, v, options, positions)
-        if keep:
-            past_key_values.update(recurrent_state=state, conv_state=conv_state, layer_idx=self.layer_idx, offset=T)
+        if cache is not None:
+            cache.update(recurrent_state=state, conv_state=conv_state, layer_idx=self._place(), offset=T)
         o = self.o_proj(self._output(x, o))
         return repad(o, places, B, T), None, past_key_values
 
@@ -82,18 +83,22 @@ class Layer(nn.Module):
         """o [B, T, HV, V] normalised and gated, [B, T, HV * V]."""
         raise NotImplementedError
 
+    def _place(self) -> int:
+        if self.layer_idx is None:
+            raise ValueError("layer_idx: expected the layer's place in the cache with past_key_values, got None")
+        return self.layer_idx
+
     def _past(self, past_key_values: Optional[Cache]) -> Tuple[Maybe, Optional[Tuple[Tensor, ...]]]:
         """The states from which to start, of the operator and of the convolutions."""
         if past_key_values is None:
             return None, None
-        if self.layer_idx is None:
-            raise ValueError("layer_idx: expected the layer's place in the cache with past_key_values, got None")
-        past = past_key_values[self.layer_idx] if len(past_key_values) > self.layer_idx else None
+        place = self._place()
+        past = past_key_values[place] if len(past_key_values) > place else None
         return (past["recurrent_state"], past["conv_state"]) if past else (None, None)
 
     def _q_k_v(self, x: Tensor, past: Optional[tuple], keep: bool, cu_seqlens: Maybe) -> tuple:
         """q, k, v by heads, and the states of their convolutions."""
-        projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        projected: Sequence[Tensor] = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         states = None
         if self.use_short_conv:
             convolutions = self.q_conv1d, self.k_conv1d, self.v_conv1d
@@ -101,8 +106,10 @@ class Layer(nn.Module):
                 convolution(y, cache=cache, output_final_state=keep, cu_seqlens=cu_seqlens)
                 for convolution, y, cache in zip(convolutions, projected, past or (None, None, None))))
         else:
-            projected = map(self._without_convolution, projected)
+            projected = [self._without_convolution(y) for y in projected]
         q, k, v = projected
         return heads(q, self.head_k_dim), heads(k, self.head_k_dim), heads(v, self.head_v_dim), states
 
-    _without_convolution = staticmethod(F.silu)
+    def _without_convolution(self, x: Tensor) -> Tensor:
+        """What q, k and v pass through in a layer without convolutions."""
+        return F.silu(x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Optional, Sequence
+from typing import Callable, Optional
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +63,8 @@ class LightningAttention(Layer):
     ValueError.
     """
 
+    g_gamma: Tensor
+
     def __init__(self, hidden_size: int = 2048, num_heads: int = 16, head_dim: Optional[int] = None,
                  num_kv_heads: Optional[int] = None, *, num_layers: int, layer_idx: int,
                  gate_convention: str = "bailing", activation: Optional[str] = None, qk_norm: bool = False,
@@ -84,9 +86,9 @@ class LightningAttention(Layer):
         self.register_buffer("g_gamma", self._gates().float(), persistent=False)
 
     def _gates(self) -> Tensor:
-        return lightning_gates(self.num_heads, self.layer_idx, self.num_layers, self.gate_convention)
+        return lightning_gates(self.num_heads, self._place(), self.num_layers, self.gate_convention)
 
-    def _apply(self, fn, recurse: bool = True):
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LightningAttention:
         """Conversions of the module leave the gates at least float32: their digits are memory lengths."""
         super()._apply(fn, recurse)
         self.g_gamma = self._gates().to(self.g_gamma.device, torch.promote_types(self.g_gamma.dtype, torch.float32))
@@ -95,8 +97,8 @@ class LightningAttention(Layer):
     def _without_convolution(self, x: Tensor) -> Tensor:
         return x if self.activation is None else F.silu(x)
 
-    def _operator(self, x, q, k, v, options, positions: Sequence[Tensor]):
-        if self.q_norm is not None:
+    def _operator(self, x, q, k, v, options, positions):
+        if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if positions:
             q, k = _rotated(q, *positions), _rotated(k, *positions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from headrace.torch._layer_functions import rms_norm_gated, short_convolution, short_convolution_step
 
 
-def steps_in_place(x: Tensor, state: Optional[Tensor], keep: bool, cu_seqlens: Optional[Tensor]) -> bool:
+Device = Union[None, str, torch.device]
+
+
+def steps_in_place(x: Tensor, state: Tensor, keep: bool, cu_seqlens: Optional[Tensor]) -> bool:
     """Whether x [B, T, ...] is one token after a state that may be overwritten, because no gradient needs it."""
-    return (keep and state is not None and x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled()
+    return (keep and x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled()
             and not state.requires_grad)
 
 
@@ -23,7 +26,7 @@ class ShortConvolution(nn.Conv1d):
     """
 
     def __init__(self, hidden_size: int, kernel_size: int, bias: bool = False, activation: Optional[str] = "silu",
-                 device=None, dtype: Optional[torch.dtype] = None) -> None:
+                 device: Device = None, dtype: Optional[torch.dtype] = None) -> None:
         if activation not in (None, "silu", "swish"):
             raise ValueError(f"activation: expected None, 'silu' or 'swish', got {activation!r}")
         super().__init__(hidden_size, hidden_size, kernel_size, groups=hidden_size, bias=bias,
@@ -31,9 +34,11 @@ class ShortConvolution(nn.Conv1d):
         self.hidden_size = hidden_size
         self.activation = activation
 
-    def forward(self, x: Tensor, residual: Optional[Tensor] = None, mask: Optional[Tensor] = None,
-                cache: Optional[Tensor] = None, output_final_state: bool = False, cu_seqlens: Optional[Tensor] = None,
-                **kwargs) -> Tuple[Tensor, Optional[Tensor]]:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, residual: Optional[Tensor] = None, mask: Optional[Tensor] = None,
+        cache: Optional[Tensor] = None, output_final_state: bool = False, cu_seqlens: Optional[Tensor] = None,
+        **kwargs: Any,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
         """y [B, T, D] = activation(convolution of x) + residual, and the last W inputs [N, D, W], oldest first.
 
         x, residual: [B, T, D]. mask [B, T]: inputs where it is 0 count as zeros. cache [N, D, W]: the inputs before x.
@@ -44,8 +49,9 @@ class ShortConvolution(nn.Conv1d):
             if cu_seqlens is not None:
                 raise ValueError("mask: expected None in a ragged batch (cu_seqlens), got a tensor")
             x = x.masked_fill(mask.unsqueeze(-1) == 0, 0)
-        if steps_in_place(x, cache, output_final_state, cu_seqlens):
-            y, final_state = self.step(x, cache), cache
+        if cache is not None and steps_in_place(x, cache, output_final_state, cu_seqlens):
+            y = self.step(x, cache)
+            final_state: Optional[Tensor] = cache
         else:
             y, final_state = short_convolution(x, self.weight.squeeze(1), self.bias, cache, output_final_state,
                                                self.activation, cu_seqlens)
@@ -74,7 +80,7 @@ class RMSNormGated(nn.Module):
     """
 
     def __init__(self, hidden_size: int, elementwise_affine: bool = True, eps: float = 1e-5, activation: str = "swish",
-                 device=None, dtype: Optional[torch.dtype] = None, groups: int = 1) -> None:
+                 device: Device = None, dtype: Optional[torch.dtype] = None, groups: int = 1) -> None:
         super().__init__()
         if activation not in ("silu", "swish", "sigmoid"):
             raise ValueError(f"activation: expected 'silu', 'swish' or 'sigmoid', got {activation!r}")
@@ -87,8 +93,9 @@ class RMSNormGated(nn.Module):
         """x, g: [..., hidden_size]; without g a plain RMS norm."""
         if self.groups == 1:
             return rms_norm_gated(x, g, self.weight, self.eps, self.activation)
-        parts = [t if t is None else t.unflatten(-1, (self.groups, self.hidden_size // self.groups)) for t in (x, g)]
-        y = rms_norm_gated(*parts, None, self.eps, self.activation).flatten(-2)
+        sizes = self.groups, self.hidden_size // self.groups
+        gate = None if g is None else g.unflatten(-1, sizes)
+        y = rms_norm_gated(x.unflatten(-1, sizes), gate, None, self.eps, self.activation).flatten(-2)
         return y if self.weight is None else y * self.weight.to(y.dtype)
 
     def extra_repr(self) -> str:

@@ -63,7 +63,8 @@ def table(what, times):
     lines = [f"{what:28}{'least ms':>12}{'median ms':>12}{'rounds':>9}{'headrace is':>16}"]
     for name, taken in times.items():
         factor = "" if name == "headrace" else f"{min(taken) / best:.1f} x as fast"
-        lines.append(f"  {name:26}{min(taken) * 1e3:12.1f}{statistics.median(taken) * 1e3:12.1f}{len(taken):9}{factor:>16}")
+        lines.append(f"  {name:26}{min(taken) * 1e3:12.1f}{statistics.median(taken) * 1e3:12.1f}{len(taken):9}"
+                     f"{factor:>16}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What the measuring programs share: contenders in turns, memory that is reused from call to call, a line of progress."""
+"""What the measuring programs share: contenders in turns, memory that is reused, a line of progress."""
 
 from __future__ import annotations
 

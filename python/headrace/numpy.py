@@ -97,8 +97,9 @@ def backward(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, d_o: Optio
     return {f"d_{name}": gradient for name, gradient in gradients.items()}
 
 
-def step(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, pool: np.ndarray, indices: Optional[np.ndarray] = None,
-         num_accepted_tokens: Optional[np.ndarray] = None, **arguments: Any) -> np.ndarray:
+def step(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, pool: np.ndarray,
+         indices: Optional[np.ndarray] = None, num_accepted_tokens: Optional[np.ndarray] = None,
+         **arguments: Any) -> np.ndarray:
     """o; the states in `pool` [rows, HV, K, V] change in place.
 
     indices [N] names the row of each sequence, or [N, S] the row that takes the state after each token; -1 is padding.

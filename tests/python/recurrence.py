@@ -10,8 +10,9 @@ def _gates(g, g_gamma, A_log, dt_bias, gate, lower_bound, per_channel):
         total = g
         if gate != "log_decay":
             rate = A_log.exp()
-            bias = 0 if dt_bias is None else dt_bias.reshape(g.shape[2:]) if per_channel and dt_bias.numel() > g.shape[2] \
-                else dt_bias.reshape(-1, *[1] * (g.dim() - 3))
+            bias = (0 if dt_bias is None
+                    else dt_bias.reshape(g.shape[2:]) if per_channel and dt_bias.numel() > g.shape[2]
+                    else dt_bias.reshape(-1, *[1] * (g.dim() - 3)))
             rate = rate.reshape(-1, *[1] * (g.dim() - 3))
             if gate == "softplus":
                 total = -rate * torch.nn.functional.softplus(g + bias)
@@ -24,9 +25,9 @@ def _gates(g, g_gamma, A_log, dt_bias, gate, lower_bound, per_channel):
     return total
 
 
-def recurrence(op, q, k, v, p=None, g=None, gv=None, g_gamma=None, beta=None, A_log=None, dt_bias=None, initial_state=None,
-               cu_seqlens=None, scale=None, reverse=False, qk_l2norm=False, gate="log_decay", lower_bound=-5.0,
-               beta_is="value"):
+def recurrence(op, q, k, v, p=None, g=None, gv=None, g_gamma=None, beta=None, A_log=None, dt_bias=None,
+               initial_state=None, cu_seqlens=None, scale=None, reverse=False, qk_l2norm=False, gate="log_decay",
+               lower_bound=-5.0, beta_is="value"):
     """(o, final state [N, HV, K, V]) of float64 tensors. math.md, section 2."""
     B, T, H, K = q.shape
     HV, V = v.shape[2:]

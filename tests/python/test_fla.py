@@ -39,7 +39,8 @@ def plain(op, tensors):
         heads_first["beta"] = heads_first["beta"].unsqueeze(-1)
         o, final = plain_module(op).delta_rule_recurrence(**heads_first, initial_state=state)
         return o.transpose(1, 2), final
-    function = {"gated_delta_rule": "naive_chunk_gated_delta_rule", "comba": "naive_chunk_comba", "kda": "naive_chunk_kda"}[op]
+    function = {"gated_delta_rule": "naive_chunk_gated_delta_rule", "comba": "naive_chunk_comba",
+                "kda": "naive_chunk_kda"}[op]
     return padded(getattr(plain_module(op), function), t["q"].shape[1], **t)
 
 
@@ -66,7 +67,8 @@ def ours(op, tensors, cu_seqlens):
 
 
 def ratio(actual, expected):
-    return ((actual.float() - expected).square().mean().sqrt() / expected.square().mean().sqrt().clamp_min(1e-12)).item()
+    error = (actual.float() - expected).square().mean().sqrt()
+    return (error / expected.square().mean().sqrt().clamp_min(1e-12)).item()
 
 
 def compare(op, problem, T, D, offsets=None):

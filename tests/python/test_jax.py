@@ -116,7 +116,8 @@ def test_named_functions(problem):
     t = problem("linear_attention", H=4)
     heads = torch.arange(4, dtype=torch.float64)
     o, _ = hj.chunk_retention(**arrays_of(t))
-    assert relative_error(to_torch(o), recurrence("retention", **t, g_gamma=torch.log1p(-(2.0 ** (-5 - heads))))[0]) < 1e-6
+    assert relative_error(to_torch(o),
+                          recurrence("retention", **t, g_gamma=torch.log1p(-(2.0 ** (-5 - heads))))[0]) < 1e-6
     o, _ = hj.chunk_lightning_attn(**arrays_of(t), layer_idx=3, num_layers=20)
     assert relative_error(to_torch(o), recurrence("retention", **t, g_gamma=-8 / 4 * (1 - 3 / 20) * heads)[0]) < 1e-6
 
@@ -126,13 +127,15 @@ def test_recurrent_functions(problem):
     same = np.testing.assert_array_equal
     for op in ("simple_gla", "delta_rule", "gated_delta_rule", "comba", "kda"):
         arrays = arrays_of(problem(op, state=True))
-        for mine, theirs in zip(getattr(hj, f"fused_recurrent_{op}")(**arrays, output_final_state=True), pair(op)(arrays)):
+        for mine, theirs in zip(getattr(hj, f"fused_recurrent_{op}")(**arrays, output_final_state=True),
+                                pair(op)(arrays)):
             same(mine, theirs)
     assert hj.fused_recurrent_gdn is hj.fused_recurrent_gated_delta_rule
     t = arrays_of(problem("kda"))
     q, k, v, g, beta = (t[name] for name in ("q", "k", "v", "g", "beta"))
     gv, heads = -jnp.abs(v), -jnp.abs(beta)
-    same(hj.fused_recurrent_gla(q, k, v, g, gv, reverse=True)[0], hj.attention("gla", q, k, v, g=g, gv=gv, reverse=True)[0])
+    same(hj.fused_recurrent_gla(q, k, v, g, gv, reverse=True)[0],
+         hj.attention("gla", q, k, v, g=g, gv=gv, reverse=True)[0])
     same(hj.fused_recurrent_gated_delta_rule(q, k, v, heads, g, gv, beta)[0],
          hj.attention("kda", q, k, v, g=g + heads[..., None], gv=gv, beta=beta)[0])
     same(hj.fused_recurrent_retention(q, k, v)[0], hj.chunk_retention(q, k, v)[0])
@@ -167,7 +170,8 @@ def test_state_v_first(problem):
     assert jnp.array_equal(o, o_turned) and jnp.array_equal(state, state_turned.swapaxes(-1, -2))
     weights = weights_of((o, state))
     expected = gradients_of(pair("gated_delta_rule"), arrays, weights)
-    actual = gradients_of(pair("gated_delta_rule", {"state_v_first": True}), turned, [weights[0], weights[1].swapaxes(-1, -2)])
+    actual = gradients_of(pair("gated_delta_rule", {"state_v_first": True}), turned,
+                          [weights[0], weights[1].swapaxes(-1, -2)])
     actual["initial_state"] = actual["initial_state"].swapaxes(-1, -2)
     for name in expected:
         assert jnp.array_equal(actual[name], expected[name]), name
@@ -183,7 +187,8 @@ def test_one_output_and_one_input_at_a_time(problem):
     assert "wanted = 4 : i64" in gradient.lower(arrays["v"]).as_text()  # bit 2: nothing is computed but d_v
 
 
-@pytest.mark.parametrize("mapped", [("q", "v"), ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state"), ("A_log",)],
+@pytest.mark.parametrize("mapped",
+                         [("q", "v"), ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state"), ("A_log",)],
                          ids=lambda names: "+".join(names))
 @pytest.mark.parametrize("cu_seqlens", [None, RAGGED], ids=["dense", "ragged"])
 def test_vmap(problem, mapped, cu_seqlens):
@@ -211,7 +216,8 @@ def test_vmap(problem, mapped, cu_seqlens):
     for name in floats(common):
         gradients = jnp.stack([x[name] for x in expected])
         np.testing.assert_allclose(each[name], gradients, rtol=0, atol=1e-11, err_msg=name)
-        np.testing.assert_allclose(both[name], gradients if name in mapped else gradients.sum(0), rtol=0, atol=1e-11, err_msg=name)
+        np.testing.assert_allclose(both[name], gradients if name in mapped else gradients.sum(0), rtol=0, atol=1e-11,
+                                   err_msg=name)
 
 
 def test_vmap_over_offsets_and_twice(problem):
@@ -239,11 +245,13 @@ mesh = Mesh(jax.devices(), ("devices",))
 draw = np.random.default_rng(0)
 over_heads = sys.argv[1] == "heads"
 B, T, H, HV, K, V = 1 if over_heads else 2, 37, 2, 4, 16, 24
-arrays = {"q": draw.standard_normal((B, T, H, K)), "k": draw.standard_normal((B, T, H, K)) / 4, "v": draw.standard_normal((B, T, HV, V)),
-          "g": -draw.random((B, T, HV)), "g_gamma": -draw.random(HV), "beta": draw.random((B, T, HV)),
-          "initial_state": draw.standard_normal((2, HV, K, V))}
+arrays = {"q": draw.standard_normal((B, T, H, K)), "k": draw.standard_normal((B, T, H, K)) / 4,
+          "v": draw.standard_normal((B, T, HV, V)), "g": -draw.random((B, T, HV)), "g_gamma": -draw.random(HV),
+          "beta": draw.random((B, T, HV)), "initial_state": draw.standard_normal((2, HV, K, V))}
 arrays = {name: jnp.asarray(x, jnp.float32) for name, x in arrays.items()}
-tokens, states, gammas = (P(None, None, "devices"), P(None, "devices"), P("devices")) if over_heads else (P("devices"), P("devices"), P())
+tokens, states, gammas = P("devices"), P("devices"), P()
+if over_heads:
+    tokens, states, gammas = P(None, None, "devices"), P(None, "devices"), P("devices")
 specs = {name: tokens for name in ("q", "k", "v", "g", "beta")} | {"g_gamma": gammas, "initial_state": states}
 offsets = jnp.array([0, 20, 37]) if over_heads else None
 

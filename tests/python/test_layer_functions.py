@@ -16,8 +16,9 @@ def normal(*sizes, seed=0, dtype=torch.float64):
 def convolution_tensors(dtype=torch.float64, others=None, cu_seqlens=None, B=2, T=37, D=24, W=4):
     others = others or dtype
     N = B if cu_seqlens is None else len(cu_seqlens) - 1
-    return {"x": normal(B if cu_seqlens is None else 1, T, D, seed=1, dtype=dtype), "weight": normal(D, W, seed=2, dtype=others),
-            "bias": normal(D, seed=3, dtype=others), "initial_state": normal(N, D, W, seed=4, dtype=others)}
+    return {"x": normal(B if cu_seqlens is None else 1, T, D, seed=1, dtype=dtype),
+            "weight": normal(D, W, seed=2, dtype=others), "bias": normal(D, seed=3, dtype=others),
+            "initial_state": normal(N, D, W, seed=4, dtype=others)}
 
 
 def convolution(x, weight, bias=None, initial_state=None, activation=None, cu_seqlens=None):
@@ -39,7 +40,8 @@ def convolution(x, weight, bias=None, initial_state=None, activation=None, cu_se
 def norm(x, gate=None, weight=None, eps=1e-5, activation="silu"):
     y = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
     y = y if weight is None else y * weight
-    return y if gate is None else y * (torch.sigmoid(gate) if activation == "sigmoid" else torch.nn.functional.silu(gate))
+    act = torch.sigmoid if activation == "sigmoid" else torch.nn.functional.silu
+    return y if gate is None else y * act(gate)
 
 
 def with_gradients(tensors):
@@ -68,7 +70,8 @@ def compare(function, oracle, tensors, dtype):
 def test_convolution(dtype, activation, cu_seqlens):
     offsets = None if cu_seqlens is None else torch.tensor(cu_seqlens)
     for W in (1, 4, 7):
-        compare(lambda **t: ht.short_convolution(**t, output_final_state=True, activation=activation, cu_seqlens=offsets),
+        compare(lambda **t: ht.short_convolution(**t, output_final_state=True, activation=activation,
+                                                 cu_seqlens=offsets),
                 lambda **t: convolution(**t, activation=activation, cu_seqlens=cu_seqlens),
                 convolution_tensors(dtype, cu_seqlens=cu_seqlens, W=W), dtype)
 
@@ -99,8 +102,8 @@ def test_norm(dtype, activation):
 def test_norm_stands_strong_gates(size):
     tensors = {"x": normal(4, 16, dtype=torch.float32), "gate": normal(4, 16, seed=1, dtype=torch.float32) * size}
     for activation in ("silu", "sigmoid"):
-        compare(lambda **t: [ht.rms_norm_gated(**t, activation=activation)], lambda **t: [norm(**t, activation=activation)],
-                tensors, torch.float32)
+        compare(lambda **t: [ht.rms_norm_gated(**t, activation=activation)],
+                lambda **t: [norm(**t, activation=activation)], tensors, torch.float32)
 
 
 @pytest.mark.parametrize("cu_seqlens", [None, [0, 1, 1, 4]], ids=["dense", "ragged"])
@@ -108,13 +111,15 @@ def test_norm_stands_strong_gates(size):
 def test_gradcheck_of_convolution(activation, cu_seqlens):
     tensors = with_gradients(convolution_tensors(T=4, D=2, W=3, cu_seqlens=cu_seqlens))
     offsets = None if cu_seqlens is None else torch.tensor(cu_seqlens)
-    assert torch.autograd.gradcheck(lambda *t: ht.short_convolution(*t, True, activation, offsets), tuple(tensors.values()))
+    assert torch.autograd.gradcheck(lambda *t: ht.short_convolution(*t, True, activation, offsets),
+                                    tuple(tensors.values()))
 
 
 @pytest.mark.parametrize("activation", ["silu", "sigmoid"])
 def test_gradcheck_of_norm(activation):
     tensors = [normal(3, 5, seed=1), normal(3, 5, seed=2), normal(5, seed=3)]
-    assert torch.autograd.gradcheck(lambda *t: ht.rms_norm_gated(*t, 1e-5, activation), [t.requires_grad_() for t in tensors])
+    assert torch.autograd.gradcheck(lambda *t: ht.rms_norm_gated(*t, 1e-5, activation),
+                                    [t.requires_grad_() for t in tensors])
 
 
 def test_opcheck():
@@ -128,7 +133,8 @@ def test_opcheck():
                           (t["x"][:, 0], t["initial_state"], t["weight"], t["bias"], torch.tensor([1, -1]), "silu"))
     x, gate, weight = (normal(3, 8, seed=1, dtype=torch.float32), normal(3, 8, seed=2, dtype=torch.float32),
                        normal(8, seed=3, dtype=torch.float32))
-    torch.library.opcheck(ops.rms_norm_gated.default, (x.clone().requires_grad_(), gate.clone().requires_grad_(), weight, 1e-5, "silu"))
+    torch.library.opcheck(ops.rms_norm_gated.default,
+                          (x.clone().requires_grad_(), gate.clone().requires_grad_(), weight, 1e-5, "silu"))
     torch.library.opcheck(ops.rms_norm_gated_backward.default, (x, gate, weight, x, [0, 1, 2], 1e-5, "sigmoid"))
 
 
@@ -164,7 +170,8 @@ def test_steps_are_the_forward_convolution(dtype):
         assert torch.equal(stepped.flatten(1)[[0, 2, 3]], y[:, token])
         assert not stepped[1].any()
     assert torch.equal(pool[[4, 0, 2]], state) and torch.equal(pool[[1, 3]], before[[1, 3]])
-    assert torch.equal(ht.short_convolution_step(t["x"][:, 0], t["initial_state"], t["weight"], t["bias"], "silu"), y[:, 0])
+    assert torch.equal(ht.short_convolution_step(t["x"][:, 0], t["initial_state"], t["weight"], t["bias"], "silu"),
+                       y[:, 0])
 
 
 def test_a_step_is_seen_by_autograd():
@@ -197,7 +204,8 @@ def test_strided_inputs_are_read_in_place():
     t = convolution_tensors(torch.float32)
     turned = {n: x.transpose(-1, -2).contiguous().transpose(-1, -2) if x.dim() > 1 else x for n, x in t.items()}
     assert not turned["x"].is_contiguous()
-    for expected, actual in zip(ht.short_convolution(**t, output_final_state=True), ht.short_convolution(**turned, output_final_state=True)):
+    for expected, actual in zip(ht.short_convolution(**t, output_final_state=True),
+                                ht.short_convolution(**turned, output_final_state=True)):
         assert torch.equal(expected, actual)
     packed = normal(2, 5, 3 * 24, dtype=torch.float32)
     x, gate, _ = packed.split(24, -1)
@@ -231,14 +239,16 @@ def test_wrong_offsets(offsets):
 @pytest.mark.parametrize("change, error, message", [
     ({"x": torch.zeros(3, 2, 24)}, ValueError, r"x: expected 2 dimensions \[N, D\], got shape \[3, 2, 24\]"),
     ({"state": torch.zeros(2, 24, 4)}, ValueError, "pool.states: expected at least 3 rows"),
-    ({"indices": torch.tensor([0, 1, 1])}, ValueError, r"pool.indices: expected different rows, got 1 at \[1\] and \[2\]"),
+    ({"indices": torch.tensor([0, 1, 1])}, ValueError,
+     r"pool.indices: expected different rows, got 1 at \[1\] and \[2\]"),
     ({"indices": torch.tensor([0, 5, 1])}, ValueError, "pool.indices: expected -1 or a row below 5"),
     ({"indices": torch.tensor([0.0, 2.0, 1.0])}, ValueError, "pool.indices: expected dtype i32 or i64, got f32"),
     ({"weight": torch.zeros(24, 4, requires_grad=True)}, ValueError, "state: expected no gradients"),
 ])
 def test_errors_of_a_step_name_the_argument(change, error, message):
     with pytest.raises(error, match=message):
-        ht.short_convolution_step(**{"x": torch.zeros(3, 24), "state": torch.zeros(5, 24, 4), "weight": torch.zeros(24, 4), **change})
+        ht.short_convolution_step(**{"x": torch.zeros(3, 24), "state": torch.zeros(5, 24, 4),
+                                     "weight": torch.zeros(24, 4), **change})
 
 
 @pytest.mark.parametrize("change, error, message", [

@@ -23,8 +23,8 @@ def step(T):
     peak = status("VmHWM") - before
     inputs = [q, k, v, None, g, None, None, beta, None, None, None, None]
     gradients = [None if x is None else x.grad for x in inputs[:-1]]
-    plan = _core.plan("backward", "gated_delta_rule", [x if x is None else x.detach() for x in inputs], [d_o, None], gradients,
-                      options(None, False, False, "log_decay", -5.0, "value", 0))
+    plan = _core.plan("backward", "gated_delta_rule", [x if x is None else x.detach() for x in inputs], [d_o, None],
+                      gradients, options(None, False, False, "log_decay", -5.0, "value", 0))
     made = sum(e[4] for e in plan if e[1] in ("output", "workspace")) / 2**20 + o.numel() * 4 / 2**20
     return peak, made
 

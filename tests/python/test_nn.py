@@ -18,13 +18,14 @@ GATED = "g_proj.weight 64,64; "
 PARAMETERS = {
     "gla": QKV + OUT + GATED + "gk_proj.0.weight 16,64; gk_proj.1.weight 32,16; gk_proj.1.bias 32; "
            "g_norm_swish_gate.weight 16",
-    "gla_grouped": OUT + GATED + "q_proj.weight 32,64; k_proj.weight 16,64; v_proj.weight 32,64; q_conv1d.weight 32,1,4; "
-                   "k_conv1d.weight 16,1,4; v_conv1d.weight 32,1,4; q_conv1d.bias 32; k_conv1d.bias 16; v_conv1d.bias 32; "
-                   "gk_proj.0.weight 16,64; gk_proj.1.weight 16,16; gk_proj.1.bias 16; g_norm.weight 16",
+    "gla_grouped": OUT + GATED + "q_proj.weight 32,64; k_proj.weight 16,64; v_proj.weight 32,64; "
+                   "q_conv1d.weight 32,1,4; k_conv1d.weight 16,1,4; v_conv1d.weight 32,1,4; q_conv1d.bias 32; "
+                   "k_conv1d.bias 16; v_conv1d.bias 32; gk_proj.0.weight 16,64; gk_proj.1.weight 16,16; "
+                   "gk_proj.1.bias 16; g_norm.weight 16",
     "gla_ungated": QKV + OUT + "gk_proj.0.weight 16,64; gk_proj.1.weight 32,16; gk_proj.1.bias 32",
-    "simple_gla": OUT + GATED + "q_proj.weight 64,64; k_proj.weight 64,64; v_proj.weight 64,64; q_conv1d.weight 64,1,4; "
-                  "k_conv1d.weight 64,1,4; v_conv1d.weight 64,1,4; gk_proj.weight 4,64; gk_proj.bias 4; "
-                  "g_norm_swish_gate.weight 16",
+    "simple_gla": OUT + GATED + "q_proj.weight 64,64; k_proj.weight 64,64; v_proj.weight 64,64; "
+                  "q_conv1d.weight 64,1,4; k_conv1d.weight 64,1,4; v_conv1d.weight 64,1,4; gk_proj.weight 4,64; "
+                  "gk_proj.bias 4; g_norm_swish_gate.weight 16",
     "simple_gla_grouped": OUT + GATED + "q_proj.weight 64,64; k_proj.weight 32,64; v_proj.weight 32,64; "
                           "gk_proj.weight 4,64; gk_proj.bias 4; g_norm.weight 16",
     "gated_deltanet": QKV + STEP_GATE + CONVOLUTIONS + OUT + GATED + "o_norm.weight 32",

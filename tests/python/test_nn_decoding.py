@@ -226,7 +226,8 @@ def test_cache_of_a_hybrid_model():
     cache.update(conv_state=conv, layer_idx=2)
     assert cache[2]["conv_state"] is conv and cache[2]["recurrent_state"] is not None and cache.get_seq_length(2) == 6
     layer = make("gated_deltanet", layer_idx=None)
-    with pytest.raises(ValueError, match="layer_idx: expected the layer's place in the cache with past_key_values, got"):
+    with pytest.raises(ValueError,
+                       match="layer_idx: expected the layer's place in the cache with past_key_values, got"):
         layer(inputs(1, 2), past_key_values=cache)
 
 

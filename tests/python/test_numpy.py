@@ -54,7 +54,8 @@ def test_steps_are_the_forward(problem):
     arrays = {name: to_numpy(x) for name, x in problem("kda", T=9, dtype=torch.float32).items()}
     pool = np.zeros((5, 2, 16, 24), np.float32)
     rows = np.array([3, 1])
-    tokens = [hn.step("kda", **{n: x[:, t : t + 1] for n, x in arrays.items()}, pool=pool, indices=rows) for t in range(9)]
+    tokens = [hn.step("kda", **{n: x[:, t : t + 1] for n, x in arrays.items()}, pool=pool, indices=rows)
+              for t in range(9)]
     o, state = hn.forward("kda", **arrays, final_state=True)
     np.testing.assert_allclose(np.concatenate(tokens, 1), o, atol=1e-6)
     np.testing.assert_allclose(pool[rows], state, atol=1e-6)

@@ -1,4 +1,4 @@
-"""headrace.torch against the recurrence: values and gradients in every type, autograd's own checks, layouts and errors."""
+"""headrace.torch against the recurrence: values and gradients in every type, checks of autograd, layouts, errors."""
 
 import os
 import signal
@@ -27,7 +27,8 @@ def call(op, tensors, recurrent=False, **options):
         t["gk"] = t.pop("g")
     if op == "comba":
         p, g = t.pop("p"), t.pop("g")
-        return ht.fused_recurrent_comba(q, k, p, v, g, **t, **options) if recurrent else ht.chunk_comba(q, k, v, p, g, **t, **options)
+        return (ht.fused_recurrent_comba(q, k, p, v, g, **t, **options) if recurrent
+                else ht.chunk_comba(q, k, v, p, g, **t, **options))
     return getattr(ht, f"{form}_{op}")(q, k, v, **t, **options)
 
 
@@ -76,7 +77,8 @@ def test_gates_beta_and_norms_inside(problem, op, lower_bound):
     tensors["g"] = torch.randn_like(tensors["g"])
     tensors["beta"] = torch.randn_like(tensors["beta"])
     tensors["k"] = tensors["k"] * 3
-    options = {"use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True}
+    options = {"use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True,
+               "allow_neg_eigval": True}
     if lower_bound is not None:
         options["lower_bound"] = lower_bound
     oracle = {"qk_l2norm": True, "beta_is": "two_sigmoid", "gate": "softplus" if lower_bound is None else "bounded",
@@ -94,7 +96,8 @@ def test_gradcheck(problem, op):
 @pytest.mark.parametrize("op", ["simple_gla", "kda"])
 def test_opcheck(problem, op):
     t = with_gradients(problem(op, B=1, T=9, H=2, K=16, V=16, state=True, dtype=torch.float32))
-    inputs = [t.get(name) for name in ("q", "k", "v", "p", "g", "gv", "g_gamma", "beta", "A_log", "dt_bias", "initial_state", "cu_seqlens")]
+    inputs = [t.get(name) for name in ("q", "k", "v", "p", "g", "gv", "g_gamma", "beta", "A_log", "dt_bias",
+                                       "initial_state", "cu_seqlens")]
     rest = (None, False, False, "log_decay", -5.0, "value", 0, False)
     torch.library.opcheck(torch.ops.headrace.forward.default, (op, *inputs, True, *rest))
     d_o = torch.randn_like(t["v"])
@@ -174,7 +177,8 @@ def test_pool_of_states(problem):
         pool = torch.randn(rows, 2, 16, 24)
         before, indices = pool.clone(), torch.tensor([4, -1, 2])
         out = torch.empty_like(t["v"])
-        o, returned = call(op, {**t, "initial_state": pool}, recurrent=True, output_final_state=False, ssm_state_indices=indices, out=out)
+        o, returned = call(op, {**t, "initial_state": pool}, recurrent=True, output_final_state=False,
+                           ssm_state_indices=indices, out=out)
         assert o is out and returned is pool
         start = before[[4, 4, 2]]
         expected, states = call(op, {**t, "initial_state": start})

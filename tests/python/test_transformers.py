@@ -78,7 +78,8 @@ def test_padded_batches(model):
 def test_generation(model, monkeypatch):
     name, net = model
     tokens = torch.randint(256, (2, 20), generator=torch.Generator().manual_seed(1))
-    settings = dict(max_new_tokens=12, do_sample=False, output_logits=True, return_dict_in_generate=True, pad_token_id=0)
+    settings = dict(max_new_tokens=12, do_sample=False, output_logits=True, return_dict_in_generate=True,
+                    pad_token_id=0)
     expected = net.generate(tokens, **settings)
     enable([name])
     count = calls_of(monkeypatch)

@@ -1,4 +1,4 @@
-"""The layout of XLA's structures that the JAX handlers were compiled for, against the header of the installed jaxlib."""
+"""The layout of XLA's structures that the JAX handlers were compiled for, against the header of jaxlib."""
 
 import shutil
 import subprocess

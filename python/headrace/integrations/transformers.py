@@ -1,7 +1,7 @@
 """Models of transformers on headrace's operators: enable() replaces their plain PyTorch functions, disable() undoes it.
 
     from headrace.integrations.transformers import enable
-    enable()                                     # Qwen3-Next, Qwen3.5, OLMo-hybrid, Kimi-Linear and Bailing-hybrid types
+    enable()                                   # Qwen3-Next, Qwen3.5, OLMo-hybrid, Kimi-Linear and Bailing-hybrid types
     model = AutoModelForCausalLM.from_pretrained(...)
 
 Prefill, decoding and training of CPU tensors then run in the library; tensors on other devices keep the model's own
@@ -37,8 +37,8 @@ _originals: Dict[Tuple[ModuleType, str], Callable] = {}  # (module, name): the f
 
 
 def _replacement(function, original):
-    def replaced(query, key, value, g, beta, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-                 cu_seqlens=None, **others):
+    def replaced(query, key, value, g, beta, initial_state=None, output_final_state=False,
+                 use_qk_l2norm_in_kernel=False, cu_seqlens=None, **others):
         if query.device.type != "cpu":
             return original(query, key, value, g=g, beta=beta, initial_state=initial_state,
                             output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
@@ -88,10 +88,11 @@ def disable() -> None:
 
 
 def tiny_model(model: str, hidden: int = 128, layers: int = 2, heads: int = 4, head_dim: int = 32) -> torch.nn.Module:
-    """A small random model of type "qwen3_next" or "kimi_linear", all of whose layers but the last are linear attention."""
+    """A small random model of type "qwen3_next" or "kimi_linear"; its layers but the last are linear attention."""
     import transformers
 
-    common: Dict[str, Any] = dict(vocab_size=256, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
+    common: Dict[str, Any] = dict(vocab_size=256, hidden_size=hidden, intermediate_size=2 * hidden,
+                                  num_hidden_layers=layers,
                   num_attention_heads=4, num_key_value_heads=4)
     kinds = ["linear_attention"] * (layers - 1) + ["full_attention"]
     if model == "qwen3_next":
@@ -99,9 +100,9 @@ def tiny_model(model: str, hidden: int = 128, layers: int = 2, heads: int = 4, h
             **common, head_dim=hidden // 4, linear_num_value_heads=heads, linear_num_key_heads=heads // 2,
             linear_key_head_dim=head_dim, linear_value_head_dim=head_dim, num_experts=0, layer_types=kinds))
     return transformers.KimiLinearForCausalLM(transformers.KimiLinearConfig(
-        **common, linear_num_heads=heads, linear_head_dim=head_dim, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16,
-        v_head_dim=32, mlp_layer_types=["dense"] * layers, layer_types=kinds, pad_token_id=None, bos_token_id=None,
-        eos_token_id=None))
+        **common, linear_num_heads=heads, linear_head_dim=head_dim, kv_lora_rank=32, qk_rope_head_dim=16,
+        qk_nope_head_dim=16, v_head_dim=32, mlp_layer_types=["dense"] * layers, layer_types=kinds, pad_token_id=None,
+        bos_token_id=None, eos_token_id=None))
 
 
 def measure(model: str, tokens: int, rounds: int) -> Tuple[float, float]:
@@ -132,7 +133,7 @@ def measure(model: str, tokens: int, rounds: int) -> Tuple[float, float]:
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m headrace.integrations.transformers",
-                                     description="A training step of tiny models with and without headrace's functions.")
+                                     description="A training step of tiny models with and without headrace.")
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", choices=MEMORY, default=MEMORY[0], help=MEMORY_HELP)

@@ -1,4 +1,4 @@
-"""The functions of headrace.jax: user arguments in, one differentiable operator out. Sources of the formulas: docs/math.md."""
+"""The functions of headrace.jax: user arguments in, one differentiable operator out. Formulas: docs/math.md."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _checked_arrays(tensors: dict) -> dict:
 
 
 def _stand_in(shape: tuple, dtype: Any, turned: bool = False) -> object:
-    """An array with one value in memory, by whose shape and type the library checks a call; `turned`: V-first states."""
+    """An array with one value in memory, for checks of a call by its shape and type; `turned`: V-first states."""
     array = np.broadcast_to(np.zeros((), dtype), shape)
     return _view(array.swapaxes(-1, -2) if turned and array.ndim == 4 else array)
 
@@ -54,7 +54,8 @@ def _offsets_stand_in(cu_seqlens: Array, T: int) -> np.ndarray:
 def _check(settings: _primitive.Settings, tensors: dict) -> None:
     """Raises the library's errors about shapes, types and options; `tensors` with "states" are those of a step."""
     q, v, cu_seqlens, states = tensors["q"], tensors["v"], tensors.get("cu_seqlens"), tensors.get("states")
-    stand_ins = {n: _stand_in(x.shape, x.dtype, settings.state_v_first and n == "initial_state") for n, x in tensors.items()}
+    stand_ins = {n: _stand_in(x.shape, x.dtype, settings.state_v_first and n == "initial_state")
+                 for n, x in tensors.items()}
     if cu_seqlens is not None:
         stand_ins["cu_seqlens"] = _offsets_stand_in(cu_seqlens, q.shape[1])
     # What would be written has memory of its own, but is never written, so its pages are never there.
@@ -64,7 +65,8 @@ def _check(settings: _primitive.Settings, tensors: dict) -> None:
     if states is not None:
         room = np.empty(states.shape, states.dtype)
         pool = [_view(room.swapaxes(-1, -2) if settings.state_v_first and room.ndim == 4 else room), None, None]
-    _core.plan("forward" if states is None else "step", settings.op, [stand_ins.get(name) for name in INPUTS], outputs, pool,
+    _core.plan("forward" if states is None else "step", settings.op, [stand_ins.get(name) for name in INPUTS],
+               outputs, pool,
                options(settings.scale, settings.reverse, settings.qk_l2norm, settings.gate_form, settings.lower_bound,
                        settings.beta_form, settings.chunk))
 
@@ -95,7 +97,8 @@ def attention(
     gate_form: "log_decay", "softplus" or "bounded"; beta_form: "value", "sigmoid" or "two_sigmoid"; chunk: a hint.
     """
     tensors = _checked_arrays({"q": q, "k": k, "v": v, "p": p, "g": g, "gv": gv, "g_gamma": g_gamma, "beta": beta,
-                               "A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state, "cu_seqlens": cu_seqlens})
+                               "A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state,
+                               "cu_seqlens": cu_seqlens})
     settings = _settings(op, tensors["q"], scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk,
                          state_v_first, output_final_state)
     _check(settings, tensors)
@@ -111,13 +114,14 @@ def step(
 ) -> Tuple[Array, Array]:
     """(o, the new states) of one token, or a few, behind `states`; for decoding: it has no gradient.
 
-    q, k [B, 1, H, K], v [B, 1, HV, V] and so on as in attention(); states [N, HV, K, V], float32 (float64 for float64 q),
-    or bfloat16 or float16, to which the new states are rounded. Inside jax.jit they are updated where they are: donate
-    the argument, or carry it through jax.lax.scan, and no copy is made.
+    q, k [B, 1, H, K], v [B, 1, HV, V] and so on as in attention(); states [N, HV, K, V], float32 (float64 for float64
+    q), or bfloat16 or float16, to which the new states are rounded. Inside jax.jit they are updated where they are:
+    donate the argument, or carry it through jax.lax.scan, and no copy is made.
     """
     tensors = _checked_arrays({"q": q, "k": k, "v": v, "p": p, "g": g, "gv": gv, "g_gamma": g_gamma, "beta": beta,
                                "A_log": A_log, "dt_bias": dt_bias, "cu_seqlens": cu_seqlens, "states": states})
-    settings = _settings(op, tensors["q"], scale, False, qk_l2norm, gate_form, lower_bound, beta_form, 0, state_v_first, True)
+    settings = _settings(op, tensors["q"], scale, False, qk_l2norm, gate_form, lower_bound, beta_form, 0, state_v_first,
+                         True)
     _check(settings, tensors)
     outputs = _primitive.step(settings, _primitive.vary_alike(tensors))
     return outputs["o"], outputs["states"]
@@ -141,8 +145,9 @@ def chunk_gla(
     chunk_size: Optional[int] = None, g_gamma: Maybe = None,
 ) -> Result:
     """Gated linear attention. g [B, T, HV, K]: log decay of every key channel."""
-    return attention("gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
-                     output_final_state=output_final_state, state_v_first=state_v_first, chunk=chunk_size)
+    return attention("gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
+                     cu_seqlens=cu_seqlens, output_final_state=output_final_state, state_v_first=state_v_first,
+                     chunk=chunk_size)
 
 
 def chunk_simple_gla(
@@ -173,7 +178,8 @@ def fused_recurrent_simple_gla(
 ) -> Result:
     """As chunk_simple_gla; `reverse` runs every sequence from its last token to its first."""
     return attention("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
-                     cu_seqlens=cu_seqlens, output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first)
+                     cu_seqlens=cu_seqlens, output_final_state=output_final_state, reverse=reverse,
+                     state_v_first=state_v_first)
 
 
 def _retention_gates(v: ArrayLike) -> Array:
@@ -189,7 +195,8 @@ def chunk_retention(
     output_final_state: bool = False, cu_seqlens: Maybe = None,
 ) -> Result:
     """Retention: head h decays by 1 - 2^(-5-h). Under shard_map, h counts the heads of the shard."""
-    return chunk_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state, cu_seqlens=cu_seqlens)
+    return chunk_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state,
+                            cu_seqlens=cu_seqlens)
 
 
 def fused_recurrent_retention(
@@ -197,8 +204,8 @@ def fused_recurrent_retention(
     output_final_state: bool = False, reverse: bool = False, cu_seqlens: Maybe = None,
 ) -> Result:
     """As chunk_retention; `reverse` runs every sequence from its last token to its first."""
-    return fused_recurrent_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state, reverse,
-                                      cu_seqlens=cu_seqlens)
+    return fused_recurrent_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state,
+                                      reverse, cu_seqlens=cu_seqlens)
 
 
 def chunk_lightning_attn(
@@ -228,8 +235,8 @@ def chunk_delta_rule(
 ) -> Result:
     """The delta rule without a gate. beta [B, T, HV]."""
     return attention("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
-                     output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel, state_v_first=state_v_first,
-                     chunk=chunk_size)
+                     output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel,
+                     state_v_first=state_v_first, chunk=chunk_size)
 
 
 def fused_recurrent_delta_rule(
@@ -251,8 +258,9 @@ def chunk_gated_delta_rule(
     chunk_size: Optional[int] = None, g_gamma: Maybe = None,
 ) -> Result:
     """The gated delta rule. g, beta [B, T, HV]; with use_gate_in_kernel g <- -exp(A_log) softplus(g + dt_bias)."""
-    return attention("gated_delta_rule", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
-                     cu_seqlens=cu_seqlens, output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel,
+    return attention("gated_delta_rule", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale,
+                     initial_state=initial_state, cu_seqlens=cu_seqlens, output_final_state=output_final_state,
+                     qk_l2norm=use_qk_l2norm_in_kernel,
                      beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
                      chunk=chunk_size, **_gate_inside(use_gate_in_kernel, None, A_log, dt_bias))
 
@@ -273,9 +281,9 @@ def fused_recurrent_gated_delta_rule(
             raise ValueError("gk: expected without g where the gate is computed in the kernel, got both")
         gk = jnp.asarray(gk) + jnp.asarray(g)[..., None]
     return attention("gated_delta_rule" if gk is None else "kda", q, k, v, g=g if gk is None else gk, gv=gv, beta=beta,
-                     scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens, output_final_state=output_final_state,
-                     qk_l2norm=use_qk_l2norm_in_kernel, state_v_first=state_v_first,
-                     beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+                     scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
+                     output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel,
+                     state_v_first=state_v_first, beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval),
                      **_gate_inside(use_gate_in_kernel, None, A_log, dt_bias))
 
 
@@ -328,8 +336,9 @@ def fused_recurrent_kda(
     cu_seqlens: Maybe = None,
 ) -> Result:
     """As chunk_kda; beta may also be [B, T, HV, V]."""
-    return chunk_kda(q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
-                     use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first, cu_seqlens, A_log, dt_bias)
+    return chunk_kda(q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+                     use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first,
+                     cu_seqlens, A_log, dt_bias)
 
 
 chunk_gdn = chunk_gated_delta_rule

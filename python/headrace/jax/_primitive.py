@@ -81,7 +81,7 @@ def vary_alike(tensors: dict) -> dict:
 
 
 def _result(shape: tuple, dtype: Any, like: Any) -> jax.ShapeDtypeStruct:
-    """The type of a result that varies over the mesh axes that `like`, the type of any tensor of the call, varies over."""
+    """The type of a result that varies over the mesh axes over which `like`, the type of a tensor of the call, does."""
     if not like.mat.varying:
         return jax.ShapeDtypeStruct(shape, dtype)
     sharding = NamedSharding(like.sharding.mesh, PartitionSpec(*[None] * len(shape)))
@@ -89,7 +89,7 @@ def _result(shape: tuple, dtype: Any, like: Any) -> jax.ShapeDtypeStruct:
 
 
 def _custom_call(target, settings, tensors, results, places, in_place=()):
-    """Runs the custom call; `tensors` are the given ones by name, `results` (name, shape, dtype) in the order of `places`.
+    """Runs the custom call; `tensors`: the given ones by name; `results`: (name, shape, dtype) by `places`.
 
     in_place: names of results that are left in the memory of the arguments of these names, of which XLA makes copies
     where they are needed later.

@@ -3,9 +3,9 @@
 Shapes: q, k, p [B, T, H, K]; v, o [B, T, HV, V], HV a multiple of H; g [B, T, HV], or [B, T, HV, K] for gla and kda;
 beta [B, T, HV]; g_gamma [HV]; states [N, HV, K, V], or [N, HV, V, K] with state_v_first. q, k, v and p share one of
 float64, float32, bfloat16, float16; gates, beta and states may have any of them. N is B, or len(cu_seqlens) - 1 with
-B = 1. Every function returns (o, final_state), the latter float32 (float64 for float64 q) or None, and is differentiable
-by all its tensors. All raise ValueError or TypeError naming the argument, what was expected and what came. Formulas:
-docs/math.md of the project, recurrences in its section 2, gradients in 3.
+B = 1. Every function returns (o, final_state), the latter float32 (float64 for float64 q) or None, and is
+differentiable by all its tensors. All raise ValueError or TypeError naming the argument, what was expected and what
+came. Formulas: docs/math.md of the project, recurrences in its section 2, gradients in 3.
 """
 
 from headrace._arguments import document
@@ -34,7 +34,11 @@ from headrace.torch._functions import (  # noqa: E402, F401
     fused_recurrent_retention,
     fused_recurrent_simple_gla,
 )
-from headrace.torch._layer_functions import rms_norm_gated, short_convolution, short_convolution_step  # noqa: E402, F401
+from headrace.torch._layer_functions import (  # noqa: E402, F401
+    rms_norm_gated,
+    short_convolution,
+    short_convolution_step,
+)
 
 __all__ = [name for name in dir() if name.startswith(("chunk_", "fused_"))]
 

@@ -1,4 +1,4 @@
-"""The functions of headrace.torch: user arguments in, one custom operator out. Sources of the formulas: docs/math.md."""
+"""The functions of headrace.torch: user arguments in, one custom operator out. Formulas: docs/math.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def _cast(x: Tensor, dtype: Optional[torch.dtype]) -> Tensor:
 
 def _offsets(cu_seqlens: Maybe, cu_seqlens_cpu: Maybe, device: torch.device) -> Maybe:
     if cu_seqlens is None and cu_seqlens_cpu is not None:
-        raise ValueError("cu_seqlens_cpu: expected together with cu_seqlens, of which it is the host copy, got it alone")
+        raise ValueError("cu_seqlens_cpu: expected together with cu_seqlens, of which it is the host copy, got it "
+                         "alone")
     return cu_seqlens if cu_seqlens_cpu is None or device.type == "cpu" else cu_seqlens_cpu
 
 
@@ -37,18 +38,19 @@ def _v_first(state_v_first: bool, transpose_state_layout: Optional[bool]) -> boo
     if transpose_state_layout is None:
         return state_v_first
     if state_v_first:
-        raise ValueError("transpose_state_layout: expected only one of it and state_v_first, of which it is the old name, got both")
+        raise ValueError("transpose_state_layout: expected only one of it and state_v_first, of which it is the old "
+                         "name, got both")
     warnings.warn("transpose_state_layout is the old name of state_v_first", DeprecationWarning, stacklevel=4)
     return transpose_state_layout
 
 
 def _run(
-    op: str, q: Tensor, k: Tensor, v: Tensor, *, p: Maybe = None, g: Maybe = None, gv: Maybe = None, g_gamma: Maybe = None,
-    beta: Maybe = None, A_log: Maybe = None, dt_bias: Maybe = None, initial_state: Maybe = None,
-    output_final_state: bool = False, cu_seqlens: Maybe = None, cu_seqlens_cpu: Maybe = None, scale: Optional[float] = None,
-    reverse: bool = False, l2norm: bool = False, gate: str = "log_decay", lower_bound: Optional[float] = None,
-    beta_is: str = "value", chunk_size: Optional[int] = None, state_v_first: bool = False,
-    transpose_state_layout: Optional[bool] = None, serving: Optional[dict] = None,
+    op: str, q: Tensor, k: Tensor, v: Tensor, *, p: Maybe = None, g: Maybe = None, gv: Maybe = None,
+    g_gamma: Maybe = None, beta: Maybe = None, A_log: Maybe = None, dt_bias: Maybe = None, initial_state: Maybe = None,
+    output_final_state: bool = False, cu_seqlens: Maybe = None, cu_seqlens_cpu: Maybe = None,
+    scale: Optional[float] = None, reverse: bool = False, l2norm: bool = False, gate: str = "log_decay",
+    lower_bound: Optional[float] = None, beta_is: str = "value", chunk_size: Optional[int] = None,
+    state_v_first: bool = False, transpose_state_layout: Optional[bool] = None, serving: Optional[dict] = None,
 ) -> Result:
     dtype = _autocast_type(q.device.type)
     q, k, v, p = _cast(q, dtype), _cast(k, dtype), _cast(v, dtype), p if p is None else _cast(p, dtype)
@@ -59,7 +61,8 @@ def _run(
         raise ValueError("A_log: expected a tensor [HV] with use_gate_in_kernel, got None")
     state_v_first = _v_first(state_v_first, transpose_state_layout)
     cu_seqlens = _offsets(cu_seqlens, cu_seqlens_cpu, q.device)
-    rest = (scale, reverse, l2norm, gate, -5.0 if lower_bound is None else lower_bound, beta_is, chunk_size or 0, state_v_first)
+    rest = (scale, reverse, l2norm, gate, -5.0 if lower_bound is None else lower_bound, beta_is, chunk_size or 0,
+            state_v_first)
     tensors = (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens)
     if serving is not None and any(value is not None for value in serving.values()):
         return step_on_pool(op, tensors, rest, **serving)
@@ -92,7 +95,8 @@ def fused_recurrent_gla(
     With ssm_state_indices, initial_state is a pool of states: see docs/python.md.
     """
     return _run("gla", q, k, v, g=gk, gv=gv, scale=scale, initial_state=initial_state,
-                output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
+                output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first,
+                cu_seqlens=cu_seqlens,
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
@@ -105,7 +109,8 @@ def chunk_simple_gla(
     """Linear attention with one decay per head: g [B, T, HV] per step, g_gamma [HV] constant, or their sum."""
     return _run("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
-                cu_seqlens_cpu=cu_seqlens_cpu, chunk_size=_hint(chunk_size, 64), transpose_state_layout=transpose_state_layout)
+                cu_seqlens_cpu=cu_seqlens_cpu, chunk_size=_hint(chunk_size, 64),
+                transpose_state_layout=transpose_state_layout)
 
 
 def fused_chunk_simple_gla(
@@ -124,7 +129,8 @@ def fused_recurrent_simple_gla(
 ) -> Result:
     """As chunk_simple_gla; `reverse` runs every sequence from its last token to its first."""
     return _run("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
-                output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
+                output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first,
+                cu_seqlens=cu_seqlens,
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
@@ -138,7 +144,8 @@ def chunk_retention(
     output_final_state: bool = False, cu_seqlens: Maybe = None,
 ) -> Result:
     """Retention: head h decays by 1 - 2^(-5-h)."""
-    return chunk_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state, cu_seqlens=cu_seqlens)
+    return chunk_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state,
+                            cu_seqlens=cu_seqlens)
 
 
 def fused_recurrent_retention(
@@ -146,8 +153,8 @@ def fused_recurrent_retention(
     output_final_state: bool = False, reverse: bool = False, cu_seqlens: Maybe = None,
 ) -> Result:
     """As chunk_retention; `reverse` runs every sequence from its last token to its first."""
-    return fused_recurrent_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state, reverse,
-                                      cu_seqlens=cu_seqlens)
+    return fused_recurrent_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state,
+                                      reverse, cu_seqlens=cu_seqlens)
 
 
 def _lightning_gates(v: Tensor, layer_idx: int, num_layers: int) -> Tensor:
@@ -194,7 +201,8 @@ def fused_recurrent_delta_rule(
 ) -> Result:
     """As chunk_delta_rule; beta may also be [B, T, HV, V], None is 1."""
     return _run("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, state_v_first=state_v_first,
-                output_final_state=output_final_state, reverse=reverse, l2norm=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,
+                output_final_state=output_final_state, reverse=reverse, l2norm=use_qk_l2norm_in_kernel,
+                cu_seqlens=cu_seqlens,
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
@@ -214,8 +222,9 @@ def chunk_gated_delta_rule(
     return _run("gated_delta_rule", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
                 beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
-                cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, gate=gate_form(use_gate_in_kernel, None), A_log=A_log,
-                dt_bias=dt_bias, chunk_size=_hint(chunk_size, 64), transpose_state_layout=transpose_state_layout)
+                cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, gate=gate_form(use_gate_in_kernel, None),
+                A_log=A_log, dt_bias=dt_bias, chunk_size=_hint(chunk_size, 64),
+                transpose_state_layout=transpose_state_layout)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -234,11 +243,12 @@ def fused_recurrent_gated_delta_rule(
         if use_gate_in_kernel:
             raise ValueError("gk: expected without g where the gate is computed in the kernel, got both")
         gk = gk + g.unsqueeze(-1)
-    return _run("gated_delta_rule" if gk is None else "kda", q, k, v, g=g if gk is None else gk, gv=gv, beta=beta, scale=scale,
-                initial_state=initial_state, output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
-                gate=gate_form(use_gate_in_kernel, None), A_log=A_log, dt_bias=dt_bias,
+    return _run("gated_delta_rule" if gk is None else "kda", q, k, v, g=g if gk is None else gk, gv=gv, beta=beta,
+                scale=scale, initial_state=initial_state, output_final_state=output_final_state,
+                l2norm=use_qk_l2norm_in_kernel, gate=gate_form(use_gate_in_kernel, None), A_log=A_log, dt_bias=dt_bias,
                 beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
-                cu_seqlens=cu_seqlens, serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
+                cu_seqlens=cu_seqlens,
+                serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
 def chunk_comba(
@@ -249,9 +259,9 @@ def chunk_comba(
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
 ) -> Result:
     """Comba: the gated delta rule with an erase key p [B, T, H, K] against the state before the token's own gate."""
-    return _run("comba", q, k, v, p=p, g=g, beta=beta, scale=scale, initial_state=initial_state, state_v_first=state_v_first,
-                output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,
-                gate=gate_form(use_gate_in_kernel, None), A_log=A_log, dt_bias=dt_bias,
+    return _run("comba", q, k, v, p=p, g=g, beta=beta, scale=scale, initial_state=initial_state,
+                state_v_first=state_v_first, output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
+                cu_seqlens=cu_seqlens, gate=gate_form(use_gate_in_kernel, None), A_log=A_log, dt_bias=dt_bias,
                 beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), cu_seqlens_cpu=cu_seqlens_cpu,
                 chunk_size=chunk_size)
 
@@ -265,9 +275,9 @@ def fused_recurrent_comba(
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
 ) -> Result:
     """As chunk_comba, but p stands before v."""
-    return _run("comba", q, k, v, p=p, g=g, beta=beta, scale=scale, initial_state=initial_state, state_v_first=state_v_first,
-                output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,
-                gate=gate_form(use_gate_in_kernel, None), A_log=A_log, dt_bias=dt_bias,
+    return _run("comba", q, k, v, p=p, g=g, beta=beta, scale=scale, initial_state=initial_state,
+                state_v_first=state_v_first, output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
+                cu_seqlens=cu_seqlens, gate=gate_form(use_gate_in_kernel, None), A_log=A_log, dt_bias=dt_bias,
                 beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval),
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
@@ -304,12 +314,13 @@ def fused_recurrent_kda(
     cu_seqlens: Maybe = None, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
     num_accepted_tokens: Maybe = None, out: Maybe = None,
 ) -> Result:
-    """As chunk_kda; beta may also be [B, T, HV, V]. With ssm_state_indices, initial_state is a pool: see docs/python.md."""
+    """As chunk_kda; beta may also be [B, T, HV, V]. With ssm_state_indices, initial_state is a pool: docs/python.md."""
     return _run("kda", q, k, v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
                 gate=gate_form(use_gate_in_kernel, lower_bound), lower_bound=lower_bound,
                 beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
-                cu_seqlens=cu_seqlens, serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
+                cu_seqlens=cu_seqlens,
+                serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
 chunk_gdn = chunk_gated_delta_rule

@@ -37,7 +37,8 @@ def _k_first(state: Maybe, state_v_first: bool) -> Maybe:
     return state.transpose(-1, -2) if state is not None and state_v_first and state.dim() == 4 else state
 
 
-def _empty_outputs(q: Tensor, v: Tensor, cu_seqlens: Maybe, final_state: bool, state_v_first: bool) -> Tuple[Tensor, Tensor]:
+def _empty_outputs(q: Tensor, v: Tensor, cu_seqlens: Maybe, final_state: bool,
+                   state_v_first: bool) -> Tuple[Tensor, Tensor]:
     o = torch.empty(v.shape, dtype=q.dtype, device=q.device)
     if not final_state:
         return o, q.new_empty((0,), dtype=_state_dtype(q))
@@ -51,7 +52,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     """What must hold before an output can be allocated; the library checks the rest and names the argument."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
-            raise ValueError(f"{name}: expected 4 dimensions [B, T, H, {'V' if name == 'v' else 'K'}], got shape {list(x.shape)}")
+            raise ValueError(f"{name}: expected 4 dimensions [B, T, H, {'V' if name == 'v' else 'K'}], got shape "
+                             f"{list(x.shape)}")
         if not x.dtype.is_floating_point:
             raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}")
         if x.dtype != q.dtype:
@@ -73,16 +75,16 @@ def forward(
     return o, state
 
 
-def _forward_shapes(op, q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens, final_state, scale, reverse,
-      qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first):
+def _forward_shapes(op, q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens, final_state, scale,
+                    reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first):
     return _empty_outputs(q, v, cu_seqlens, final_state, state_v_first)
 
 
 def backward(
     op: str, q: Tensor, k: Tensor, v: Tensor, p: Maybe, g: Maybe, gv: Maybe, g_gamma: Maybe, beta: Maybe, A_log: Maybe,
     dt_bias: Maybe, initial_state: Maybe, cu_seqlens: Maybe, d_o: Maybe, d_final_state: Maybe, wanted: List[int],
-    scale: Optional[float], reverse: bool, qk_l2norm: bool, gate_form: str, lower_bound: float, beta_form: str, chunk: int,
-    state_v_first: bool,
+    scale: Optional[float], reverse: bool, qk_l2norm: bool, gate_form: str, lower_bound: float, beta_form: str,
+    chunk: int, state_v_first: bool,
 ) -> List[Tensor]:
     """Gradients of the inputs whose places in DIFFERENTIABLE are `wanted`."""
     inputs = [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state]
@@ -95,8 +97,9 @@ def backward(
     return gradients
 
 
-def _backward_shapes(op, q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens, d_o, d_final_state, wanted, scale,
-      reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first):
+def _backward_shapes(op, q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens, d_o,
+                     d_final_state, wanted, scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk,
+                     state_v_first):
     inputs = [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state]
     return like(inputs, wanted)
 

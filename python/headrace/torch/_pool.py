@@ -20,15 +20,15 @@ def step_on_pool(op, tensors, rest, *, ssm_state_indices, inplace_final_state, n
     if inplace_final_state is False:
         raise ValueError("inplace_final_state: expected True with a pool of states, got False")
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*inputs, pool)):
-        raise ValueError("ssm_state_indices: expected no gradients with a pool of states (use torch.no_grad), got tensors "
-                         "that require them")
+        raise ValueError("ssm_state_indices: expected no gradients with a pool of states (use torch.no_grad), got "
+                         "tensors that require them")
     q, v = inputs[0], inputs[2]
     if out is None:
         out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
     states = pool.transpose(-1, -2) if state_v_first and pool.dim() == 4 else pool
     inputs = [x if x is None else x.detach() for x in inputs]
-    _core.run("step", op, inputs + [None, cu_seqlens], [out, None], [states.detach(), ssm_state_indices, num_accepted_tokens],
-              options(*arguments))
+    _core.run("step", op, inputs + [None, cu_seqlens], [out, None],
+              [states.detach(), ssm_state_indices, num_accepted_tokens], options(*arguments))
     if not pool.is_inference():
         torch.autograd.graph.increment_version(pool)  # saved for another call's backward, it is not what it was
     return out, pool

@@ -45,8 +45,8 @@ class _DeltaLayer(Layer):
         if self.num_v_heads % num_heads:
             raise ValueError(f"num_v_heads: expected a multiple of num_heads {num_heads}, got {num_v_heads}")
         key_dim, value_dim = num_heads * head_dim, self.num_v_heads * head_v_dim
-        super().__init__(hidden_size, key_dim, key_dim, value_dim, value_dim, head_dim, head_v_dim, conv_size, conv_bias,
-                         layer_idx)
+        super().__init__(hidden_size, key_dim, key_dim, value_dim, value_dim, head_dim, head_v_dim, conv_size,
+                         conv_bias, layer_idx)
         self.b_proj = nn.Linear(hidden_size, self.num_v_heads, bias=False)
 
     def _add_step_gate(self) -> None:
@@ -74,8 +74,8 @@ class GatedDeltaNet(_DeltaLayer):
 
     def __init__(self, hidden_size: int = 2048, expand_v: float = 2, head_dim: int = 256, num_heads: int = 6,
                  num_v_heads: Optional[int] = None, mode: str = "chunk", use_gate: bool = True,
-                 use_short_conv: bool = True, allow_neg_eigval: bool = False, conv_size: int = 4, conv_bias: bool = False,
-                 layer_idx: Optional[int] = None, norm_eps: float = 1e-5,
+                 use_short_conv: bool = True, allow_neg_eigval: bool = False, conv_size: int = 4,
+                 conv_bias: bool = False, layer_idx: Optional[int] = None, norm_eps: float = 1e-5,
                  output_gate_activation: str = "swish") -> None:
         super().__init__(hidden_size, expand_v, head_dim, num_heads, num_v_heads, conv_size if use_short_conv else None,
                          conv_bias, layer_idx)
@@ -149,5 +149,6 @@ class KimiDeltaAttention(_DeltaLayer):
     def _operator(self, x, q, k, v, options, positions):
         return fused_recurrent_kda(
             q, k, v, g=heads(self.f_proj(x), self.head_k_dim), beta=self.b_proj(x), A_log=self.A_log,
-            dt_bias=self.dt_bias, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
-            allow_neg_eigval=self.allow_neg_eigval, lower_bound=self.lower_bound, **options)
+            dt_bias=self.dt_bias, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True, allow_neg_eigval=self.allow_neg_eigval, lower_bound=self.lower_bound,
+            **options)

@@ -28,7 +28,7 @@ class Layer(nn.Module):
     def __init__(self, hidden_size: int, key_dim: int, kv_key_dim: int, value_dim: int, kv_value_dim: int,
                  head_k_dim: int, head_v_dim: int, conv_size: Optional[int], conv_bias: bool,
                  layer_idx: Optional[int]) -> None:
-        """key_dim, value_dim: sizes of q and o; kv_key_dim, kv_value_dim: of k and v. conv_size None: no convolutions."""
+        """key_dim, value_dim: sizes of q and o; kv_key_dim, kv_value_dim: k and v. conv_size None: no convolutions."""
         super().__init__()
         self.hidden_size, self.layer_idx = hidden_size, layer_idx
         self.key_dim, self.value_dim, self.head_k_dim, self.head_v_dim = key_dim, value_dim, head_k_dim, head_v_dim

@@ -55,12 +55,12 @@ class LightningAttention(Layer):
     """Lightning attention. Head h decays by exp(g_gamma[h]) at each token, g_gamma = lightning_gates(...) a buffer.
 
     Source: Qin et al., Lightning Attention-2, arXiv:2401.04658; the variants are those of MiniMax-Text-01 and of the
-    Ling and Ring linear models. q, k and v pass `activation` (None or "silu"), q and k an RMS norm of each head (qk_norm)
-    and a rotation, where forward gets position_embeddings = (cos, sin), [B or 1, T, R] each, for their first R channels.
-    The output passes an RMS norm over norm_groups equal parts and a sigmoid gate. num_kv_heads: heads of k and v, a
-    divisor of num_heads. scale: of q, None is head_dim^(-1/2). MiniMax-Text-01: gate_convention "minimax", activation
-    "silu", scale 1. Parameters: q_proj, k_proj, v_proj, g_proj, g_norm, o_proj, with qk_norm q_norm and k_norm. Raises
-    ValueError.
+    Ling and Ring linear models. q, k and v pass `activation` (None or "silu"), q and k an RMS norm of each head
+    (qk_norm) and a rotation, where forward gets position_embeddings = (cos, sin), [B or 1, T, R] each, for their first
+    R channels. The output passes an RMS norm over norm_groups equal parts and a sigmoid gate. num_kv_heads: heads of k
+    and v, a divisor of num_heads. scale: of q, None is head_dim^(-1/2). MiniMax-Text-01: gate_convention "minimax",
+    activation "silu", scale 1. Parameters: q_proj, k_proj, v_proj, g_proj, g_norm, o_proj, with qk_norm q_norm and
+    k_norm. Raises ValueError.
     """
 
     g_gamma: Tensor

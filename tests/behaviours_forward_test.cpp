@@ -234,7 +234,7 @@ void expect_split_gradients(const ProblemLine& line, std::int64_t split) {
 TEST(Forward, F5_GradientsOfSplitSequencesChain) {
     for (const std::string& gated : operators_and_gates("bwd")) {
         for (const char* type : {"f64", "f32"}) {
-            const std::string text = gated + " t53 h1 hv2 k16 v24 state=inout chunk=16 threads=1 " + type;
+            const std::string text = gated + " t53 h2 hv8 k16 v24 state=inout chunk=16 threads=1 " + type;
             for (const ProblemLine& line : forced_lines(text)) {
                 for (const std::int64_t split : {1, 16, 37}) expect_split_gradients(line, split);
             }
@@ -268,7 +268,7 @@ TEST(Forward, F6_ARaggedBatchIsItsSequencesOneByOne) {
     for (const Operator op : operators()) {
         for (const char* direction : {":fwd", ":bwd"}) {
             const std::string text =
-                line_text(op, direction) + " h2 k16 v24 state=inout chunk=16 threads=1 varlen=0,0,5,37,38,38,100";
+                line_text(op, direction) + " h8 k16 v24 state=inout chunk=16 threads=1 varlen=0,0,5,37,38,38,100";
             for (const ProblemLine& line : forced_lines(text)) {
                 const CallTensors packed = harness::make_tensors(line), alone = harness::make_tensors(line);
                 ASSERT_TRUE(run(packed.call).ok()) << format(line);

@@ -41,7 +41,7 @@ struct ChunkOps {
         inverse = arena.tile<T>(16, 16);
         spare = arena.tile<T>(16, V);
         weighted_values = arena.tile<T>(chunk, V);
-        weighted_keys = arena.tile<T>(chunk, K);
+        if (GateType::per_channel) weighted_keys = arena.tile<T>(chunk, K);
         if (backward) keys_transposed = arena.tile<T>(K, chunk);
         carve_packer(arena, packer, chunk, backward, states, backward ? (delta ? 17 : 11) : (delta ? 8 : 6));
         carve_packer(arena, small, chunk, backward, 0, backward ? 5 : 2);
@@ -134,7 +134,7 @@ struct ChunkOps {
         if constexpr (Arithmetic::pack == 1) {
             const std::size_t keys = product(K, C + 16);
             const std::size_t values = backward ? product(V, C + 16) : 0;
-            target.carve(arena, keys + 3 * values);
+            target.carve(arena, (states > 0 || GateType::per_channel ? keys : 0) + 3 * values);
         } else {
             const std::size_t wide = product(C, longer / 2 + 16), tall = product(longer / 2, C + 16);
             const std::size_t passing = product(C, longer / 2 + 32);  // while an operand is transposed

@@ -73,7 +73,7 @@ void prepare_log_decay(Prepared& prepared, const Spec& spec, const Arrays& array
         } else {
             const double gate = sigmoid(slope * x);
             prepared.g[i] = spec.lower_bound * gate;
-            prepared.g_by_dt_bias[i] = spec.lower_bound * gate * (1.0 - gate) * slope;
+            prepared.g_by_dt_bias[i] = spec.lower_bound * gate * sigmoid(-slope * x) * slope;  // 1 - gate would cancel
             prepared.g_by_A_log[i] = times(prepared.g_by_dt_bias[i], x);
         }
     }
@@ -118,8 +118,8 @@ void prepare_adjoint(Gradients& grads, const Spec& spec, const Arrays& arrays, c
     log_decay_adjoint(grads, spec, arrays, prepared);
     if (spec.beta_form != BetaForm::value) {
         for (std::size_t i = 0; i < arrays.beta.size(); ++i) {
-            const double y = sigmoid(arrays.beta[i]);
-            grads.d_beta[i] *= beta_factor(spec.beta_form) * y * (1.0 - y);
+            const double logit = arrays.beta[i];
+            grads.d_beta[i] *= beta_factor(spec.beta_form) * sigmoid(logit) * sigmoid(-logit);
         }
     }
 }

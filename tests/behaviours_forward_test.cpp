@@ -231,6 +231,7 @@ void expect_split_gradients(const ProblemLine& line, std::int64_t split) {
     expect_within_bars(made.call, expected, format(line) + " split at " + std::to_string(split));
 }
 
+// Eight heads: with fewer, a part of one token alone would be left to the recurrent form.
 TEST(Forward, F5_GradientsOfSplitSequencesChain) {
     for (const std::string& gated : operators_and_gates("bwd")) {
         for (const char* type : {"f64", "f32"}) {
@@ -263,6 +264,7 @@ TensorView state_of(TensorView view, std::int64_t n) {
     return view;
 }
 
+// Eight heads: with fewer, the sequence of one token would be computed in double when it is alone.
 TEST(Forward, F6_ARaggedBatchIsItsSequencesOneByOne) {
     const std::vector<std::int64_t> offsets = {0, 0, 5, 37, 38, 38, 100};
     for (const Operator op : operators()) {

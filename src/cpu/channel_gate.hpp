@@ -131,7 +131,8 @@ struct ChannelGate {
     // e^{g} and the products of decays up to row i; begins a block where one leaves its range.
     void decay_row(const T* log_decay, int i) {
         const int previous = i > 0 ? i - 1 : 0;
-        T *const a_row = decay.at(i), *const start_row = start.at(i), *const since_row = since.at(i), *const growth_row = growth.at(i);
+        T *const a_row = decay.at(i), *const start_row = start.at(i);
+        T *const since_row = since.at(i), *const growth_row = growth.at(i);
         const T *const start_before = start.at(previous), *const since_before = since.at(previous);
         const reg<T> one = broadcast<T>(1);
         typename vec<T>::integer outside = {};

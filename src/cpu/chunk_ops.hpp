@@ -10,8 +10,8 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
-// A: arithmetic of products with the state and of the scores. Small: of products within the chunk; the delta rule keeps
-// them in fp32 where A is bf16, because its errors feed back into what it writes.
+// A: arithmetic of products with the state and of a scalar gate's scores, whose rows enter bf16 exactly. Small: of the
+// other products within the chunk; the delta rule keeps them in fp32 where A is bf16, because its errors feed back.
 template <class A, class Small, class GateType>
 struct ChunkOps {
     using T = typename A::real;
@@ -125,8 +125,7 @@ struct ChunkOps {
 
   private:
     // Room for the operands that one chunk packs. F32 and F64 pack only transposed ones: the keys and the values of the
-    // backward. Bf16 packs all: `states` states and `operands` of C rows; an
-    // assertion in the packer watches the counts.
+    // backward. Bf16 packs all: `states` states and `operands` of C rows; an assertion in the packer watches the counts.
     template <class Arithmetic>
     void carve_packer(Arena& arena, Packer<Arithmetic>& target, int chunk, bool backward, int states, int operands) const {
         const auto product = [](long a, long b) { return static_cast<std::size_t>(a * b); };

@@ -187,10 +187,11 @@ struct Packer {
     using unit = typename A::unit;
     unit* buffer = nullptr;
     std::size_t used = 0, capacity = 0;
+    static constexpr int most_inputs = 3;  // q, k, p
     struct {
         const T* rows;
         Left<A> packed;
-    } keeps[4];
+    } keeps[most_inputs];
     int kept = 0;
 
     void carve(Arena& arena, std::size_t units) {
@@ -221,6 +222,7 @@ struct Packer {
         for (int i = 0; i < kept; ++i) {
             if (keeps[i].rows == x.data) return keeps[i].packed;
         }
+        assert(kept < most_inputs);
         keeps[kept] = {x.data, left(x, rows, columns)};
         return keeps[kept++].packed;
     }

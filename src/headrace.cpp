@@ -9,6 +9,7 @@
 #include "core/guarded.hpp"
 #include "core/implementation.hpp"
 #include "core/machine.hpp"
+#include "core/pages.hpp"
 #include "core/validation.hpp"
 #include "core/views.hpp"
 #include "dispatch.hpp"
@@ -53,6 +54,12 @@ Status prepare(const Call& call, Contents contents, Problem* problem, const Impl
     return select(*problem, all_implementations(), machine(), implementation);
 }
 
+void prepare_outputs(const Problem& problem) {
+    for (const NamedView& named : named_views(problem)) {
+        if (named.role == Role::output) ask_for_huge_pages(*named.view);
+    }
+}
+
 Status execute(const Call& call, const Workspace& workspace) {
     Problem problem;
     const Implementation* implementation = nullptr;
@@ -73,6 +80,7 @@ Status execute(const Call& call, const Workspace& workspace) {
     if (problem.N == 0) {
         clear_parameter_gradients(problem);
     } else {
+        if (problem.direction != Direction::step) prepare_outputs(problem);
         Carver carver(base);
         if (!implementation->run(problem, carver)) return gate_error(problem);
     }

@@ -13,6 +13,8 @@ MEMORY = ("reused", "fresh")
 MEMORY_HELP = ("reused: what is freed stays with the process; fresh: as the C library does it, so that every call pays "
                "for new pages of its large tensors")
 
+PAUSE = 0.1  # seconds
+
 
 def _reuse_memory() -> bool:
     """Asks the C library to keep what is freed; whether it does."""
@@ -38,7 +40,8 @@ def progress(text: str) -> None:
 def in_turns(calls: Dict[str, Callable[[], Result]], seconds: float = 0.0, rounds: int = 3) -> Dict[str, List[Result]]:
     """What the calls return, by name: rounds in which each of them runs once, after one that is not counted.
 
-    At least `rounds`, and for at least `seconds` of each contender.
+    At least `rounds`, and for at least `seconds` of each contender. A pause before each call, because what a call leaves
+    to other threads (JAX frees its buffers there) would be counted in the next.
     """
     for name, call in calls.items():
         progress(f"warming up {name}")
@@ -49,6 +52,7 @@ def in_turns(calls: Dict[str, Callable[[], Result]], seconds: float = 0.0, round
     while taken < rounds or time.perf_counter() - begin < seconds * len(calls):
         for name, call in calls.items():
             progress(f"round {taken + 1}, {name}")
+            time.sleep(PAUSE)
             results[name].append(call())
         taken += 1
     progress("")

@@ -1,6 +1,7 @@
 // Carver: cuts named, aligned blocks from one buffer; without a buffer the same calls compute the size and the plan.
 #include "core/workspace.hpp"
 
+#include "core/pages.hpp"
 #include "core/views.hpp"
 
 namespace headrace {
@@ -24,7 +25,10 @@ void* Carver::take(const char* name, DType dtype, std::initializer_list<std::int
 
 Status allocate(std::size_t bytes, Block* block) {
     block->reset(::operator new (bytes, std::align_val_t{Carver::alignment}, std::nothrow));
-    if (*block != nullptr) return {};
+    if (*block != nullptr) {
+        ask_for_huge_pages(block->get(), bytes);
+        return {};
+    }
     return {Code::out_of_memory, "workspace: could not allocate " + std::to_string(bytes) + " bytes"};
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "core/pages.hpp"
 #include "core/views.hpp"
 #include "core/workspace.hpp"
 #include "cpu/args.hpp"
@@ -202,6 +203,7 @@ Status with_layout(const Problem& problem, const Machine& machine, const Body& b
 }  // namespace
 
 Status run(const ConvolutionProblem& problem, const Machine& machine) {
+    for (const TensorView* output : {&problem.out.y, &problem.grads.d_x}) ask_for_huge_pages(*output);
     return with_layout(problem, machine, [&](const LayerKernels& kernels, const Layout<ConvolutionArgs>& l) {
         const ConvolutionArgs& args = l.args;
         const auto kernel = problem.direction == Direction::forward    ? kernels.convolution_forward
@@ -219,6 +221,7 @@ Status run(const ConvolutionProblem& problem, const Machine& machine) {
 }
 
 Status run(const RmsNormProblem& problem, const Machine& machine) {
+    for (const TensorView* output : {&problem.y, &problem.grads.d_x, &problem.grads.d_gate}) ask_for_huge_pages(*output);
     return with_layout(problem, machine, [&](const LayerKernels& kernels, const Layout<RmsNormArgs>& l) {
         const auto kernel =
             problem.direction == Direction::forward ? kernels.rms_norm_forward : kernels.rms_norm_backward;

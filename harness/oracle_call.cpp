@@ -283,9 +283,11 @@ Expected expect(const Call& call) {
                             {"d_dt_bias", grads.d_dt_bias},
                             {"d_initial_state", grads.d_initial_state}};
         expected.terms = {{"d_g", grads.d_g_terms},
+                          {"d_beta", grads.d_beta_terms},
                           {"d_g_gamma", grads.d_g_gamma_terms},
                           {"d_A_log", grads.d_A_log_terms},
-                          {"d_dt_bias", grads.d_dt_bias_terms}};
+                          {"d_dt_bias", grads.d_dt_bias_terms},
+                          {"d_initial_state", grads.d_initial_state_terms}};
         return expected;
     }
     expected.outputs = {{"o", answer.outputs.o}, {"final_state", answer.outputs.final_state}};

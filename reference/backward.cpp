@@ -6,6 +6,7 @@
 #include "reference/oracle.hpp"
 #include "reference/parameter_terms.hpp"
 #include "reference/recurrence.hpp"
+#include "reference/state_terms.hpp"
 
 namespace headrace::reference {
 namespace {
@@ -35,7 +36,7 @@ struct TokenGradients {
     double* d_v;                          // [V]
     double* d_g;                          // [1] or [K]
     double* d_gv;                         // [V]
-    double* d_beta;                       // [1] or [V]
+    double *d_beta, *d_beta_terms;        // [1] or [V]
     double* d_g_gamma;                    // [1], added to
 };
 
@@ -53,6 +54,7 @@ class Adjoint {
           gamma_terms_(K, V, false),
           A_log_terms_(K, V, false),
           dt_bias_terms_(K, V, spec.dt_bias_per_channel),
+          state_terms_(spec, K, V),
           after_(K * V),
           d_error_(V),
           d_write_(V) {}
@@ -70,6 +72,7 @@ class Adjoint {
     void through_decay(double* d_state, const TokenGradients& to);
     void add_terms(const double* d_state, std::int64_t token);
     void add_gate_terms(const double* d_state, std::size_t at);
+    void add_beta_terms(const double* d_state, const TokenGradients& to) const;
     void add_state_part_of_p(double* d_state) const;
 
     const Spec& spec_;
@@ -80,6 +83,7 @@ class Adjoint {
     Recurrence recurrence_;
     const std::size_t K, V;
     ParameterTerms gamma_terms_, A_log_terms_, dt_bias_terms_;
+    StateTerms state_terms_;
     std::vector<double> after_;    // S_t, [K,V]
     std::vector<double> d_error_;  // beta_t dd_t, [V]
     std::vector<double> d_write_;  // dd_t, [V]
@@ -103,6 +107,7 @@ TokenGradients Adjoint::gradients_of(std::int64_t token) const {
     to.d_g = at_or_null(grads_.d_g, spec_.channel_gate ? at * K : at);
     to.d_gv = at_or_null(grads_.d_gv, at * V);
     to.d_beta = at_or_null(grads_.d_beta, spec_.elementwise_beta ? at * V : at);
+    to.d_beta_terms = at_or_null(grads_.d_beta_terms, spec_.elementwise_beta ? at * V : at);
     to.d_g_gamma = at_or_null(grads_.d_g_gamma, head_);
     return to;
 }
@@ -125,6 +130,7 @@ void Adjoint::through_write(double* d_state, const TokenGradients& to, const dou
     } else if (to.d_beta) {
         *to.d_beta = dot(d_write_.data(), now.error.data(), V);
     }
+    if (to.d_beta) add_beta_terms(d_state, to);
     for (std::size_t c = 0; c < K; ++c) {
         if (spec_.erase_with_p) {
             to.d_p[c] -= dot(before + c * V, d_error_.data(), V);
@@ -134,6 +140,20 @@ void Adjoint::through_write(double* d_state, const TokenGradients& to, const dou
             to.d_k_erase[c] -= erased;
             for (std::size_t j = 0; j < V; ++j) d_state[c * V + j] -= now.k[c] * d_error_[j];
         }
+    }
+}
+
+// The root-sum-square of D_cj k_c r_j for each element of d_beta of the token.
+void Adjoint::add_beta_terms(const double* d_state, const TokenGradients& to) const {
+    double squares = 0.0;
+    for (std::size_t j = 0; j < V; ++j) {
+        for (std::size_t c = 0; c < K; ++c) {
+            const double term = d_state[c * V + j] * recurrence_.k[c] * recurrence_.error[j];
+            squares += term * term;
+        }
+        if (!spec_.elementwise_beta && j + 1 < V) continue;
+        to.d_beta_terms[spec_.elementwise_beta ? j : 0] = std::sqrt(squares);
+        squares = 0.0;
     }
 }
 
@@ -171,7 +191,8 @@ void Adjoint::add_terms(const double* d_state, std::int64_t token) {
     if (spec_.step_gate || spec_.channel_gate) add_gate_terms(d_state, at);
 }
 
-// The root-sum-square of D'_cj S'_cj for each element of d_g of the token.
+// The root-sum-square of D'_cj S'_cj for each element of d_g of the token. Strong gates leave S' and d_g to few tokens,
+// and comba's maps may leave less of D than of its errors: these then count.
 void Adjoint::add_gate_terms(const double* d_state, std::size_t at) {
     double squares = 0.0;
     for (std::size_t c = 0; c < K; ++c) {
@@ -183,7 +204,9 @@ void Adjoint::add_gate_terms(const double* d_state, std::size_t at) {
         if (!spec_.channel_gate && c + 1 < K) continue;
         const std::size_t gate = spec_.channel_gate ? at * K + c : at;
         const bool raw = spec_.gate_form != GateForm::log_decay;
-        grads_.d_g_terms[gate] = std::sqrt(squares) * (raw ? std::fabs(prepared_.g_by_dt_bias[gate]) : 1.0);
+        double size = std::sqrt(squares);
+        if (spec_.erase_with_p && spec_.step_gate) size = std::max(size, state_terms_.size_of_sum(recurrence_.decayed));
+        grads_.d_g_terms[gate] = size * (raw ? std::fabs(prepared_.g_by_dt_bias[gate]) : 1.0);
         squares = 0.0;
     }
 }
@@ -217,6 +240,7 @@ void Adjoint::token(double* d_state, std::int64_t token, const double* before) {
     add_terms(d_state, token);
     through_decay(d_state, to);
     if (spec_.delta && spec_.erase_with_p) add_state_part_of_p(d_state);
+    state_terms_.token(recurrence_, d_state);
 }
 
 void Adjoint::sequence(double* d_state, std::int64_t n) {
@@ -233,10 +257,10 @@ void Adjoint::sequence(double* d_state, std::int64_t n) {
     const auto in = [&](std::vector<double>& states, std::int64_t i) {
         return states.data() + static_cast<std::size_t>(i) * state_size;
     };
-    if (!arrays_.initial_state.empty()) {
-        const auto first = (static_cast<std::size_t>(n) * static_cast<std::size_t>(spec_.HV) + head_) * state_size;
-        std::copy_n(&arrays_.initial_state[first], state_size, entering.data());
-    }
+    const std::size_t first_element =
+        (static_cast<std::size_t>(n) * static_cast<std::size_t>(spec_.HV) + head_) * state_size;
+    if (!arrays_.initial_state.empty()) std::copy_n(&arrays_.initial_state[first_element], state_size, entering.data());
+    state_terms_.start_sequence();
     for (std::int64_t s = 0; s < segments; ++s) {
         std::copy_n(in(entering, s), state_size, in(entering, s + 1));
         double* state = in(entering, s + 1);
@@ -249,6 +273,7 @@ void Adjoint::sequence(double* d_state, std::int64_t n) {
         for (std::int64_t i = count - 1; i >= 0; --i) token(d_state, token_of(first + i), in(before, i));
     }
     for (ParameterTerms* terms : {&gamma_terms_, &A_log_terms_, &dt_bias_terms_}) terms->end_sequence();
+    for (std::size_t i = 0; i < state_size; ++i) grads_.d_initial_state_terms[first_element + i] = state_terms_.size(i);
 }
 
 }  // namespace
@@ -270,7 +295,9 @@ Gradients backward(const Spec& spec, const Arrays& arrays) {
     grads.d_A_log_terms.assign(arrays.A_log.size(), 0.0);
     grads.d_dt_bias_terms.assign(arrays.dt_bias.size(), 0.0);
     grads.d_beta.assign(arrays.beta.size(), 0.0);
+    grads.d_beta_terms.assign(arrays.beta.size(), 0.0);
     grads.d_initial_state.assign(N * HV * state_size, 0.0);
+    grads.d_initial_state_terms = grads.d_initial_state;
     if (!arrays.d_final_state.empty()) grads.d_initial_state = arrays.d_final_state;
 
     const Prepared prepared = prepare(spec, arrays);

@@ -60,8 +60,10 @@ struct Gradients {
     std::vector<double> d_q, d_k, d_v, d_p, d_g, d_gv, d_g_gamma, d_beta, d_A_log, d_dt_bias, d_initial_state;
     // How large the terms are that each element of d_g_gamma, d_A_log, d_dt_bias is the sum of (ParameterTerms).
     std::vector<double> d_g_gamma_terms, d_A_log_terms, d_dt_bias_terms;
-    // The same for d_g, which sums products of state elements of one token: their root-sum-square.
-    std::vector<double> d_g_terms;
+    // The same for d_g and d_beta, which sum products of state elements of one token: their root-sum-square.
+    std::vector<double> d_g_terms, d_beta_terms;
+    // What roundings of the state's gradient come to in d_initial_state (StateTerms).
+    std::vector<double> d_initial_state_terms;
     // [B,T,H,K], the part of d_k that came through the error term, before the l2norm adjoint; for the identities of
     // docs/math.md 7 only.
     std::vector<double> d_k_erase;

@@ -119,7 +119,9 @@ void prepare_adjoint(Gradients& grads, const Spec& spec, const Arrays& arrays, c
     if (spec.beta_form != BetaForm::value) {
         for (std::size_t i = 0; i < arrays.beta.size(); ++i) {
             const double logit = arrays.beta[i];
-            grads.d_beta[i] *= beta_factor(spec.beta_form) * sigmoid(logit) * sigmoid(-logit);
+            const double slope = beta_factor(spec.beta_form) * sigmoid(logit) * sigmoid(-logit);
+            grads.d_beta[i] *= slope;
+            grads.d_beta_terms[i] *= slope;
         }
     }
 }

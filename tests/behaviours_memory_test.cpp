@@ -6,10 +6,8 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cinttypes>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <thread>
 
@@ -296,39 +294,6 @@ class Sparse {
     void* data_;
     std::size_t bytes_;
 };
-
-// The line of /proc/self/smaps that tells what was asked for the mapping around an address.
-std::string mapping_flags(const void* address) {
-    std::ifstream file("/proc/self/smaps");
-    std::uintptr_t begin = 0, end = 0;
-    for (std::string line; std::getline(file, line);) {
-        std::uintptr_t from = 0, to = 0;
-        if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " ", &from, &to) == 2) begin = from, end = to;
-        const auto wanted = reinterpret_cast<std::uintptr_t>(address);
-        if (line.rfind("VmFlags:", 0) == 0 && begin <= wanted && wanted < end) return line + " ";
-    }
-    return {};
-}
-
-TEST(Memory, LargeOutputsAskForHugePages) {
-    const bool kernel_has_them = std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled").good();
-    for (const std::int64_t tokens : {64, 4096}) {
-        ProblemLine line = line_of("linear_attention:fwd h16 k64 threads=2");  // o: 4 KiB a token
-        line.T = tokens;
-        for (const bool gaps : {false, true}) {
-            CallTensors made = harness::make_tensors(line);
-            const Sparse memory(std::size_t{64} << 20);
-            TensorView& o = made.call.out.o;
-            o.data = memory.data();
-            if (gaps) o.strides[1] *= 2;
-            ASSERT_TRUE(run(made.call).ok());
-            const std::string flags = mapping_flags(static_cast<char*>(memory.data()) + (std::size_t{4} << 20));
-            ASSERT_FALSE(flags.empty());
-            EXPECT_EQ(flags.find(" hg ") != std::string::npos, kernel_has_them && tokens == 4096 && !gaps)
-                << flags << tokens << " tokens, gaps " << gaps;
-        }
-    }
-}
 
 // The same tensor with dimension `far` at a stride of 2^24 elements: beyond 2^31 from index 128 on. Values are copied.
 TensorView spread(const TensorView& view, int far, std::vector<std::unique_ptr<Sparse>>& memory) {

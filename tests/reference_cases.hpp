@@ -67,6 +67,22 @@ inline Arrays make_arrays(const Spec& spec, unsigned seed) {
     return arrays;
 }
 
+// Tokens [begin, end) of a tensor [1,T,...].
+inline std::vector<double> tokens_of(const std::vector<double>& values, std::int64_t T, std::int64_t begin,
+                                     std::int64_t end) {
+    const std::int64_t width = static_cast<std::int64_t>(values.size()) / T;
+    return {values.begin() + begin * width, values.begin() + end * width};
+}
+
+inline Arrays part_of(const Arrays& whole, std::int64_t T, std::int64_t begin, std::int64_t end) {
+    Arrays part = whole;
+    for (auto tensor :
+         {&Arrays::q, &Arrays::k, &Arrays::v, &Arrays::p, &Arrays::g, &Arrays::gv, &Arrays::beta, &Arrays::d_o}) {
+        part.*tensor = tokens_of(whole.*tensor, T, begin, end);
+    }
+    return part;
+}
+
 struct Slot {
     const char* name;
     std::vector<double> Arrays::*input;

@@ -107,21 +107,6 @@ TEST(reference, zero_tokens_pass_the_state_through) {
     }
 }
 
-// Tokens [begin, end) of a tensor [1,T,...].
-std::vector<double> tokens_of(const std::vector<double>& values, std::int64_t T, std::int64_t begin, std::int64_t end) {
-    const std::int64_t width = static_cast<std::int64_t>(values.size()) / T;
-    return {values.begin() + begin * width, values.begin() + end * width};
-}
-
-Arrays part_of(const Arrays& whole, std::int64_t T, std::int64_t begin, std::int64_t end) {
-    Arrays part = whole;
-    for (auto tensor :
-         {&Arrays::q, &Arrays::k, &Arrays::v, &Arrays::p, &Arrays::g, &Arrays::gv, &Arrays::beta, &Arrays::d_o}) {
-        part.*tensor = tokens_of(whole.*tensor, T, begin, end);
-    }
-    return part;
-}
-
 TEST(reference, a_split_sequence_chains_through_its_states_and_their_gradients) {
     for (Rule rule : all_rules) {
         for (Gate gate : all_gates) {
@@ -157,16 +142,24 @@ TEST(reference, a_ragged_batch_equals_its_sequences_alone) {
     spec.reverse = spec.keep_states = true;
     const Arrays packed = make_arrays(spec, 12);
     const Outputs expected = forward(spec, packed);
+    const Gradients expected_grads = backward(spec, packed);
     const auto state = spec.HV * spec.K * spec.V;
     for (std::int64_t n = 0; n < spec.sequences(); ++n) {
         const std::int64_t begin = spec.first_token(n), end = spec.first_token(n + 1);
         Spec alone = spec;
         alone.T = end - begin, alone.cu_seqlens = {};
         Arrays part = part_of(packed, spec.T, begin, end);
-        part.initial_state = tokens_of(packed.initial_state, spec.sequences(), n, n + 1);
+        const auto of_sequence = [&](const std::vector<double>& states) {
+            return tokens_of(states, spec.sequences(), n, n + 1);
+        };
+        part.initial_state = of_sequence(packed.initial_state);
+        part.d_final_state = of_sequence(packed.d_final_state);
+        const Gradients grads = backward(alone, part);
+        EXPECT_EQ(grads.d_initial_state, of_sequence(expected_grads.d_initial_state));
+        EXPECT_EQ(grads.d_initial_state_terms, of_sequence(expected_grads.d_initial_state_terms));
         const Outputs out = forward(alone, part);
         EXPECT_EQ(out.o, tokens_of(expected.o, spec.T, begin, end));
-        EXPECT_EQ(out.final_state, tokens_of(expected.final_state, spec.sequences(), n, n + 1));
+        EXPECT_EQ(out.final_state, of_sequence(expected.final_state));
         if (begin == end) continue;
         const std::vector<double> last_state(out.states.begin(), out.states.begin() + state);
         EXPECT_EQ(last_state, out.final_state);  // reversed: the first token in memory is the last to be read
@@ -241,88 +234,6 @@ TEST(reference, head_gate_gradient_is_the_sum_of_the_step_gate_gradients) {
             std::vector<double> sums(static_cast<std::size_t>(spec.HV), 0.0);
             for (std::size_t i = 0; i < grads.d_g.size(); ++i) sums[i / channels % sums.size()] += grads.d_g[i];
             for (std::size_t h = 0; h < sums.size(); ++h) EXPECT_NEAR(grads.d_g_gamma[h], sums[h], 1e-12);
-        }
-    }
-}
-
-// Terms [B,T,HV,K] of a parameter's gradient, one for each token and state element (V = 1): their sums, and their size
-// as ParameterTerms defines it.
-struct SumsAndSizes {
-    std::vector<double> sums, sizes;
-};
-SumsAndSizes sums_and_sizes(const Spec& spec, const std::vector<double>& terms, bool per_channel) {
-    const std::int64_t slots = per_channel ? spec.K : 1;
-    SumsAndSizes result;
-    for (std::int64_t slot = 0; slot < spec.HV * slots; ++slot) {
-        const std::int64_t h = slot / slots, first = per_channel ? slot % slots : 0,
-                           last = per_channel ? first + 1 : spec.K;
-        double sum = 0, token_squares = 0, element_squares = 0;
-        for (std::int64_t b = 0; b < spec.B; ++b) {
-            std::vector<double> over_elements(static_cast<std::size_t>(spec.T)),
-                over_tokens(static_cast<std::size_t>(spec.K));
-            for (std::int64_t t = 0; t < spec.T; ++t) {
-                for (std::int64_t c = first; c < last; ++c) {
-                    const double term = terms[static_cast<std::size_t>(((b * spec.T + t) * spec.HV + h) * spec.K + c)];
-                    sum += term;
-                    over_elements[static_cast<std::size_t>(t)] += term;
-                    over_tokens[static_cast<std::size_t>(c)] += term;
-                }
-            }
-            for (double value : over_elements) token_squares += value * value;
-            for (double value : over_tokens) element_squares += value * value;
-        }
-        result.sums.push_back(sum);
-        result.sizes.push_back(std::sqrt(std::max(token_squares, element_squares)));
-    }
-    return result;
-}
-
-void expect_near(const std::vector<double>& got, const std::vector<double>& expected) {
-    ASSERT_EQ(got.size(), expected.size());
-    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-12 * (1 + std::fabs(expected[i])));
-}
-
-// g_gamma acts as g does, dt_bias as the raw g does; a softplus gate changes with A_log by its own value. T = 1: no
-// token repeats another's elements; T = 9: the sums over tokens count.
-void expect_terms(Spec spec, unsigned seed) {
-    Gradients grads = backward(spec, make_arrays(spec, seed));
-    SumsAndSizes expected = sums_and_sizes(spec, grads.d_g, false);
-    expect_near(grads.d_g_gamma, expected.sums);
-    expect_near(grads.d_g_gamma_terms, expected.sizes);
-
-    spec.gate_form = GateForm::softplus, spec.has_dt_bias = true;
-    for (bool per_channel : {false, spec.channel_gate}) {
-        spec.dt_bias_per_channel = per_channel;
-        const Arrays arrays = make_arrays(spec, seed + 1);
-        grads = backward(spec, arrays);
-        expected = sums_and_sizes(spec, grads.d_g, per_channel);
-        expect_near(grads.d_dt_bias, expected.sums);
-        expect_near(grads.d_dt_bias_terms, expected.sizes);
-
-        Spec plain = spec;
-        plain.gate_form = GateForm::log_decay, plain.has_dt_bias = plain.dt_bias_per_channel = false;
-        Arrays decays = arrays;
-        const std::size_t K = static_cast<std::size_t>(spec.K), HV = static_cast<std::size_t>(spec.HV);
-        for (std::size_t i = 0; i < decays.g.size(); ++i) {
-            const double bias = per_channel ? arrays.dt_bias[i % (HV * K)] : arrays.dt_bias[i / K % HV];
-            decays.g[i] = -std::exp(arrays.A_log[i / K % HV]) * std::log1p(std::exp(arrays.g[i] + bias));
-        }
-        std::vector<double> terms = backward(plain, decays).d_g;
-        for (std::size_t i = 0; i < terms.size(); ++i) terms[i] *= decays.g[i];
-        expected = sums_and_sizes(spec, terms, false);
-        expect_near(grads.d_A_log, expected.sums);
-        expect_near(grads.d_A_log_terms, expected.sizes);
-    }
-}
-
-TEST(reference, terms_are_those_that_the_gradients_of_parameters_sum) {
-    for (Rule rule : all_rules) {
-        for (bool channel : {false, true}) {
-            for (std::int64_t T : {1, 9}) {
-                Spec spec = make_spec(rule, channel ? Gate::channel_head : Gate::step_head);
-                spec.T = T, spec.V = 1, spec.K = channel ? 3 : 1;
-                expect_terms(spec, static_cast<unsigned>(20 + T));
-            }
         }
     }
 }

@@ -43,7 +43,10 @@ class Recurrent : public IsaImplementation {
         Scratch scratch;
     };
     const RecurrentKernels& kernels(const Problem& problem) const {
-        const bool in_double = problem.direction == Direction::backward && rests_on_few_sums(problem);
+        // With one key channel all that the delta rule leaves of a state's gradient is its product with a - beta k p, a
+        // difference without a second channel to make up for it.
+        const bool one_channel = problem.rule == Rule::delta && problem.K == 1;
+        const bool in_double = problem.direction == Direction::backward && (rests_on_few_sums(problem) || one_channel);
         return isa_.kernels().recurrent[problem.wide || in_double][problem.rule == Rule::delta];
     }
     void run_forward(const Problem& problem, const KernelArgs& args, const Scratch& scratch) const {

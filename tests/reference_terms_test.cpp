@@ -1,0 +1,187 @@
+// The sizes of the terms of the oracle's gradients, by which sums that cancel are judged.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "tests/reference_cases.hpp"
+
+namespace headrace::reference {
+namespace {
+
+// Terms [B,T,HV,K] of a parameter's gradient, one for each token and state element (V = 1): their sums, and their size
+// as ParameterTerms defines it.
+struct SumsAndSizes {
+    std::vector<double> sums, sizes;
+};
+SumsAndSizes sums_and_sizes(const Spec& spec, const std::vector<double>& terms, bool per_channel) {
+    const std::int64_t slots = per_channel ? spec.K : 1;
+    SumsAndSizes result;
+    for (std::int64_t slot = 0; slot < spec.HV * slots; ++slot) {
+        const std::int64_t h = slot / slots, first = per_channel ? slot % slots : 0,
+                           last = per_channel ? first + 1 : spec.K;
+        double sum = 0, token_squares = 0, element_squares = 0;
+        for (std::int64_t b = 0; b < spec.B; ++b) {
+            std::vector<double> over_elements(static_cast<std::size_t>(spec.T)),
+                over_tokens(static_cast<std::size_t>(spec.K));
+            for (std::int64_t t = 0; t < spec.T; ++t) {
+                for (std::int64_t c = first; c < last; ++c) {
+                    const double term = terms[static_cast<std::size_t>(((b * spec.T + t) * spec.HV + h) * spec.K + c)];
+                    sum += term;
+                    over_elements[static_cast<std::size_t>(t)] += term;
+                    over_tokens[static_cast<std::size_t>(c)] += term;
+                }
+            }
+            for (double value : over_elements) token_squares += value * value;
+            for (double value : over_tokens) element_squares += value * value;
+        }
+        result.sums.push_back(sum);
+        result.sizes.push_back(std::sqrt(std::max(token_squares, element_squares)));
+    }
+    return result;
+}
+
+void expect_near(const std::vector<double>& got, const std::vector<double>& expected) {
+    ASSERT_EQ(got.size(), expected.size());
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-12 * (1 + std::fabs(expected[i])));
+}
+
+// g_gamma acts as g does, dt_bias as the raw g does; a softplus gate changes with A_log by its own value. T = 1: no
+// token repeats another's elements; T = 9: the sums over tokens count.
+void expect_terms(Spec spec, unsigned seed) {
+    Gradients grads = backward(spec, make_arrays(spec, seed));
+    SumsAndSizes expected = sums_and_sizes(spec, grads.d_g, false);
+    expect_near(grads.d_g_gamma, expected.sums);
+    expect_near(grads.d_g_gamma_terms, expected.sizes);
+
+    spec.gate_form = GateForm::softplus, spec.has_dt_bias = true;
+    for (bool per_channel : {false, spec.channel_gate}) {
+        spec.dt_bias_per_channel = per_channel;
+        const Arrays arrays = make_arrays(spec, seed + 1);
+        grads = backward(spec, arrays);
+        expected = sums_and_sizes(spec, grads.d_g, per_channel);
+        expect_near(grads.d_dt_bias, expected.sums);
+        expect_near(grads.d_dt_bias_terms, expected.sizes);
+
+        Spec plain = spec;
+        plain.gate_form = GateForm::log_decay, plain.has_dt_bias = plain.dt_bias_per_channel = false;
+        Arrays decays = arrays;
+        const std::size_t K = static_cast<std::size_t>(spec.K), HV = static_cast<std::size_t>(spec.HV);
+        for (std::size_t i = 0; i < decays.g.size(); ++i) {
+            const double bias = per_channel ? arrays.dt_bias[i % (HV * K)] : arrays.dt_bias[i / K % HV];
+            decays.g[i] = -std::exp(arrays.A_log[i / K % HV]) * std::log1p(std::exp(arrays.g[i] + bias));
+        }
+        std::vector<double> terms = backward(plain, decays).d_g;
+        for (std::size_t i = 0; i < terms.size(); ++i) terms[i] *= decays.g[i];
+        expected = sums_and_sizes(spec, terms, false);
+        expect_near(grads.d_A_log, expected.sums);
+        expect_near(grads.d_A_log_terms, expected.sizes);
+    }
+}
+
+TEST(reference, terms_are_those_that_the_gradients_of_parameters_sum) {
+    for (Rule rule : all_rules) {
+        for (bool channel : {false, true}) {
+            for (std::int64_t T : {1, 9}) {
+                Spec spec = make_spec(rule, channel ? Gate::channel_head : Gate::step_head);
+                spec.T = T, spec.V = 1, spec.K = channel ? 3 : 1;
+                expect_terms(spec, static_cast<unsigned>(20 + T));
+            }
+        }
+    }
+}
+
+// By their definition: an error of the size of one element of D_t comes to |d_initial_state| of tokens 1..t alone, with
+// that element for d_final_state and no d_o.
+double size_of_state_errors(const Spec& spec, const Arrays& arrays) {
+    double squares = 0;
+    for (std::int64_t t = 0; t < spec.T; ++t) {
+        Spec later = spec, earlier = spec;
+        later.T = spec.T - t, earlier.T = t;
+        Arrays impulse = part_of(arrays, spec.T, 0, t);
+        impulse.d_o.clear();
+        const std::vector<double> d_state = backward(later, part_of(arrays, spec.T, t, spec.T)).d_initial_state;
+        for (std::size_t i = 0; i < d_state.size(); ++i) {
+            impulse.d_final_state.assign(d_state.size(), 0.0);
+            impulse.d_final_state[i] = d_state[i];
+            for (double value : backward(earlier, impulse).d_initial_state) squares += value * value;
+        }
+    }
+    return std::sqrt(squares / static_cast<double>(spec.T));
+}
+
+double norm(const std::vector<double>& values) {
+    double squares = 0;
+    for (double value : values) squares += value * value;
+    return std::sqrt(squares);
+}
+
+// Their signs are drawn: 8 seeds of 32 columns each know the size to about 5 %.
+TEST(reference, terms_of_the_initial_state_are_errors_of_the_states_gradients) {
+    for (Rule rule : all_rules) {
+        for (Gate gate : all_gates) {
+            Spec spec = make_spec(rule, gate);
+            spec.B = 1, spec.T = 4, spec.V = 8;
+            spec.value_gate = true, spec.elementwise_beta = spec.delta;
+            double got = 0, expected = 0;
+            for (unsigned seed = 40; seed < 48; ++seed) {
+                Arrays arrays = make_arrays(spec, seed);
+                if (seed % 2 == 0) arrays.d_o.clear();
+                got += norm(backward(spec, arrays).d_initial_state_terms);
+                expected += size_of_state_errors(spec, arrays);
+            }
+            EXPECT_NEAR(got, expected, 0.1 * expected) << describe(rule, gate, spec);
+        }
+    }
+}
+
+// Comba's tokens with a gate of -inf are maps -beta p k^T, and k_1 is nearly orthogonal to p_2: little is left of D,
+// as much as ever of its errors. Where all decays are alike errors shrink as D does.
+TEST(reference, terms_of_the_initial_state_outgrow_it_where_a_map_cancels) {
+    Spec spec;
+    spec.T = 2, spec.K = 2, spec.V = 64;
+    spec.step_gate = true;
+    Arrays arrays = make_arrays(spec, 32);
+    arrays.d_o.clear();
+    arrays.g = {-0.5, -1};
+    Gradients grads = backward(spec, arrays);
+    EXPECT_NEAR(norm(grads.d_initial_state_terms), norm(grads.d_initial_state), 0.2 * norm(grads.d_initial_state));
+
+    spec.delta = spec.erase_with_p = true;
+    arrays.g.assign(2, -std::numeric_limits<double>::infinity());
+    arrays.k = {1, 1, 0.5, 0.5};
+    arrays.p = {1, 0, 1, -1.001};
+    grads = backward(spec, arrays);
+    EXPECT_GT(norm(grads.d_initial_state_terms), 500 * norm(grads.d_initial_state));
+    EXPECT_LT(norm(grads.d_initial_state_terms), 2000 * norm(grads.d_initial_state));
+}
+
+// One token: dbeta = sum over c, j of D_cj k_c r_j, with an element for each j where beta has them.
+TEST(reference, terms_of_beta_are_products_of_state_elements) {
+    for (bool elementwise : {false, true}) {
+        Spec spec = make_spec(Rule::delta, Gate::none);
+        spec.B = spec.T = spec.H = spec.HV = 1, spec.scale = 0, spec.elementwise_beta = elementwise;
+        spec.beta_form = BetaForm::sigmoid;
+        const Arrays arrays = make_arrays(spec, 33);
+        const Gradients grads = backward(spec, arrays);
+        std::vector<double> sums(arrays.beta.size()), sizes(arrays.beta.size());
+        for (std::size_t j = 0; j < 2; ++j) {
+            double residual = arrays.v[j];
+            for (std::size_t c = 0; c < 3; ++c) residual -= arrays.k[c] * arrays.initial_state[c * 2 + j];
+            for (std::size_t c = 0; c < 3; ++c) {
+                const std::size_t i = elementwise ? j : 0;
+                const double logit = arrays.beta[i], slope = 1 / (2 + std::exp(logit) + std::exp(-logit));
+                const double term = slope * arrays.d_final_state[c * 2 + j] * arrays.k[c] * residual;
+                sums[i] += term;
+                sizes[i] += term * term;
+            }
+        }
+        for (double& size : sizes) size = std::sqrt(size);
+        expect_near(grads.d_beta, sums);
+        expect_near(grads.d_beta_terms, sizes);
+    }
+}
+
+}  // namespace
+}  // namespace headrace::reference

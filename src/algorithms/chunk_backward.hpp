@@ -29,11 +29,10 @@ struct BackwardTiles {
 // `residual` must hold the forward's. The gate's accumulators are left for Gate::finish_gradient.
 template <bool delta, class Ops>
 void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o,
-                    typename Ops::Tile S, typename Ops::Tile D, Wanted wanted) {
+                    typename Ops::SavedState S, typename Ops::Tile D, Wanted wanted) {
     using Tile = typename Ops::Tile;
     const bool scores_wanted = wanted.queries || wanted.keys || wanted.gate;
     const bool y_wanted = wanted.adjoint || (delta && scores_wanted);
-    if (wanted.gate) ops.gate.start_gradient();
     ops.scores(y_wanted || wanted.gate ? t.P : Tile{}, delta ? t.l : Tile{}, in);
 
     Tile d = in.v, z = t.y;
@@ -66,15 +65,14 @@ void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Op
             }
         }
         if (wanted.keys || wanted.gate) {
-            ops.read_keys(t.d_k, d, ops.left_state(D));
+            ops.read_keys(t.d_k, d, ops.left_state({D}));
             ops.assign(t.d_k, ops.to_end({t.d_k, nullptr}));
         }
         if (wanted.gate) {
-            ops.gate.add_from_start(in.q, t.d_q);
+            ops.gate.start_gradient(in.q, t.d_q, in.k, t.d_k);
             if constexpr (delta) {
                 in.undecayed_error ? ops.gate.add_from_start_before(in.e, t.d_e) : ops.gate.add_from_start(in.e, t.d_e);
             }
-            ops.gate.add_to_end(in.k, t.d_k);
             ops.add_through(S, D);
         }
         ops.scores_backward(wanted.queries || wanted.gate ? t.d_q : Tile{}, wanted.keys || wanted.gate ? t.d_k : Tile{},

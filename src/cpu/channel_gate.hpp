@@ -1,7 +1,7 @@
 // ChannelGate: one decay per token and key channel inside a chunk; the decay sits inside the contraction of the scores.
 #pragma once
 
-#include "cpu/tile_ops.hpp"
+#include "cpu/packer.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
@@ -41,12 +41,16 @@ struct ChannelGate {
         anchors = arena.take<int>(static_cast<std::size_t>(chunk) + 1);
     }
 
-    void prepare(Tile<T> log_decay, int true_rows, int padded_rows) {
+    // Without scores only what the state needs.
+    void prepare(Tile<T> log_decay, int true_rows, int padded_rows, bool scores) {
         length = true_rows;
         rows = padded_rows;
         blocks = 0;
         anchored = -1;
-        for (int i = 0; i < rows; ++i) decay_row(log_decay.at(i), i);
+        for (int i = 0; i < rows; ++i) {
+            decay_row(log_decay.at(i), i);
+            if (scores) anchor_row(i);
+        }
         anchors[blocks] = rows;
         fill(Tile<T>{end.at(rows - 1)}, T(1), 1, columns);
         for (int i = rows - 1; i > 0; --i) {
@@ -69,14 +73,13 @@ struct ChannelGate {
 
     // As ScalarGate::scores, by products of `small`: in fp32 for the delta rule, whose errors feed back.
     template <class Small>
-    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>&, Packer<Small>& small) {
+    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>&, Packer<A>&, Packer<Small>& small) {
         for (int block = 0; block < blocks; ++block) {
-            const std::size_t mark = small.used;
+            small.reset();
             move_anchor(block, in.k.rows);
             const Right<Small> keys_transposed = small.right_transposed(keys, round_up(anchors[block + 1], 16), columns);
             if (P) block_scores(P, in.q.rows, block, in.scale, keys_transposed, small);
             if (l) block_scores(l, in.e.rows, block, T(1), keys_transposed, small);
-            small.used = mark;
         }
         if (P) own_scores(P, in);
     }
@@ -100,15 +103,17 @@ struct ChannelGate {
     }
 
     // ---- gradient of the log decays ----
-    void start_gradient() {
-        for (Tile<T> tile : {gradient_start, gradient_end, gradient_inside}) fill(tile, T(0), rows, columns);
+    // Begins with the terms from the chunk's start of q, and to its end of k.
+    void start_gradient(KeyRows<T> q, Tile<T> d_q, KeyRows<T> k, Tile<T> d_k) {
+        multiply(gradient_start, q.rows, d_q, T(1), rows, columns);
+        multiply(gradient_end, k.rows, d_k, T(1), rows, columns);
+        fill(gradient_inside, T(0), rows, columns);
         for (int c = 0; c < columns; ++c) through[c] = 0;
     }
     void add_from_start(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_start, x.rows, d_x); }
     void add_from_start_before(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_start, x.rows, d_x); }
-    void add_to_end(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_end, x.rows, d_x); }
-    void add_through(Tile<T> S, Tile<T> D, int value_columns) {
-        for (int c = 0; c < columns; ++c) through[c] += row_dot(S, D, c, value_columns) * high[c];
+    void add_through(const T* state_dots) {
+        for (int c = 0; c < columns; ++c) through[c] += state_dots[c] * high[c];
     }
     void finish_gradient(Tile<T> gradient, bool) {
         for (int c = 0; c < columns; c += lanes<T>) {
@@ -128,19 +133,23 @@ struct ChannelGate {
     // Factors of a block lie between least and 1 / least: half of fp32's exponents, so that rows may take the other half.
     static constexpr T least = T(0x1p-64);
 
-    // e^{g} and the products of decays up to row i; begins a block where one leaves its range.
     void decay_row(const T* log_decay, int i) {
+        for (int c = 0; c < columns; c += lanes<T>) {
+            store<T>(decay.at(i) + c, i < length ? exp<T>(load<T>(log_decay + c)) : broadcast<T>(1));
+        }
+    }
+    // The products of decays up to row i; begins a block where one leaves its range.
+    void anchor_row(int i) {
         const int previous = i > 0 ? i - 1 : 0;
-        T *const a_row = decay.at(i), *const start_row = start.at(i);
-        T *const since_row = since.at(i), *const growth_row = growth.at(i);
+        const T* const a_row = decay.at(i);
+        T *const start_row = start.at(i), *const since_row = since.at(i), *const growth_row = growth.at(i);
         const T *const start_before = start.at(previous), *const since_before = since.at(previous);
         const reg<T> one = broadcast<T>(1);
         typename vec<T>::integer outside = {};
         for (int c = 0; c < columns; c += lanes<T>) {
-            const reg<T> a = i < length ? exp<T>(load<T>(log_decay + c)) : one;
+            const reg<T> a = load<T>(a_row + c);
             const reg<T> decays = i > 0 ? load<T>(since_before + c) * a : one;
             outside |= (decays < broadcast<T>(least)) | (decays > broadcast<T>(T(1) / least));
-            store<T>(a_row + c, a);
             store<T>(start_row + c, i > 0 ? load<T>(start_before + c) * a : a);
             store<T>(since_row + c, decays);
             store<T>(growth_row + c, one / decays);
@@ -180,7 +189,8 @@ struct ChannelGate {
     // register tile and are dropped.
     template <class Small>
     void block_scores(Tile<T> dst, Tile<T> x, int block, T factor, Right<Small> keys_transposed, Packer<Small>& small) {
-        const int first = anchors[block], last = anchors[block + 1], padded = round_up(last - first, row_block);
+        const int first = anchors[block], last = anchors[block + 1];
+        const int padded = round_up(last - first, first == 0 ? 16 : row_block);
         const int from = first < rows - padded ? first : rows - padded;
         const Left<Small> left = small.left({x.at(from), x.row}, {since.at(from), since.row}, factor, queries, padded, columns);
         matmul<Small>(pairs.data, pairs.row, left, keys_transposed, padded, round_up(last, 16), columns,
@@ -208,6 +218,8 @@ struct ChannelGate {
         }
     }
 
+    static constexpr int panel = 2, together = 4;  // registers of channels and rows that a pass over pairs takes
+
     struct PairGradients {
         Tile<T> d_scores, x;  // [C,C] of which only j < i is read, [C,K]
         T factor;             // of the scores
@@ -216,58 +228,101 @@ struct ChannelGate {
     };
 
     // The pairs j < i of the rows i of a block: those with keys before it, then those inside by halves, so that every gate
-    // receives sums of the pairs that span it, and never a difference of sums.
+    // receives sums of the pairs that span it, and never a difference of sums. A panel of channels at a time stays in L1.
     void block_backward(const PairGradients& to, int block) {
         const int first = anchors[block], last = anchors[block + 1];
         multiply({queries.at(first), queries.row}, {to.x.at(first), to.x.row}, {since.at(first), since.row}, to.factor,
                  last - first, columns);
-        if (first > 0) pairs_across(to, 0, first, last);
-        halves_backward(to, first, last);
-    }
-    void halves_backward(const PairGradients& to, int first, int last) {
-        if (last - first < 2) return;
-        const int middle = (first + last) / 2;
-        pairs_across(to, first, middle, last);
-        halves_backward(to, first, middle);
-        halves_backward(to, middle, last);
-    }
-    // Rows middle <= i < last, keys first <= j < middle.
-    void pairs_across(const PairGradients& to, int first, int middle, int last) {
         int c = 0;
-        for (; c + 4 * lanes<T> <= columns; c += 4 * lanes<T>) panel_across<4>(to, first, middle, last, c);
-        for (; c < columns; c += lanes<T>) panel_across<1>(to, first, middle, last, c);
+        for (; c + panel * lanes<T> <= columns; c += panel * lanes<T>) panel_backward<panel>(to, first, last, c);
+        for (; c < columns; c += lanes<T>) panel_backward<1>(to, first, last, c);
     }
     template <int width>
-    void panel_across(const PairGradients& to, int first, int middle, int last, int c) {
-        constexpr int n = lanes<T>;
-        reg<T> suffix[width] = {}, prefix[width] = {};
-        for (int i = last - 1; i >= middle; --i) {
-            reg<T> d_row[width] = {};
-            for (int j = first; j < middle; ++j) {
-                const reg<T> d_score = broadcast<T>(to.d_scores.at(i)[j]);
-                for (int w = 0; w < width; ++w) d_row[w] = fma(d_score, load<T>(keys.at(j) + c + w * n), d_row[w]);
-            }
-            for (int w = 0; w < width; ++w) {
-                const int column = c + w * n;
-                d_row[w] *= load<T>(since.at(i) + column) * to.factor;
-                if (to.d_x) add_to(to.d_x.at(i) + column, d_row[w]);
-                if (!to.gate_wanted || i == middle) continue;
-                suffix[w] = fma(d_row[w], load<T>(to.x.at(i) + column), suffix[w]);
-                add_to(gradient_inside.at(i) + column, suffix[w]);
+    void panel_backward(const PairGradients& to, int first, int last, int c) {
+        if (first > 0) pairs_across<together, width>(to, 0, first, last, c);
+        halves_backward<width>(to, first, last, c);
+    }
+    template <int width>
+    void halves_backward(const PairGradients& to, int first, int last, int c) {
+        switch (last - first) {
+            case 0: case 1: return;
+            case 8: return even_halves<4, width>(to, first, c);
+            case 16: return even_halves<8, width>(to, first, c);
+            case 32: return even_halves<16, width>(to, first, c);
+        }
+        const int middle = (first + last) / 2;
+        pairs_across<together, width>(to, first, middle, last, c);
+        halves_backward<width>(to, first, middle, c);
+        halves_backward<width>(to, middle, last, c);
+    }
+    // Loops of sizes that the compiler knows: those of small halves would end in a mispredicted branch each.
+    template <int half, int width>
+    void even_halves(const PairGradients& to, int first, int c) {
+        pairs_across<(half < together ? half : together), width>(to, first, first + half, first + 2 * half, c);
+        if constexpr (half > 1) {
+            even_halves<half / 2, width>(to, first, c);
+            even_halves<half / 2, width>(to, first + half, c);
+        }
+    }
+    // Rows middle <= i < last, keys first <= j < middle, registers [c, c + width lanes).
+    template <int count, int width>
+    [[gnu::always_inline]] inline void pairs_across(const PairGradients& to, int first, int middle, int last, int c) const {
+        reg<T> suffix[width], prefix[width];
+        for (int w = 0; w < width; ++w) suffix[w] = prefix[w] = reg<T>{};
+        int i = last;
+        for (; i - count >= middle; i -= count) rows_across<count, width>(to, first, middle, i - count, c, suffix);
+        for (; i > middle; --i) rows_across<1, width>(to, first, middle, i - 1, c, suffix);
+        int j = first;
+        for (; j + count <= middle; j += count) keys_across<count, width>(to, j, middle, last, c, prefix);
+        for (; j < middle; ++j) keys_across<1, width>(to, j, middle, last, c, prefix);
+    }
+    // sums[r][w] = sum_k scores[r * row + k * step] x[k, c + w lanes]
+    template <int count, int width>
+    [[gnu::always_inline]] static inline void weighted_sums(reg<T> (&sums)[count][width], const T* scores, long row, long step,
+                                                            const T* x, long x_row, int terms) {
+        for (int r = 0; r < count; ++r) {
+            for (int w = 0; w < width; ++w) sums[r][w] = reg<T>{};
+        }
+        for (int k = 0; k < terms; ++k) {
+            for (int r = 0; r < count; ++r) {
+                const reg<T> score = broadcast<T>(scores[r * row + k * step]);
+                for (int w = 0; w < width; ++w) sums[r][w] = fma(score, load<T>(x + k * x_row + w * lanes<T>), sums[r][w]);
             }
         }
-        for (int j = first; j < middle; ++j) {
-            reg<T> d_key[width] = {};
-            for (int i = middle; i < last; ++i) {
-                const reg<T> d_score = broadcast<T>(to.d_scores.at(i)[j]);
-                for (int w = 0; w < width; ++w) d_key[w] = fma(d_score, load<T>(queries.at(i) + c + w * n), d_key[w]);
-            }
+    }
+    // `count` rows from i on, the last first.
+    template <int count, int width>
+    [[gnu::always_inline]] inline void rows_across(const PairGradients& to, int first, int middle, int i, int c,
+                                                   reg<T> (&suffix)[width]) const {
+        reg<T> d_rows[count][width];
+        weighted_sums<count, width>(d_rows, to.d_scores.at(i) + first, to.d_scores.row, 1, keys.at(first) + c, keys.row, middle - first);
+        const Tile<T> d_x = to.d_x, x = queries, decays = since, inside = gradient_inside;
+        const T factor = to.factor;
+        const bool gate_wanted = to.gate_wanted;
+        for (int r = count - 1; r >= 0; --r) {
             for (int w = 0; w < width; ++w) {
-                const int column = c + w * n;
-                if (to.d_k) add_to(to.d_k.at(j) + column, d_key[w] * load<T>(reach().at(j) + column));
-                if (!to.gate_wanted) continue;
-                prefix[w] = fma(d_key[w], load<T>(keys.at(j) + column), prefix[w]);
-                add_to(gradient_inside.at(j + 1) + column, prefix[w]);
+                const int column = c + w * lanes<T>;
+                if (d_x) add_to(d_x.at(i + r) + column, d_rows[r][w] * (load<T>(decays.at(i + r) + column) * factor));
+                if (!gate_wanted || i + r == middle) continue;
+                suffix[w] = fma(d_rows[r][w], load<T>(x.at(i + r) + column), suffix[w]);
+                add_to(inside.at(i + r) + column, suffix[w]);
+            }
+        }
+    }
+    template <int count, int width>
+    [[gnu::always_inline]] inline void keys_across(const PairGradients& to, int j, int middle, int last, int c,
+                                                   reg<T> (&prefix)[width]) const {
+        reg<T> d_keys[count][width];
+        weighted_sums<count, width>(d_keys, to.d_scores.at(middle) + j, 1, to.d_scores.row, queries.at(middle) + c, queries.row, last - middle);
+        const Tile<T> d_k = to.d_k, k = keys, decays = reach(), inside = gradient_inside;
+        const bool gate_wanted = to.gate_wanted;
+        for (int r = 0; r < count; ++r) {
+            for (int w = 0; w < width; ++w) {
+                const int column = c + w * lanes<T>;
+                if (d_k) add_to(d_k.at(j + r) + column, d_keys[r][w] * load<T>(decays.at(j + r) + column));
+                if (!gate_wanted) continue;
+                prefix[w] = fma(d_keys[r][w], load<T>(k.at(j + r) + column), prefix[w]);
+                add_to(inside.at(j + r + 1) + column, prefix[w]);
             }
         }
     }

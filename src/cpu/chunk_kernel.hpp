@@ -31,6 +31,7 @@ struct ChunkKernel {
     using T = typename A::real;
     using Ops = ChunkOps<A, std::conditional_t<delta && A::pack == 2, F32, A>, GateType>;
     using Tile = cpu::Tile<T>;
+    using SavedState = typename Ops::SavedState;
 
     const KernelArgs& args;
     int key_columns, value_columns;
@@ -54,8 +55,7 @@ struct ChunkKernel {
           tokens(args, arena, args.chunk, value_columns, GateType::per_channel ? Norm::in_rows : Norm::apart) {
         const int C = args.chunk;
         ops.undecayed_error = args.undecayed_error;
-        ops.carve(arena, C, key_columns, value_columns, use != forward_only, delta,
-                  use == forward_only ? 1 : use == sweeps_only ? 2 : 3, use == with_backward);
+        ops.carve(arena, C, key_columns, value_columns, use != forward_only, delta, use == with_backward);
         const auto keys = [&] { return arena.tile<T>(C, key_columns); };
         const auto value_tile = [&] { return arena.tile<T>(C, value_columns); };
         const auto square = [&] { return arena.tile<T>(C, C); };
@@ -111,10 +111,10 @@ struct ChunkKernel {
         return {s.row, s.begin, s.end, first, length, round_up(length, 16), args.reverse};
     }
 
-    void load_chunk(const ChunkRange& range, std::int64_t head, int first_value, int values) {
+    void load_chunk(const ChunkRange& range, std::int64_t head, int first_value, int values, bool scores = true) {
         ops.start_chunk(range.rows);
         tokens.load_head(range, head, first_value, values);
-        ops.gate.prepare(tokens.log_decay, range.length, range.rows);
+        ops.gate.prepare(tokens.log_decay, range.length, range.rows, scores);
     }
 
     // Names the rows that are loaded next, key rows only for key_head >= 0.
@@ -183,7 +183,7 @@ struct ChunkKernel {
                 if (!saved_in_place()) save(slot.states, slot.index(chunk, j), walking_state(j));
                 if (last_chunk && !delta) continue;
                 if (j == 0 || starts_group(head + j)) tokens.load_keys(range, (head + j) / args.group, false);
-                load_chunk(range, head + j, 0, args.V);
+                load_chunk(range, head + j, 0, args.V, delta);
                 prefetch_next_head(n, chunk, head, j, heads, 0, args.V, false);
                 if (delta) forward_tiles.residual = residual_tile(slot, slot.index(chunk, j));
                 const Tile next = last_chunk ? walking_state(j) : place(chunk + 1, j);
@@ -293,7 +293,7 @@ struct ChunkKernel {
             load_tokens(d_o, args.d_o, range, head, 0, args.V);
             const std::int64_t saved = slot.index(here.chunk, j);
             const Tile D = pass == Pass::gradients ? restore(saved_adjoint, slot.adjoints, saved) : adjoint_state(j);
-            const Tile state = entering_state(slot, saved, j, pass, wanted);
+            const SavedState state = entering_state(slot, saved, j, pass, wanted);
             if (delta) backward_tiles.residual = residual_tile(slot, saved);
             if (member + 1 < args.group) {
                 prefetch(n, here.chunk, head + 1, -1, 0, args.V, false, true);
@@ -301,7 +301,7 @@ struct ChunkKernel {
                 prefetch(n, next.chunk, next.key_head * args.group, next.key_head, 0, args.V, true, true);
             }
             algorithms::chunk_backward<delta>(ops, in, backward_tiles, d_o, state, D, wanted);
-            if (pass == Pass::queries) advance_state(state);
+            if (pass == Pass::queries) advance_state(state.tile);
             if (wanted.adjoint) store_values(range, head);
             if (wanted.gate) {
                 ops.gate.finish_gradient(gate_gradient, args.undecayed_error);
@@ -311,10 +311,13 @@ struct ChunkKernel {
         }
         store_keys(range, here.key_head, wanted);
     }
-    Tile entering_state(const SavedSlot& slot, std::int64_t saved, std::int64_t j, Pass pass, algorithms::Wanted wanted) {
-        if (pass == Pass::queries) return adjoint_state(j);
-        if (wanted.queries || wanted.gate) return restore(S, slot.states, saved);
-        return Tile{};
+    SavedState entering_state(const SavedSlot& slot, std::int64_t index, std::int64_t j, Pass pass, algorithms::Wanted wanted) {
+        if (pass == Pass::queries) return {adjoint_state(j)};
+        if (!wanted.queries && !wanted.gate) return {};
+        if (A::pack == 2 && args.state_dtype == DType::bf16) {
+            return {{}, reinterpret_cast<const std::uint16_t*>(slot.states.data) + index * key_columns * value_columns};
+        }
+        return {restore(S, slot.states, index)};
     }
     void advance_state(Tile state) {
         ops.decay_and_write(state, state, ops.to_end(in.k), in.v);

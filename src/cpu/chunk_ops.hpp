@@ -6,6 +6,7 @@
 #include "algorithms/chunk_backward.hpp"
 #include "cpu/channel_gate.hpp"
 #include "cpu/prefetch.hpp"
+#include "cpu/rows.hpp"
 #include "cpu/scalar_gate.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
@@ -19,22 +20,28 @@ struct ChunkOps {
     using Rows = KeyRows<T>;
     using Decayed = DecayedRows<T>;
     using Inputs = algorithms::ChunkInputs<ChunkOps>;
+    // A state that is only read: a tile, or where A multiplies pairs of bf16, rows of them.
+    struct SavedState {
+        Tile tile{};
+        const std::uint16_t* halves = nullptr;  // [K,V]
+    };
 
     GateType gate;
-    Packer<A> packer;
-    Packer<Small> small;
+    Packer<A> packer;          // operands that several products of a chunk share
+    Packer<A> passing;         // those of one product
+    Packer<A> states;          // one state
+    Packer<Small> small;       // of one product
     Prefetcher next_chunk;
     Tile inverse, spare;     // [16,16], [16,V]
     Tile weighted_values;    // [C,V] spare
     Tile weighted_keys;      // [C,K] spare
     Tile keys_transposed;    // [K,C], backward only
+    T* state_dots = nullptr; // [K], backward only
     int rows = 0, K = 0, V = 0;
     bool undecayed_error = false;
 
-    // states: how many states a chunk packs at most; delta: whether it has the products of the delta rule too;
-    // gate_gradient: whether that may be wanted.
-    void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward, bool delta, int states,
-               bool gate_gradient) {
+    // delta: whether a chunk has the products of the delta rule too; gate_gradient: whether that may be wanted.
+    void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward, bool delta, bool gate_gradient) {
         K = key_columns;
         V = value_columns;
         gate.carve(arena, chunk, K, gate_gradient);
@@ -42,23 +49,38 @@ struct ChunkOps {
         spare = arena.tile<T>(16, V);
         weighted_values = arena.tile<T>(chunk, V);
         if (GateType::per_channel) weighted_keys = arena.tile<T>(chunk, K);
-        if (backward) keys_transposed = arena.tile<T>(K, chunk);
-        carve_packer(arena, packer, chunk, backward, states, backward ? (delta ? 17 : 11) : (delta ? 8 : 6));
-        carve_packer(arena, small, chunk, backward, 0, backward ? 5 : 2);
+        if (backward) {
+            keys_transposed = arena.tile<T>(K, chunk);
+            state_dots = arena.take<T>(static_cast<std::size_t>(K));
+        }
+        constexpr bool packs_all = A::pack == 2;  // else only transposed right operands
+        carve_packer(arena, packer, chunk, packs_all ? (backward ? (delta ? 10 : 6) : 4) : backward ? 3 : 0);
+        carve_packer(arena, passing, chunk, packs_all ? 4 : 1);
+        if (packs_all) states.carve(arena, static_cast<std::size_t>((K + 16) * (V + 16)));
+        carve_packer(arena, small, chunk, packs_all ? 3 : 1);
     }
     void start_chunk(int padded_rows) {
         rows = padded_rows;
         packer.reset();
-        small.reset();
     }
 
-    Right<A> right_state(Tile S) { return packer.right(S, K, V); }
-    Left<A> left_state(Tile S) { return packer.left(S, K, V); }
+    // Valid until the next of either.
+    Right<A> right_state(Tile S) {
+        states.reset();
+        return states.right(S, K, V);
+    }
+    Left<A> left_state(SavedState S) {
+        if constexpr (A::pack == 2) {
+            if (S.halves != nullptr) return {reinterpret_cast<const std::uint32_t*>(S.halves), V / 2, 1};
+        }
+        states.reset();
+        return states.left(S.tile, K, V);
+    }
     void scores(Tile P, Tile l, const Inputs& in) {
-        if (P || l) gate.scores(P, l, score_rows(in), packer, small);
+        if (P || l) gate.scores(P, l, score_rows(in), packer, passing, small);
     }
     void scores_backward(Tile d_q, Tile d_k, Tile d_e, Tile d_P, Tile d_l, Tile P, Tile l, const Inputs& in, bool gate_wanted) {
-        gate.scores_backward(d_q, d_k, d_e, d_P, d_l, P, l, score_rows(in), gate_wanted, packer);
+        gate.scores_backward(d_q, d_k, d_e, d_P, d_l, P, l, score_rows(in), gate_wanted, passing);
     }
 
     void copy_values(Tile dst, Tile a) { copy(dst, a, rows, V); }
@@ -71,9 +93,12 @@ struct ChunkOps {
         for_each(x, rows, rows, [&](int i, int j) { return -load<T>(x.at(i) + j); });
     }
     void value_row_dots(T* dst, Tile a, Tile b) {
-        for (int i = 0; i < rows; ++i) dst[i] = row_dot(a, b, i, V);
+        for (int i = 0; i < rows; ++i) dst[i] = cpu::row_dot(a, b, i, V);
     }
-    void add_through(Tile S, Tile D) { gate.add_through(S, D, V); }
+    void add_through(SavedState S, Tile D) {
+        for (int c = 0; c < K; ++c) state_dots[c] = row_dot(S, D, c);
+        gate.add_through(state_dots);
+    }
 
     // Rows decayed from the chunk's start (Comba's erase rows: without the token's own gate), or to its end.
     Decayed from_start(Rows x, T factor) { return gate.from_chunk_start(x, factor); }
@@ -95,7 +120,7 @@ struct ChunkOps {
     void add_read(Tile dst, Decayed x, Right<A> state) { read(dst, x, state, Start<T>::add); }
     // as (S a^T)^T: rows of values are fewer to transpose than a state.
     void read_keys(Tile dst, Tile a, Left<A> state) {
-        matmul<A>(keys_transposed.data, keys_transposed.row, state, packer.right_transposed(a, rows, V), K, rows, V, Part::full,
+        matmul<A>(keys_transposed.data, keys_transposed.row, state, packer.right_transposed_once(a, rows, V), K, rows, V, Part::full,
                   {}, prefetch());
         transpose_into<T>(dst.data, dst.row, keys_transposed.data, keys_transposed.row, K, rows);
     }
@@ -109,50 +134,52 @@ struct ChunkOps {
     void write(Tile S, Decayed x, Tile b) { write(S, x, b, {Start<T>::add}); }
     // dst += P b, P lower; dst = P^T b; dst = lower part of a b^T, a and b [C,V]
     void add_lower(Tile dst, Tile P, Tile b) {
-        matmul<Small>(dst.data, dst.row, small.left(P, rows, rows), small.right(b, rows, V), rows, V, rows, Part::a_lower,
-                      {Start<T>::add});
+        passing.reset();
+        matmul<A>(dst.data, dst.row, passing.left(P, rows, rows), packer.right_once(b, rows, V), rows, V, rows, Part::a_lower,
+                  {Start<T>::add});
     }
     void transposed_upper(Tile dst, Tile P, Tile b) {
+        small.reset();
         matmul<Small>(dst.data, dst.row, small.left_transposed(P, rows, rows), small.right(b, rows, V), rows, V, rows,
                       Part::a_upper);
     }
     void outer_lower(Tile dst, Tile a, Tile b) {
-        matmul<Small>(dst.data, dst.row, small.left(a, rows, V), small.right_transposed(b, rows, V), rows, rows, V,
-                      Part::dst_lower);
+        matmul<A>(dst.data, dst.row, packer.left_once(a, rows, V), packer.right_transposed_once(b, rows, V), rows, rows, V,
+                  Part::dst_lower);
     }
     void solve(Tile x, Tile n) { solve_unit_lower<Unrounded>(x, n, inverse, spare, rows, V, Side::lower); }
     void solve_transposed(Tile x, Tile n) { solve_unit_lower<Unrounded>(x, n, inverse, spare, rows, V, Side::transposed); }
 
   private:
-    // Room for the operands that one chunk packs. F32 and F64 pack only transposed ones: the keys and the values of the
-    // backward. Bf16 packs all: `states` states and `operands` of C rows; an assertion in the packer watches the counts.
+    // Room for so many operands of up to C x K, C x V or C x C; an assertion in the packer watches the counts.
     template <class Arithmetic>
-    void carve_packer(Arena& arena, Packer<Arithmetic>& target, int chunk, bool backward, int states, int operands) const {
-        const auto product = [](long a, long b) { return static_cast<std::size_t>(a * b); };
+    void carve_packer(Arena& arena, Packer<Arithmetic>& target, int chunk, int operands) const {
         const long C = chunk, wider = K > V ? K : V, longer = wider > C ? wider : C;
-        if constexpr (Arithmetic::pack == 1) {
-            const std::size_t keys = product(K, C + 16);
-            const std::size_t values = backward ? product(V, C + 16) : 0;
-            target.carve(arena, (states > 0 || GateType::per_channel ? keys : 0) + 3 * values);
-        } else {
-            const std::size_t wide = product(C, longer / 2 + 16), tall = product(longer / 2, C + 16);
-            const std::size_t passing = product(C, longer / 2 + 32);  // while an operand is transposed
-            const std::size_t state = product(K, V) / 2 + product(16, wider);
-            target.carve(arena, static_cast<std::size_t>(states) * state + passing +
-                                    static_cast<std::size_t>(operands) * (wide > tall ? wide : tall));
+        const long wide = C * (longer / Arithmetic::pack + 32), tall = longer / Arithmetic::pack * (C + 16);
+        target.carve(arena, static_cast<std::size_t>(operands * (wide > tall ? wide : tall)));
+    }
+    T row_dot(SavedState S, Tile D, int c) const {
+        if (S.halves == nullptr) return cpu::row_dot(S.tile, D, c, V);
+        if constexpr (A::pack == 2) {
+            reg<T> total = {};
+            for (int j = 0; j < V; j += lanes<T>) total = fma(load_bf16(S.halves + c * V + j), load<T>(D.at(c) + j), total);
+            return sum<T>(total);
         }
+        return 0;
     }
     void read(Tile dst, Decayed x, Right<A> state, typename Start<T>::Kind kind) {
         Start<T> start{kind};
         start.factor = x.factor;
-        const Left<A> left = x.weights ? packer.left(x.rows, x.weights, x.scale, weighted_keys, rows, K)
-                                       : packer.left_of_input(x.rows, rows, K);
+        passing.reset();
+        const Left<A> left = x.weights ? passing.left(x.rows, x.weights, x.scale, weighted_keys, rows, K)
+                                       : packer.left_once(x.rows, rows, K);
         matmul<A>(dst.data, dst.row, left, state, rows, V, K, Part::full, start, prefetch());
     }
     void write(Tile S, Decayed x, Tile b, Start<T> start) {
-        const Left<A> left = x.weights ? packer.left_transposed(x.rows, x.weights, x.scale, weighted_keys, rows, K)
-                                       : packer.left_transposed(x.rows, rows, K);
-        const Right<A> right = x.factor != nullptr ? packer.right(b, x.factor, weighted_values, rows, V) : packer.right(b, rows, V);
+        passing.reset();
+        const Left<A> left = x.weights ? passing.left_transposed(x.rows, x.weights, x.scale, weighted_keys, rows, K)
+                                       : passing.left_transposed(x.rows, rows, K);
+        const Right<A> right = x.factor != nullptr ? passing.right(b, x.factor, weighted_values, rows, V) : packer.right_once(b, rows, V);
         matmul<A>(S.data, S.row, left, right, K, V, rows, Part::full, start, prefetch());
     }
     auto prefetch() {

@@ -94,14 +94,10 @@ HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a
 }
 
 template <class A, int columns, class Work>
-void matmul_columns(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int K, int first_column, Part part,
+void matmul_columns(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int K, Part part,
                     const Start<typename A::real>& start, const Work& beside) {
     constexpr int rows = row_block;
     for (int i = 0; i < M; i += rows) {
-        if (part == Part::dst_lower && first_column >= i + rows) {
-            matmul_block<A, rows, columns>(dst + i * dst_row, dst_row, a, b, 0, 0, {}, i);  // zeros
-            continue;
-        }
         const int limit = (i + rows + A::pack - 1) / A::pack;
         const int k_begin = part == Part::a_upper ? i / A::pack : 0;
         const int k_end = part == Part::a_lower && limit < K ? limit : K;
@@ -111,11 +107,30 @@ void matmul_columns(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, 
     }
 }
 
+// The blocks that touch the lower triangle; those above it become zero. Single columns take twice the rows, which keeps as
+// many sums in flight.
+template <class A>
+void matmul_lower(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int N, int units) {
+    constexpr int n = lanes<typename A::real>, rows = row_block, tall = 2 * row_block;
+    for (int i = 0; i < M; i += tall) {
+        const auto at = [&](int row) { return Left<A>{a.data + row * a.row, a.row, a.step}; };
+        int j = 0;
+        for (; j + column_block * n <= i + tall; j += column_block * n) {
+            for (int row = i; row < i + tall; row += rows) {
+                matmul_block<A, rows, column_block>(dst + row * dst_row + j, dst_row, at(row), {b.data + j, b.row}, 0, units, {}, row);
+            }
+        }
+        for (; j < N; j += n) {
+            matmul_block<A, tall, 1>(dst + i * dst_row + j, dst_row, at(i), {b.data + j, b.row}, 0, j < i + tall ? units : 0, {}, i);
+        }
+    }
+}
+
 struct NoWork {
     void operator()() const {}
 };
 
-// M a multiple of row_block, N of the vector length, K in tile elements, a multiple of A::pack. `beside` is called after
+// M a multiple of row_block (dst_lower: of 16), N of the vector length, K in tile elements, a multiple of A::pack. `beside` is called after
 // each block.
 template <class A, class Work = NoWork>
 void matmul(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int N, int K, Part part = Part::full,
@@ -127,12 +142,13 @@ void matmul(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, i
         if (start.source != nullptr) shifted.source += column;
         return shifted;
     };
+    if (part == Part::dst_lower) return matmul_lower<A>(dst, dst_row, a, b, M, N, units);
     int j = 0;
-    for (; part != Part::dst_lower && j + column_block * n <= N; j += column_block * n) {
-        matmul_columns<A, column_block>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, j, part, starting_at(j), beside);
+    for (; j + column_block * n <= N; j += column_block * n) {
+        matmul_columns<A, column_block>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, part, starting_at(j), beside);
     }
     for (; j < N; j += n) {
-        matmul_columns<A, 1>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, j, part, starting_at(j), beside);
+        matmul_columns<A, 1>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, part, starting_at(j), beside);
     }
 }
 

@@ -1,7 +1,7 @@
 // ScalarGate: one decay per token (step gate, head gate, their sum, or none) inside a chunk.
 #pragma once
 
-#include "cpu/tile_ops.hpp"
+#include "cpu/packer.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
@@ -41,7 +41,7 @@ struct ScalarGate {
 
     // From log_decay [1,C]. Decays are products of e^{g}, each begun at its own row, so a huge gate spoils nothing behind
     // it, and in double, because roundings of a constant gate would all point one way.
-    void prepare(Tile<T> log_decay, int true_rows, int padded_rows) {
+    void prepare(Tile<T> log_decay, int true_rows, int padded_rows, bool /*scores*/) {
         constexpr int n = lanes<double>;
         length = true_rows;
         rows = padded_rows;
@@ -84,15 +84,16 @@ struct ScalarGate {
 
     // P[i,j] = scale q_i.k_j e^{G_i - G_j}, j <= i; l[i,j] = e_i.k_j e^{Ge_i - G_j}, j < i. An empty tile is not wanted.
     template <class Small>
-    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>& packer, Packer<Small>&) const {
-        const Right<A> k_transposed = packer.right_transposed(in.k.rows, rows, columns);
+    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>& packer, Packer<A>& passing, Packer<Small>&) const {
+        passing.reset();
+        const Right<A> k_transposed = passing.right_transposed(in.k.rows, rows, columns);
         if (P) {
-            matmul<A>(P.data, P.row, packer.left_of_input(in.q.rows, rows, columns), k_transposed, rows, rows, columns, Part::dst_lower);
+            matmul<A>(P.data, P.row, packer.left_once(in.q.rows, rows, columns), k_transposed, rows, rows, columns, Part::dst_lower);
             apply_decay(P, in.scale);
             apply_norms(P, in.q.norm, in.k.norm);
         }
         if (l) {
-            matmul<A>(l.data, l.row, packer.left_of_input(in.e.rows, rows, columns), k_transposed, rows, rows, columns, Part::dst_lower);
+            matmul<A>(l.data, l.row, packer.left_once(in.e.rows, rows, columns), k_transposed, rows, rows, columns, Part::dst_lower);
             apply_erase_decay(l, in.undecayed_error);
             apply_norms(l, in.e.norm, in.k.norm);
         }
@@ -100,39 +101,42 @@ struct ScalarGate {
 
     // From the gradients of the scores (d_l may be empty): adds to d_q, d_k, d_e and to the gate's pairs.
     void scores_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T> P, Tile<T> l,
-                         const ScoreRows<T>& in, bool gate_wanted, Packer<A>& packer) {
+                         const ScoreRows<T>& in, bool gate_wanted, Packer<A>& passing) {
         if (gate_wanted) {
             multiply(pairs, d_P, P, T(1), rows, rows);
             if (d_l) multiply(pairs_before, d_l, l, T(1), rows, rows);
             if (d_l && !in.undecayed_error) add(pairs, pairs_before, rows, rows);
         }
+        passing.reset();
         apply_decay(d_P, in.scale);
         if (d_l) apply_erase_decay(d_l, in.undecayed_error);
         if (d_q || d_e) {
-            const Right<A> keys = packer.right(in.k.rows, rows, columns);
-            if (d_q) add_rows(d_q, with_norms(d_P, nullptr, in.k.norm), keys, packer);
-            if (d_e && d_l) add_rows(d_e, with_norms(d_l, nullptr, in.k.norm), keys, packer);
+            const Right<A> keys = passing.right(in.k.rows, rows, columns);
+            if (d_q) add_rows(d_q, with_norms(d_P, nullptr, in.k.norm), keys, passing);
+            if (d_e && d_l) add_rows(d_e, with_norms(d_l, nullptr, in.k.norm), keys, passing);
         }
         if (d_k) {
-            add_columns(d_k, with_norms(d_P, in.q.norm, nullptr), in.q.rows, packer);
-            if (d_l) add_columns(d_k, with_norms(d_l, in.e.norm, nullptr), in.e.rows, packer);
+            add_columns(d_k, with_norms(d_P, in.q.norm, nullptr), in.q.rows, passing);
+            if (d_l) add_columns(d_k, with_norms(d_l, in.e.norm, nullptr), in.e.rows, passing);
         }
     }
 
     // ---- gradient of the log decays ----
-    void start_gradient() {
+    // Begins with the terms from the chunk's start of q, and to its end of k.
+    void start_gradient(KeyRows<T> q, Tile<T> d_q, KeyRows<T> k, Tile<T> d_k) {
         for (int i = 0; i < rows; ++i) from_start[i] = from_start_before[i] = to_end[i] = 0;
+        add_dots(from_start, q, d_q);
+        add_dots(to_end, k, d_k);
         through = 0;
         fill(pairs_before, T(0), rows, rows);
         fill(pairs, T(0), rows, rows);
     }
     void add_from_start(KeyRows<T> x, Tile<T> d_x) { add_dots(from_start, x, d_x); }
     void add_from_start_before(KeyRows<T> x, Tile<T> d_x) { add_dots(from_start_before, x, d_x); }
-    void add_to_end(KeyRows<T> x, Tile<T> d_x) { add_dots(to_end, x, d_x); }
-    // e^{G_L} <S, D>
-    void add_through(Tile<T> S, Tile<T> D, int value_columns) {
+    // e^{G_L} <S, D>, from the inner products of their rows
+    void add_through(const T* state_dots) {
         T total = 0;
-        for (int c = 0; c < columns; ++c) total += row_dot(S, D, c, value_columns);
+        for (int c = 0; c < columns; ++c) total += state_dots[c];
         through += total * high[0];
     }
     // gradient [1,C]: entry m is the sum of all terms whose span contains gate m
@@ -169,12 +173,13 @@ struct ScalarGate {
         apply_norms(weighted, row_norm, column_norm);
         return weighted;
     }
-    void add_rows(Tile<T> dst, Tile<T> weights, Right<A> keys, Packer<A>& packer) const {
-        matmul<A>(dst.data, dst.row, packer.left(weights, rows, rows), keys, rows, columns, rows, Part::a_lower,
+    void add_rows(Tile<T> dst, Tile<T> weights, Right<A> keys, Packer<A>& passing) const {
+        matmul<A>(dst.data, dst.row, passing.left(weights, rows, rows), keys, rows, columns, rows, Part::a_lower,
                   {Start<T>::add});
     }
-    void add_columns(Tile<T> dst, Tile<T> weights, Tile<T> x, Packer<A>& packer) const {
-        matmul<A>(dst.data, dst.row, packer.left_transposed(weights, rows, rows), packer.right(x, rows, columns), rows, columns,
+    void add_columns(Tile<T> dst, Tile<T> weights, Tile<T> x, Packer<A>& passing) const {
+        passing.reset();
+        matmul<A>(dst.data, dst.row, passing.left_transposed(weights, rows, rows), passing.right(x, rows, columns), rows, columns,
                   rows, Part::a_upper, {Start<T>::add});
     }
     void apply_decay(Tile<T> x, T factor) const { multiply(x, x, decay, factor, rows, rows); }

@@ -16,6 +16,7 @@
 #include "harness/check.hpp"
 #include "harness/oracle_call.hpp"
 #include "harness/tensors.hpp"
+#include "relative_error.hpp"
 
 namespace headrace::test {
 
@@ -124,20 +125,6 @@ inline void expect_same_bits(const std::map<std::string, Bytes>& expected, const
         ASSERT_TRUE(actual.count(name)) << what << ": no " << name;
         EXPECT_TRUE(actual.at(name) == bytes) << what << ": " << name << " differs";
     }
-}
-
-// ||values - reference|| / ||reference||; infinity when a value is not finite, or the reference is zero and the
-// values are not.
-inline double relative_error(const std::vector<double>& values, const std::vector<double>& reference) {
-    EXPECT_EQ(values.size(), reference.size());
-    double difference = 0, norm = 0;
-    for (std::size_t i = 0; i < values.size() && i < reference.size(); ++i) {
-        if (!std::isfinite(values[i])) return std::numeric_limits<double>::infinity();
-        difference += (values[i] - reference[i]) * (values[i] - reference[i]);
-        norm += reference[i] * reference[i];
-    }
-    if (difference == 0) return 0;
-    return norm == 0 ? std::numeric_limits<double>::infinity() : std::sqrt(difference / norm);
 }
 
 // Every output of a call that was run, against values known from elsewhere, within the bars of the check.

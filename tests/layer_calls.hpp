@@ -2,25 +2,21 @@
 #pragma once
 
 #include <initializer_list>
+#include <limits>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "behaviours.hpp"
-#include "core/machine.hpp"
+#include "harness/compare.hpp"
+#include "harness/oracle_call.hpp"
 #include "harness/random.hpp"
+#include "harness/tensors.hpp"
 #include "headrace/layers.hpp"
 #include "reference/layers.hpp"
+#include "relative_error.hpp"
 
 namespace headrace::test {
-
-// The instruction sets that this machine has.
-inline std::vector<const char*> isas() {
-    std::vector<const char*> names = {"generic"};
-    if (detect_machine().avx2) names.push_back("avx2");
-    if (detect_machine().avx512) names.push_back("avx512");
-    return names;
-}
 
 enum class Layout { contiguous, strided };
 
@@ -57,6 +53,7 @@ class LayerTensors {
         return tensors_.count(name) ? tensors_.at(name).values() : std::vector<double>();
     }
     harness::Tensor& at(const char* name) { return tensors_.at(name); }
+    using Bytes = std::vector<unsigned char>;
     Bytes bytes(const char* name) const { return harness::read_bytes(tensors_.at(name).view()); }
     std::map<std::string, Bytes> bytes(std::initializer_list<const char*> names) const {
         std::map<std::string, Bytes> all;
@@ -65,8 +62,11 @@ class LayerTensors {
         }
         return all;
     }
-    void expect_guards_intact(const std::string& what) const {
-        for (const auto& [name, tensor] : tensors_) EXPECT_TRUE(tensor.guards_intact()) << what << ": " << name;
+    // The tensors outside whose elements something was written.
+    std::string spoiled_guards() const {
+        std::string names;
+        for (const auto& [name, tensor] : tensors_) names += tensor.guards_intact() ? "" : name + ": guards\n";
+        return names;
     }
 
   private:
@@ -122,8 +122,22 @@ struct ConvolutionCall {
 
     Status forward() const { return short_convolution_forward(in, out, options); }
     Status backward() const { return short_convolution_backward(in, d_out, grads, options); }
-    void run() const {
-        for (const Status& status : {forward(), backward()}) ASSERT_TRUE(status.ok()) << status.message();
+    Status run() const {
+        if (Status status = forward(); !status.ok()) return status;
+        return backward();
+    }
+    // A call of one token per sequence as a step, whose pool is final_state.
+    Status step() {
+        const std::vector<double> states = tensors.values("initial_state");
+        tensors.at("final_state").write(0, static_cast<std::int64_t>(states.size()), states.data());
+        const auto rows = [](TensorView view) {
+            view.rank = 2;
+            view.shape[1] = view.shape[2], view.strides[1] = view.strides[2];
+            return view;
+        };
+        ConvolutionInputs token = in;
+        token.x = rows(in.x), token.initial_state = {};
+        return short_convolution_step(token, {rows(out.y), {}}, {out.final_state, {}}, options);
     }
     void forget_outputs() {
         for (const char* name : outputs) tensors.at(name).fill(std::numeric_limits<double>::quiet_NaN());
@@ -178,8 +192,9 @@ struct RmsNormCall {
 
     Status forward() const { return rms_norm_gated_forward(in, y, options); }
     Status backward() const { return rms_norm_gated_backward(in, d_y, grads, options); }
-    void run() const {
-        for (const Status& status : {forward(), backward()}) ASSERT_TRUE(status.ok()) << status.message();
+    Status run() const {
+        if (Status status = forward(); !status.ok()) return status;
+        return backward();
     }
 
     std::map<std::string, std::vector<double>> expected() const {
@@ -193,18 +208,20 @@ struct RmsNormCall {
     }
 };
 
-// Every output of the call within the bars of its type (docs/numerics.md): o's and d_q's.
+// The outputs of the call beyond the bars of its type (docs/numerics.md), o's and d_q's; empty is right.
 template <typename LayerCall>
-void expect_within_bars(const LayerCall& call, const std::string& what) {
+std::string misses(const LayerCall& call, std::initializer_list<const char*> outputs = LayerCall::outputs) {
     const DType dtype = call.in.x.dtype;
     const auto expected = call.expected();
-    for (const char* name : LayerCall::outputs) {
+    std::string text;
+    for (const char* name : outputs) {
         if (call.tensors.values(name).empty()) continue;
         const DType stored = const_cast<LayerCall&>(call).tensors.at(name).dtype();
         const double bar = harness::bar_of(name[0] == 'd' ? "d_q" : "o", dtype, stored);
-        EXPECT_LE(relative_error(call.tensors.values(name), expected.at(name)), bar) << what << ": " << name;
+        const double error = relative_error(call.tensors.values(name), expected.at(name));
+        if (!(error <= bar)) text += std::string(name) + ": " + std::to_string(error / bar) + " of the bar\n";
     }
-    call.tensors.expect_guards_intact(what);
+    return text + call.tensors.spoiled_guards();
 }
 
 }  // namespace headrace::test

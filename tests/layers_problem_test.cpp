@@ -1,6 +1,7 @@
 // What the layer functions refuse: each mistake has its message, and leaves every output as it was.
 #include <functional>
 
+#include "behaviours.hpp"
 #include "layer_calls.hpp"
 
 namespace headrace::test {

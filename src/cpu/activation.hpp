@@ -1,4 +1,4 @@
-// Activations of the layer functions on rows; exponentials only of numbers <= 0.
+// Activations of the layer functions in registers; exponentials only of numbers <= 0.
 #pragma once
 
 #include "cpu/layer_args.hpp"
@@ -6,31 +6,21 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
-// z <- activation(z); count a multiple of the vector length.
+// activation(z) and its derivative at z.
 template <class T>
-void activate(T* z, ActivationFormula formula, int count) {
-    if (formula == ActivationFormula::none) return;
-    for (int j = 0; j < count; j += lanes<T>) {
-        const reg<T> x = load<T>(z + j), s = sigmoid<T>(x);
-        store<T>(z + j, formula == ActivationFormula::silu ? x * s : s);
-    }
-}
+struct Activated {
+    reg<T> value, slope;
+};
 
-// The same, and slope <- activation'(z): (x sigmoid(x))' = sigmoid(x) + x sigmoid'(x). One division serves both
-// sigmoids.
+// (z sigmoid(z))' = sigmoid(z) + z sigmoid'(z). One division serves both sigmoids.
 template <class T>
-void activate_with_slope(T* z, T* slope, ActivationFormula formula, int count) {
+HEADRACE_INLINE Activated<T> activated(reg<T> z, ActivationFormula formula) {
     const reg<T> one = broadcast<T>(1);
-    for (int j = 0; j < count; j += lanes<T>) {
-        if (formula == ActivationFormula::none) {
-            store<T>(slope + j, one);
-            continue;
-        }
-        const reg<T> x = load<T>(z + j), e = exp<T>(x < reg<T>{} ? x : -x), inverse = one / (one + e);
-        const reg<T> s = (x < reg<T>{} ? e : one) * inverse, ds = e * inverse * inverse;
-        store<T>(z + j, formula == ActivationFormula::silu ? x * s : s);
-        store<T>(slope + j, formula == ActivationFormula::silu ? fma(x, ds, s) : ds);
-    }
+    if (formula == ActivationFormula::none) return {z, one};
+    const reg<T> e = exp<T>(z < reg<T>{} ? z : -z), inverse = one / (one + e);
+    const reg<T> s = (z < reg<T>{} ? e : one) * inverse, ds = e * inverse * inverse;
+    if (formula == ActivationFormula::sigmoid) return {s, ds};
+    return {z * s, fma(z, ds, s)};
 }
 
 }  // namespace headrace::cpu::inline HEADRACE_ISA

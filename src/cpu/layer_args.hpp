@@ -20,6 +20,9 @@ struct Groups {
     }
 };
 
+// Tokens that a convolution computes together: their sums share the loads of weights and inputs.
+constexpr int run_tokens = 8;
+
 struct ConvolutionArgs {
     std::int64_t D;
     int W;

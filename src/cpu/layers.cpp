@@ -20,8 +20,9 @@ namespace {
 constexpr std::int64_t block_tokens = 128;
 // Groups whose sums wait in memory until all are done, and groups that leave none.
 constexpr std::int64_t most_sums = 64, most_groups = 4096;
-// The rows of a window and the weights of a task's channels share the first cache with the rows that come and go.
-constexpr std::int64_t window_bytes = 8 << 10;
+// What a task holds of its channels, in the first cache: rows of weights and their gradients, and of a run's inputs and
+// gradients with the W - 1 before each.
+constexpr std::int64_t tile_bytes = 48 << 10;
 constexpr std::int64_t fewest_channels = 64, most_channels = 512;
 // Rows of a norm that a task takes at least: below, its weight would be loaded as often as its rows.
 constexpr std::int64_t row_elements = 1 << 16;
@@ -141,7 +142,7 @@ Layout<ConvolutionArgs> lay_out(const ConvolutionProblem& problem, const LayerKe
     ConvolutionArgs& args = l.args;
     args.D = problem.D;
     args.W = problem.W;
-    const std::int64_t fitting = window_bytes / (problem.W * (problem.wide ? 8 : 4)) / 64 * 64;
+    const std::int64_t fitting = tile_bytes / ((4 * problem.W + 2 * run_tokens) * (problem.wide ? 8 : 4)) / 64 * 64;
     args.channels = static_cast<int>(std::clamp(fitting, fewest_channels, most_channels));
     args.activation = formula_of(problem.options.activation);
     args.x = strided(problem.in.x);

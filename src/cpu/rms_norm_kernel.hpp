@@ -13,28 +13,28 @@ class RmsNorm {
         : args_(args),
           D_(args.D),
           padded_(round_up(args.D, 16)),
+          formula_(args.gate.given ? args.activation : ActivationFormula::none),
           weight_(arena.take<T>(static_cast<std::size_t>(padded_))),
           x_(arena.tile<T>(1, padded_)),
           gate_(arena.take<T>(static_cast<std::size_t>(padded_))),
-          slope_(arena.take<T>(static_cast<std::size_t>(padded_))),
           d_y_(arena.take<T>(static_cast<std::size_t>(padded_))),
-          row_(arena.tile<T>(1, padded_)),
           terms_(arena.take<T>(static_cast<std::size_t>(padded_))) {}
 
     void forward(std::int64_t group) {
-        load_weight();
+        load_parameters();
         for (std::int64_t row = args_.groups.first(group); row < args_.groups.first(group + 1); ++row) {
             const Position at = position_of(row);
-            load_normalised(at);
+            const T inverse = load_inputs(at);
             for (int c = 0; c < padded_; c += lanes<T>) {
-                store<T>(row_.data + c, load<T>(x_.data + c) * load<T>(weight_ + c) * load<T>(gate_ + c));
+                const reg<T> gate = activated<T>(load<T>(gate_ + c), formula_).value;
+                store<T>(x_.data + c, load<T>(x_.data + c) * inverse * load<T>(weight_ + c) * gate);
             }
-            store_at(args_.y, at);
+            store_at(args_.y, at, x_.data);
         }
     }
 
     void backward(std::int64_t group) {
-        load_weight();
+        load_parameters();
         double* sums = args_.sums == nullptr ? nullptr : args_.sums + group * D_;
         for (int c = 0; sums != nullptr && c < D_; ++c) sums[c] = 0;
         fill(terms_, T(0));
@@ -62,59 +62,53 @@ class RmsNorm {
     void load_at(T* row, const Strided& tensor, const Position& at) const {
         load_row<T>(row, element_at(tensor, at.i, at.j, at.k), tensor.dtype, tensor.stride[3], D_, padded_);
     }
-    void store_at(const Strided& tensor, const Position& at) const {
+    void store_at(const Strided& tensor, const Position& at, const T* row) const {
         char* place = element_at(tensor, at.i, at.j, at.k);
-        tensor.stream ? stream_row<T>(place, tensor.dtype, tensor.stride[3], row_.data, D_)
-                      : store_row<T>(place, tensor.dtype, tensor.stride[3], row_.data, D_);
+        tensor.stream ? stream_row<T>(place, tensor.dtype, tensor.stride[3], row, D_)
+                      : store_row<T>(place, tensor.dtype, tensor.stride[3], row, D_);
     }
     void fill(T* row, T value) const {
         for (int c = 0; c < padded_; ++c) row[c] = value;
     }
-    void load_weight() {
+    // The weight, and the gate where none is given: ones.
+    void load_parameters() {
+        fill(gate_, T(1));
         fill(weight_, T(1));
         if (args_.weight.given)
             load_row<T>(weight_, args_.weight.data, args_.weight.dtype, args_.weight.stride[0], D_, padded_);
     }
 
-    // x_ = x / sqrt(mean(x^2) + eps), gate_ = activation(gate); returns the reciprocal of the root.
-    T load_normalised(const Position& at) {
+    // Rows of x and the gate; returns 1 / sqrt(mean(x^2) + eps).
+    T load_inputs(const Position& at) {
+        if (args_.gate.given) load_at(gate_, args_.gate, at);
         load_at(x_.data, args_.x, at);
         const double mean = static_cast<double>(row_dot(x_, x_, 0, padded_)) / D_;
-        const T inverse = static_cast<T>(1 / __builtin_sqrt(mean + args_.eps));
-        for (int c = 0; c < padded_; c += lanes<T>) store<T>(x_.data + c, load<T>(x_.data + c) * inverse);
-        if (!args_.gate.given) {
-            fill(gate_, T(1));
-            return inverse;
-        }
-        load_at(gate_, args_.gate, at);
-        args_.d_gate.given ? activate_with_slope(gate_, slope_, args_.activation, padded_)
-                           : activate(gate_, args_.activation, padded_);
-        return inverse;
+        return static_cast<T>(1 / __builtin_sqrt(mean + args_.eps));
     }
 
+    // The gradient of the gate takes its place, that of the normalised x and then of x that of y.
     void backward_row(const Position& at) {
-        const T inverse = load_normalised(at);
+        const T inverse = load_inputs(at);
         load_at(d_y_, args_.d_y, at);
-        if (args_.d_gate.given) {
-            for (int c = 0; c < padded_; c += lanes<T>) {
-                store<T>(row_.data + c,
-                         load<T>(d_y_ + c) * load<T>(weight_ + c) * load<T>(x_.data + c) * load<T>(slope_ + c));
-            }
-            store_at(args_.d_gate, at);
-        }
+        reg<T> dots = {};
         for (int c = 0; c < padded_; c += lanes<T>) {
-            const reg<T> d = load<T>(d_y_ + c) * load<T>(gate_ + c);
-            store<T>(terms_ + c, fma(d, load<T>(x_.data + c), load<T>(terms_ + c)));
-            store<T>(row_.data + c, d * load<T>(weight_ + c));
+            const Activated<T> gate = activated<T>(load<T>(gate_ + c), formula_);
+            const reg<T> x = load<T>(x_.data + c) * inverse, weight = load<T>(weight_ + c), d_y = load<T>(d_y_ + c);
+            const reg<T> d = d_y * gate.value, d_x = d * weight;
+            if (args_.d_gate.given) store<T>(gate_ + c, d_y * weight * x * gate.slope);
+            store<T>(terms_ + c, fma(d, x, load<T>(terms_ + c)));
+            store<T>(d_y_ + c, d_x);
+            dots = fma(d_x, x, dots);
         }
+        if (args_.d_gate.given) store_at(args_.d_gate, at, gate_);
         if (!args_.d_x.given) return;
-        // row_ is the gradient of x_; what lies along x_ changes nothing.
-        const T along = -row_dot(row_, x_, 0, padded_) / static_cast<T>(D_);
+        // What lies along the normalised x changes nothing.
+        const T along = -sum<T>(dots) / static_cast<T>(D_);
         for (int c = 0; c < padded_; c += lanes<T>) {
-            const reg<T> across = fma(broadcast<T>(along), load<T>(x_.data + c), load<T>(row_.data + c));
-            store<T>(row_.data + c, across * inverse);
+            const reg<T> x = load<T>(x_.data + c) * inverse;
+            store<T>(d_y_ + c, fma(broadcast<T>(along), x, load<T>(d_y_ + c)) * inverse);
         }
-        store_at(args_.d_x, at);
+        store_at(args_.d_x, at, d_y_);
     }
 
     void move_terms(double* sums) {
@@ -124,10 +118,10 @@ class RmsNorm {
 
     const RmsNormArgs& args_;
     const int D_, padded_;
+    const ActivationFormula formula_;  // of the gate
     T* weight_;
-    Tile<T> x_;  // normalised
-    T *gate_, *slope_, *d_y_;
-    Tile<T> row_;
+    Tile<T> x_;
+    T *gate_, *d_y_;
     T* terms_;  // of the gradient of the weight
 };
 

@@ -13,6 +13,8 @@ struct Tile {
     T* data = nullptr;
     long row = 0;
     T* at(int i) const { return data + i * row; }
+    // The part that begins at element (i, j).
+    Tile from(int i, int j) const { return {at(i) + j, row}; }
     explicit operator bool() const { return data != nullptr; }
 };
 

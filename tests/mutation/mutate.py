@@ -3,8 +3,9 @@
 
 In a scratch copy of the sources every place that mutations.txt names receives a factor that is 1, or 1.01 while the
 mutation of that number is switched on; the kernels are compiled once, linked in place of the library's own, and
-runner.cpp switches the mutations on one after the other over the lines of problems.txt. A mutation that no line notices
-is a failure; so is a place that the sources no longer contain.
+runner.cpp switches the mutations on one after the other over the lines of problems.txt, those of the layer functions'
+kernels over calls of these. A mutation that nothing notices is a failure; so is a place that the sources no longer
+contain.
 
 usage: mutate.py --source DIR --scratch DIR --compiler "c++ ..." --libraries LIB...  [--only TEXT]
 """
@@ -26,10 +27,12 @@ static inline float headrace_factor(int number) { return headrace_active_mutatio
 """
 # What is compiled with the mutations in it: the ISA that every machine has, and the one with arithmetic of its own.
 AVX512 = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mavx512bf16 -DHEADRACE_HAS_BF16_DOT"
-KERNELS = [("generic", "chunk_f32", ""), ("generic", "recurrent", "")]
+KERNELS = [("generic", "chunk_f32", ""), ("generic", "recurrent", ""), ("generic", "layers", "")]
 X86_KERNELS = [("avx512_bf16", "chunk_bf16", AVX512)]
 # As cmake/isa.cmake, but for the level of optimisation: time goes to compiling, not to running.
 FLAGS = "-std=c++20 -O1 -fPIC -ffp-contract=fast -fno-math-errno -w"
+# What only calls of the layer functions reach.
+LAYERS = {f"cpu/{name}.hpp" for name in ("activation", "interleave", "convolution_kernel", "rms_norm_kernel")}
 
 
 class Mutation:
@@ -94,7 +97,7 @@ def build(arguments, tree, kernels):
     compiler = arguments.compiler.split()
     prelude = tree / "prelude.hpp"
     prelude.write_text(PRELUDE)
-    includes = [f"-I{arguments.source}/include", f"-I{tree}", f"-I{arguments.source}"]
+    includes = [f"-I{arguments.source}/include", f"-I{tree}", f"-I{arguments.source}", f"-I{HERE.parent}"]
     commands, objects = [], []
     for isa, kernel, flags in kernels:
         objects.append(str(tree / f"{isa}_{kernel}.o"))
@@ -130,8 +133,12 @@ def main():
     x86 = platform.machine() in ("x86_64", "AMD64")
     runner = build(arguments, tree, KERNELS + (X86_KERNELS if x86 else []))
 
-    result = subprocess.run([str(runner), str(len(mutations)), str(HERE / "problems.txt")], stdout=subprocess.PIPE,
-                            text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    operators = sum(m.file not in LAYERS for m in mutations)
+    if any(m.file in LAYERS for m in mutations[:operators]):
+        sys.exit("mutations.txt: the files of the layers come last")
+    command = [str(runner), str(operators), str(len(mutations) - operators), str(HERE / "problems.txt")]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True,
+                            env={**os.environ, "OMP_NUM_THREADS": "1"})
     outcome = {}
     for line in result.stdout.splitlines():
         number, _, what = line.partition(" ")

@@ -24,6 +24,13 @@ FACTOR = "headrace_factor({number})"
 PRELUDE = """#pragma once
 extern "C" int headrace_active_mutation;
 static inline float headrace_factor(int number) { return headrace_active_mutation == number ? 1.01f : 1.0f; }
+// While it is switched off the value keeps its bits: pairs of bf16 pass through fp32 registers, where a product with 1
+// would flush those that are a subnormal number there.
+template <class V>
+static inline V headrace_scaled(V value, int number) {
+    return headrace_active_mutation == number ? static_cast<V>(value * headrace_factor(number)) : value;
+}
+static inline float headrace_scaled(int value, int number) { return value * headrace_factor(number); }
 """
 # What is compiled with the mutations in it: the ISA that every machine has, and the one with arithmetic of its own.
 AVX512 = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mavx512bf16 -DHEADRACE_HAS_BF16_DOT"
@@ -44,7 +51,7 @@ class Mutation:
             sys.exit(f"mutations.txt: {line}: expected ANCHOR | TEXT with one «...», or ANCHOR | TEXT => NEW")
         self.anchor, self.text = anchor, text.replace("«", "").replace("»", "")
         factor = FACTOR.format(number=number)
-        self.new = new.replace("$", factor) if new else re.sub("«(.*)»", rf"((\1) * {factor})", text)
+        self.new = new.replace("$", factor) if new else re.sub("«(.*)»", rf"headrace_scaled(\1, {number})", text)
 
     def is_bf16(self):
         """Whether only the bf16 dot product's kernels contain it."""

@@ -11,6 +11,9 @@ inline constexpr int register_bytes = 32;
 // 4x3 tile: 12 accumulators + 3 loads + 1 broadcast fill the 16 registers.
 inline constexpr int row_block = 4, column_block = 3;
 
+HEADRACE_INLINE __m256 fused_multiply_add(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
+HEADRACE_INLINE __m256d fused_multiply_add(__m256d a, __m256d b, __m256d c) { return _mm256_fmadd_pd(a, b, c); }
+
 HEADRACE_INLINE __m256 load_f16(const std::uint16_t* source) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
 }

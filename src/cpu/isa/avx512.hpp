@@ -11,6 +11,9 @@ inline constexpr int register_bytes = 64;
 // 8x2 tile: 16 accumulators hide the FMA latency; 10 loads for 16 FMAs stay below two loads a cycle.
 inline constexpr int row_block = 8, column_block = 2;
 
+HEADRACE_INLINE __m512 fused_multiply_add(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
+HEADRACE_INLINE __m512d fused_multiply_add(__m512d a, __m512d b, __m512d c) { return _mm512_fmadd_pd(a, b, c); }
+
 HEADRACE_INLINE __m512 load_f16(const std::uint16_t* source) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
 }

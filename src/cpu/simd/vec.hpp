@@ -71,10 +71,15 @@ HEADRACE_INLINE reg<T> broadcast(T value) {
     return value - reg<T>{};
 }
 
-// a * b + c; compiled with -ffp-contract=fast, one instruction where the ISA has it.
+// a * b + c, rounded once where the ISA has an instruction for it: left to the compiler, some sums would be rounded twice,
+// depending on the code around them.
 template <class R>
 HEADRACE_INLINE R fma(R a, R b, R c) {
-    return a * b + c;
+    if constexpr (requires { fused_multiply_add(a, b, c); }) {
+        return fused_multiply_add(a, b, c);
+    } else {
+        return a * b + c;
+    }
 }
 
 // Lanes first, first + 1, ... that are below limit; the others become zero.

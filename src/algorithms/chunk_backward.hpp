@@ -79,8 +79,11 @@ void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Op
                             delta ? t.d_e : Tile{}, t.d_P, delta ? t.d_l : Tile{}, t.P, t.l, in, wanted.gate);
     }
     if (wanted.adjoint) {
-        ops.decay_and_write(D, D, ops.from_start(in.q, in.scale), d_o);
-        if constexpr (delta) ops.write(D, ops.erase_from_start(in.e, -1), z);
+        if constexpr (delta) {
+            ops.decay_and_write(D, D, ops.from_start(in.q, in.scale), d_o, ops.erase_from_start(in.e, -1), z);
+        } else {
+            ops.decay_and_write(D, D, ops.from_start(in.q, in.scale), d_o);
+        }
     }
 }
 

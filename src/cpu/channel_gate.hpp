@@ -56,6 +56,14 @@ struct ChannelGate {
         for (int i = rows - 1; i > 0; --i) {
             multiply(Tile<T>{end.at(i - 1)}, Tile<T>{end.at(i)}, Tile<T>{decay.at(i)}, T(1), 1, columns);
         }
+        if constexpr (A::pack == 2) {  // the products round more than these sums
+            for (int c = 0; c < columns; c += lanes<T>) {
+                reg<T> total = {};
+                for (int i = 0; i < length; ++i) total += load<T>(log_decay.at(i) + c);
+                store<T>(high + c, exp<T>(total));
+            }
+            return;
+        }
         // in double: roundings of a constant gate would all point one way
         for (int c = 0; c < columns; c += lanes<double>) {
             reg<double> total = {};
@@ -71,15 +79,16 @@ struct ChannelGate {
     DecayedRows<T> from_chunk_start_before(KeyRows<T> x, T factor) const { return from_chunk_start(x, factor); }
     DecayedRows<T> to_chunk_end(KeyRows<T> x) const { return {x.rows, nullptr, end, T(1)}; }
 
-    // As ScalarGate::scores, by products of `small`: in fp32 for the delta rule, whose errors feed back.
+    // As ScalarGate::scores, by products of Small: in fp32 for the delta rule, whose errors feed back. `rounded`: P in A.
     template <class Small>
-    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>&, Packer<A>&, Packer<Small>& small) {
+    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>&, Packer<A>& passing, Packer<Small>& small, bool rounded) {
         for (int block = 0; block < blocks; ++block) {
-            small.reset();
             move_anchor(block, in.k.rows);
-            const Right<Small> keys_transposed = small.right_transposed(keys, round_up(anchors[block + 1], 16), columns);
-            if (P) block_scores(P, in.q.rows, block, in.scale, keys_transposed, small);
-            if (l) block_scores(l, in.e.rows, block, T(1), keys_transposed, small);
+            passing.reset();
+            small.reset();
+            if (l) block_scores(l, in.e.rows, block, T(1), small);
+            if (!P) continue;
+            rounded ? block_scores(P, in.q.rows, block, in.scale, passing) : block_scores(P, in.q.rows, block, in.scale, small);
         }
         if (P) own_scores(P, in);
     }
@@ -187,14 +196,15 @@ struct ChannelGate {
 
     // dst[i,j] = factor x_i.k_j e^{G_i - G_j} for the rows i of a block and j < i, else 0. Neighbouring rows fill the last
     // register tile and are dropped.
-    template <class Small>
-    void block_scores(Tile<T> dst, Tile<T> x, int block, T factor, Right<Small> keys_transposed, Packer<Small>& small) {
+    template <class Any>
+    void block_scores(Tile<T> dst, Tile<T> x, int block, T factor, Packer<Any>& packer) {
         const int first = anchors[block], last = anchors[block + 1];
         const int padded = round_up(last - first, first == 0 ? 16 : row_block);
         const int from = first < rows - padded ? first : rows - padded;
-        const Left<Small> left = small.left({x.at(from), x.row}, {since.at(from), since.row}, factor, queries, padded, columns);
-        matmul<Small>(pairs.data, pairs.row, left, keys_transposed, padded, round_up(last, 16), columns,
-                      first == 0 ? Part::dst_lower : Part::full);
+        const Right<Any> keys_transposed = packer.right_transposed_once(keys, round_up(last, 16), columns);
+        const Left<Any> left = packer.left({x.at(from), x.row}, {since.at(from), since.row}, factor, queries, padded, columns);
+        matmul<Any>(pairs.data, pairs.row, left, keys_transposed, padded, round_up(last, 16), columns,
+                    first == 0 ? Part::dst_lower : Part::full);
         for (int i = first; i < last; ++i) {
             for (int j = 0; j < rows; j += lanes<T>) {
                 const reg<T> row = j < last ? load<T>(pairs.at(i - from) + j) : reg<T>{};

@@ -300,6 +300,11 @@ struct ChunkKernel {
             } else {
                 prefetch(n, next.chunk, next.key_head * args.group, next.key_head, 0, args.V, true, true);
             }
+            if (member + 1 < args.group || next.chunk == here.chunk) {
+                prefetch_saved(n, slot, here.chunk, j + 1, pass);
+            } else {
+                prefetch_saved(n, slot, next.chunk, 0, pass);
+            }
             algorithms::chunk_backward<delta>(ops, in, backward_tiles, d_o, state, D, wanted);
             if (pass == Pass::queries) advance_state(state.tile);
             if (wanted.adjoint) store_values(range, head);
@@ -310,6 +315,15 @@ struct ChunkKernel {
             gather(member, wanted, range);
         }
         store_keys(range, here.key_head, wanted);
+    }
+    // The state that entered value head j's chunk, and its residual.
+    void prefetch_saved(std::int64_t n, const SavedSlot& slot, std::int64_t chunk, std::int64_t j, Pass pass) {
+        if (pass == Pass::queries || pass == Pass::keys || chunk < 0 || chunk >= chunks(n)) return;
+        const std::int64_t index = slot.index(chunk, j);
+        const std::int64_t row_bytes = value_columns * static_cast<std::int64_t>(size_of(args.state_dtype));
+        ops.next_chunk.add(slot.states.data + index * key_columns * row_bytes, key_columns, row_bytes);
+        if (!delta) return;
+        ops.next_chunk.add(reinterpret_cast<const char*>(residual_tile(slot, index).data), args.chunk, value_columns * sizeof(T));
     }
     SavedState entering_state(const SavedSlot& slot, std::int64_t index, std::int64_t j, Pass pass, algorithms::Wanted wanted) {
         if (pass == Pass::queries) return {adjoint_state(j)};

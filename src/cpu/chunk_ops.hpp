@@ -39,11 +39,13 @@ struct ChunkOps {
     T* state_dots = nullptr; // [K], backward only
     int rows = 0, K = 0, V = 0;
     bool undecayed_error = false;
+    bool coarse_scores = false;  // a gradient's read scores are products of A; an output's are nearer to its bound
 
     // delta: whether a chunk has the products of the delta rule too; gate_gradient: whether that may be wanted.
     void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward, bool delta, bool gate_gradient) {
         K = key_columns;
         V = value_columns;
+        coarse_scores = backward && !std::is_same_v<A, Small>;
         gate.carve(arena, chunk, K, gate_gradient);
         inverse = arena.tile<T>(16, 16);
         spare = arena.tile<T>(16, V);
@@ -54,7 +56,7 @@ struct ChunkOps {
             state_dots = arena.take<T>(static_cast<std::size_t>(K));
         }
         constexpr bool packs_all = A::pack == 2;  // else only transposed right operands
-        carve_packer(arena, packer, chunk, packs_all ? (backward ? (delta ? 10 : 6) : 4) : backward ? 3 : 0);
+        carve_packer(arena, packer, chunk, packs_all ? (backward ? (delta ? 11 : 7) : 4) : backward ? 3 : 0);
         carve_packer(arena, passing, chunk, packs_all ? 4 : 1);
         if (packs_all) states.carve(arena, static_cast<std::size_t>((K + 16) * (V + 16)));
         carve_packer(arena, small, chunk, packs_all ? 3 : 1);
@@ -77,7 +79,7 @@ struct ChunkOps {
         return states.left(S.tile, K, V);
     }
     void scores(Tile P, Tile l, const Inputs& in) {
-        if (P || l) gate.scores(P, l, score_rows(in), packer, passing, small);
+        if (P || l) gate.scores(P, l, score_rows(in), packer, passing, small, coarse_scores);
     }
     void scores_backward(Tile d_q, Tile d_k, Tile d_e, Tile d_P, Tile d_l, Tile P, Tile l, const Inputs& in, bool gate_wanted) {
         gate.scores_backward(d_q, d_k, d_e, d_P, d_l, P, l, score_rows(in), gate_wanted, passing);
@@ -124,14 +126,20 @@ struct ChunkOps {
                   {}, prefetch());
         transpose_into<T>(dst.data, dst.row, keys_transposed.data, keys_transposed.row, K, rows);
     }
-    // next = decayed S + x^T b, next may be S;  S += x^T b; x [C,K], b [C,V]
+    // next = decayed S + x^T b (+ y^T z), next may be S; x, y [C,K], b, z [C,V]
     void decay_and_write(Tile next, Tile S, Decayed x, Tile b) {
-        Start<T> start = gate.decay_state();
-        start.source = S.data;
-        start.source_row = S.row;
-        write(next, x, b, start);
+        passing.reset();
+        write(next, x, b, decayed(S), Alone<A>{});
     }
-    void write(Tile S, Decayed x, Tile b) { write(S, x, b, {Start<T>::add}); }
+    void decay_and_write(Tile next, Tile S, Decayed x, Tile b, Decayed y, Tile z) {
+        if constexpr (A::pack == 2) {
+            passing.reset();
+            write(next, x, b, decayed(S), Joined<A>{written_keys(y), written_values(y, z), rows / A::pack});
+        } else {  // the operands of two fp32 products exceed the first cache
+            decay_and_write(next, S, x, b);
+            write(next, y, z, {Start<T>::add}, Alone<A>{});
+        }
+    }
     // dst += P b, P lower; dst = P^T b; dst = lower part of a b^T, a and b [C,V]
     void add_lower(Tile dst, Tile P, Tile b) {
         passing.reset();
@@ -139,9 +147,9 @@ struct ChunkOps {
                   {Start<T>::add});
     }
     void transposed_upper(Tile dst, Tile P, Tile b) {
-        small.reset();
-        matmul<Small>(dst.data, dst.row, small.left_transposed(P, rows, rows), small.right(b, rows, V), rows, V, rows,
-                      Part::a_upper);
+        passing.reset();
+        matmul<A>(dst.data, dst.row, passing.left_transposed(P, rows, rows), packer.right_once(b, rows, V), rows, V, rows,
+                  Part::a_upper);
     }
     void outer_lower(Tile dst, Tile a, Tile b) {
         matmul<A>(dst.data, dst.row, packer.left_once(a, rows, V), packer.right_transposed_once(b, rows, V), rows, rows, V,
@@ -175,12 +183,24 @@ struct ChunkOps {
                                        : packer.left_once(x.rows, rows, K);
         matmul<A>(dst.data, dst.row, left, state, rows, V, K, Part::full, start, prefetch());
     }
-    void write(Tile S, Decayed x, Tile b, Start<T> start) {
-        passing.reset();
-        const Left<A> left = x.weights ? passing.left_transposed(x.rows, x.weights, x.scale, weighted_keys, rows, K)
-                                       : passing.left_transposed(x.rows, rows, K);
-        const Right<A> right = x.factor != nullptr ? passing.right(b, x.factor, weighted_values, rows, V) : packer.right_once(b, rows, V);
-        matmul<A>(S.data, S.row, left, right, K, V, rows, Part::full, start, prefetch());
+    Start<T> decayed(Tile S) const {
+        Start<T> start = gate.decay_state();
+        start.source = S.data;
+        start.source_row = S.row;
+        return start;
+    }
+    template <class Other>
+    void write(Tile S, Decayed x, Tile b, Start<T> start, const Other& other) {
+        matmul<A>(S.data, S.row, written_keys(x), written_values(x, b), K, V, rows, Part::full, start, prefetch(), other);
+    }
+    // The operands of x^T b
+    Left<A> written_keys(Decayed x) {
+        if (!x.weights) return passing.left_transposed(x.rows, rows, K);
+        return passing.left_transposed(x.rows, x.weights, x.scale, weighted_keys, rows, K);
+    }
+    Right<A> written_values(Decayed x, Tile b) {
+        if (x.factor == nullptr) return packer.right_once(b, rows, V);
+        return passing.right(b, x.factor, weighted_values, rows, V);
     }
     auto prefetch() {
         return [this] { next_chunk.next(); };

@@ -1,6 +1,8 @@
 // matmul: dst[M,N] (+)= a[M,K] b[K,N] on register tiles; the one loop nest behind every product of the chunk form.
 #pragma once
 
+#include <type_traits>
+
 #include "cpu/simd/vec.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
@@ -43,6 +45,19 @@ struct Right {
     long row;
 };
 
+// Nothing, or a product of as many rows and columns, that the same sums take in.
+template <class A>
+struct Alone {
+    Alone from(int, int) const { return {}; }
+};
+template <class A>
+struct Joined {
+    Left<A> a{};
+    Right<A> b{};
+    int units = 0;
+    Joined from(int row, int column) const { return {{a.data + row * a.row, a.row, a.step}, {b.data + column, b.row}, units}; }
+};
+
 // Which part of the product is needed or non-zero. a_lower: a[i,k] = 0 for k > i. a_upper: a[i,k] = 0 for k < i.
 // dst_lower: only dst[i,j] with j <= i is read afterwards.
 enum class Part { full, a_lower, a_upper, dst_lower };
@@ -58,9 +73,9 @@ struct Start {
     long source_row = 0;
 };
 
-template <class A, int rows, int columns>
+template <class A, int rows, int columns, class Other = Alone<A>>
 HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int k_begin, int k_end,
-                                  const Start<typename A::real>& start, int first_row) {
+                                  const Start<typename A::real>& start, int first_row, const Other& other = {}) {
     using T = typename A::real;
     constexpr int n = lanes<T>;
     const T* source = start.source != nullptr ? start.source + first_row * start.source_row : dst;
@@ -76,15 +91,19 @@ HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a
     for (int i = 0; i < rows; ++i) {
         for (int j = 0; j < columns; ++j) sums[i][j] = start.factor != nullptr ? reg<T>{} : before(i, j);
     }
-    for (int k = k_begin; k < k_end; ++k) {
-        const typename A::unit* b_row = b.data + k * b.row;
-        const typename A::unit* a_column = a.data + k * a.step;
-        for (int i = 0; i < rows; ++i) {
-            for (int j = 0; j < columns; ++j) {
-                sums[i][j] = A::multiply_add(sums[i][j], a_column + i * a.row, b_row + j * n);
+    const auto add = [&](const Left<A>& left, const Right<A>& right, int begin, int end) __attribute__((always_inline)) {
+        for (int k = begin; k < end; ++k) {
+            const typename A::unit* b_row = right.data + k * right.row;
+            const typename A::unit* a_column = left.data + k * left.step;
+            for (int i = 0; i < rows; ++i) {
+                for (int j = 0; j < columns; ++j) {
+                    sums[i][j] = A::multiply_add(sums[i][j], a_column + i * left.row, b_row + j * n);
+                }
             }
         }
-    }
+    };
+    add(a, b, k_begin, k_end);
+    if constexpr (std::is_same_v<Other, Joined<A>>) add(other.a, other.b, 0, other.units);
     for (int i = 0; i < rows; ++i) {
         for (int j = 0; j < columns; ++j) {
             if (start.factor != nullptr) sums[i][j] = fma(sums[i][j], broadcast<T>(start.factor[first_row + i]), before(i, j));
@@ -93,16 +112,16 @@ HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a
     }
 }
 
-template <class A, int columns, class Work>
+template <class A, int columns, class Work, class Other>
 void matmul_columns(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int K, Part part,
-                    const Start<typename A::real>& start, const Work& beside) {
+                    const Start<typename A::real>& start, const Work& beside, const Other& other) {
     constexpr int rows = row_block;
     for (int i = 0; i < M; i += rows) {
         const int limit = (i + rows + A::pack - 1) / A::pack;
         const int k_begin = part == Part::a_upper ? i / A::pack : 0;
         const int k_end = part == Part::a_lower && limit < K ? limit : K;
         matmul_block<A, rows, columns>(dst + i * dst_row, dst_row, {a.data + i * a.row, a.row, a.step}, b, k_begin, k_end,
-                                       start, i);
+                                       start, i, other.from(i, 0));
         beside();
     }
 }
@@ -132,9 +151,9 @@ struct NoWork {
 
 // M a multiple of row_block (dst_lower: of 16), N of the vector length, K in tile elements, a multiple of A::pack. `beside` is called after
 // each block.
-template <class A, class Work = NoWork>
+template <class A, class Work = NoWork, class Other = Alone<A>>
 void matmul(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int N, int K, Part part = Part::full,
-            Start<typename A::real> start = {}, const Work& beside = {}) {
+            Start<typename A::real> start = {}, const Work& beside = {}, const Other& other = {}) {
     constexpr int n = lanes<typename A::real>;
     const int units = K / A::pack;
     const auto starting_at = [&](int column) {
@@ -145,10 +164,12 @@ void matmul(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, i
     if (part == Part::dst_lower) return matmul_lower<A>(dst, dst_row, a, b, M, N, units);
     int j = 0;
     for (; j + column_block * n <= N; j += column_block * n) {
-        matmul_columns<A, column_block>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, part, starting_at(j), beside);
+        matmul_columns<A, column_block>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, part, starting_at(j), beside,
+                                        other.from(0, j));
     }
     for (; j < N; j += n) {
-        matmul_columns<A, 1>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, part, starting_at(j), beside);
+        matmul_columns<A, 1>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, part, starting_at(j), beside,
+                                  other.from(0, j));
     }
 }
 

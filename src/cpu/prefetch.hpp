@@ -1,4 +1,4 @@
-// Prefetcher: brings the rows of the next chunk into the cache, a few lines at a time, while this chunk is computed.
+// Prefetcher: brings what the next chunk reads into the cache, a few lines at a time, while this chunk is computed.
 #pragma once
 
 #include "cpu/rows.hpp"
@@ -21,6 +21,13 @@ class Prefetcher {
         pieces_[count_++] = {element_at(tensor, range.row, range.token(0), head), range.reverse ? -step : step, range.length,
                              columns * element};
         rows_ += range.length;
+        rows_per_call_ = (rows_ + calls_ - 1) / calls_;
+    }
+    // Rows that lie one after the other.
+    void add(const char* rows, int count, std::int64_t row_bytes) {
+        if (count_ == capacity) return;
+        pieces_[count_++] = {rows, row_bytes, count, row_bytes};
+        rows_ += count;
         rows_per_call_ = (rows_ + calls_ - 1) / calls_;
     }
     // Whole rows at a time: a loop of steady length costs the running product few mispredicted branches.

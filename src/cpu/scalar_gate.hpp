@@ -1,6 +1,8 @@
 // ScalarGate: one decay per token (step gate, head gate, their sum, or none) inside a chunk.
 #pragma once
 
+#include <utility>
+
 #include "cpu/packer.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
@@ -18,7 +20,7 @@ struct ScalarGate {
     // gradient terms by the tokens they span: from the chunk's start to i, to i - 1, from j to the end, and all
     T *from_start = nullptr, *from_start_before = nullptr, *to_end = nullptr;
     T through = 0;
-    T* factors = nullptr;         // [C] spare
+    T *factors = nullptr, *other_factors = nullptr;  // [C] of the last rows that were weighed, and of those before
     double *gate = nullptr, *since = nullptr;  // [C] e^{g_i}; e^{G_m - G_i} while row m is prepared
     Tile<T> weighted;             // [C,C] spare
     Tile<T> pairs, pairs_before;  // [C,C] by (i, j): gates j < m <= i; gates j < m < i
@@ -37,6 +39,7 @@ struct ScalarGate {
         for (double** vector : {&gate, &since}) *vector = arena.take<double>(static_cast<std::size_t>(chunk));
         high = arena.take<T>(static_cast<std::size_t>(key_columns));
         low = arena.take<T>(static_cast<std::size_t>(key_columns));
+        other_factors = arena.take<T>(static_cast<std::size_t>(chunk));
     }
 
     // From log_decay [1,C]. Decays are products of e^{g}, each begun at its own row, so a huge gate spoils nothing behind
@@ -74,7 +77,7 @@ struct ScalarGate {
     Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }
 
     // factor * x e^{G}, factor * x e^{G - g} or x e^{G_L - G} of key rows, as rows and what is left to multiply them by.
-    // Rows stay as they came: in bf16 they are exact, the factors are applied to fp32 sums.
+    // Rows stay as they came: in bf16 they are exact, the factors are applied to fp32 sums. Only the last two stay valid.
     DecayedRows<T> from_chunk_start(KeyRows<T> x, T factor) { return weigh(x, start, factor); }
     DecayedRows<T> from_chunk_start_before(KeyRows<T> x, T factor) { return weigh(x, before, factor); }
     DecayedRows<T> to_chunk_end(KeyRows<T> x) { return weigh(x, end, T(1)); }
@@ -84,7 +87,7 @@ struct ScalarGate {
 
     // P[i,j] = scale q_i.k_j e^{G_i - G_j}, j <= i; l[i,j] = e_i.k_j e^{Ge_i - G_j}, j < i. An empty tile is not wanted.
     template <class Small>
-    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>& packer, Packer<A>& passing, Packer<Small>&) const {
+    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>& packer, Packer<A>& passing, Packer<Small>&, bool) const {
         passing.reset();
         const Right<A> k_transposed = passing.right_transposed(in.k.rows, rows, columns);
         if (P) {
@@ -156,6 +159,7 @@ struct ScalarGate {
 
   private:
     DecayedRows<T> weigh(KeyRows<T> x, const T* decays, T factor) {
+        std::swap(factors, other_factors);
         for (int i = 0; i < rows; ++i) factors[i] = factor * decays[i] * (x.norm != nullptr ? x.norm[i] : T(1));
         return {x.rows, factors, {}, T(1)};
     }

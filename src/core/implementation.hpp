@@ -14,6 +14,7 @@ struct Machine {
     bool avx2 = false;         // with FMA and F16C
     bool avx512 = false;       // F, BW, DQ, VL
     bool avx512_bf16 = false;  // avx512 and the bf16 dot product
+    bool neon = false;
 };
 
 class Implementation {

@@ -24,6 +24,8 @@ Machine detect_machine() {
     found.avx512_bf16 = found.avx512 && __builtin_cpu_supports("avx512bf16");
     return found;
 }
+#elif defined(__aarch64__)
+Machine detect_machine() { return {.neon = true}; }
 #else
 Machine detect_machine() { return {}; }
 #endif
@@ -31,7 +33,7 @@ Machine detect_machine() { return {}; }
 Machine limited(const Machine& machine, const char* limit) {
     const std::string_view name = limit == nullptr ? "" : limit;
     Machine result = machine;
-    if (name == "generic") result.avx2 = false;
+    if (name == "generic") result.avx2 = result.neon = false;
     if (name == "generic" || name == "avx2") result.avx512 = false;
     if (name == "generic" || name == "avx2" || name == "avx512") result.avx512_bf16 = false;
     return result;

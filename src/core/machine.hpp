@@ -5,7 +5,7 @@
 
 namespace headrace {
 
-// What processor and operating system offer; nothing on machines other than x86-64.
+// What processor and operating system offer.
 Machine detect_machine();
 
 // `machine` without what lies above `limit`: "generic", "avx2" or "avx512" (avx512 without bf16). Any other limit,

@@ -17,6 +17,11 @@ namespace avx512_bf16 {
 const KernelTable& kernels();
 }
 #endif
+#ifdef HEADRACE_HAS_NEON
+namespace neon {
+const KernelTable& kernels();
+}
+#endif
 
 const std::vector<Isa>& isas() {
     static const std::vector<Isa> list = {
@@ -25,6 +30,9 @@ const std::vector<Isa>& isas() {
          avx512_bf16::kernels, true},
         {"avx512", "AVX-512", [](const Machine& m) { return m.avx512; }, avx512::kernels, false},
         {"avx2", "AVX2, FMA and F16C", [](const Machine& m) { return m.avx2; }, avx2::kernels, false},
+#endif
+#ifdef HEADRACE_HAS_NEON
+        {"neon", "AArch64", [](const Machine& m) { return m.neon; }, neon::kernels, false},
 #endif
         {"generic", "", [](const Machine&) { return true; }, generic::kernels, false},
     };

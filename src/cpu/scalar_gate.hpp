@@ -1,8 +1,6 @@
 // ScalarGate: one decay per token (step gate, head gate, their sum, or none) inside a chunk.
 #pragma once
 
-#include <utility>
-
 #include "cpu/packer.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
@@ -159,7 +157,9 @@ struct ScalarGate {
 
   private:
     DecayedRows<T> weigh(KeyRows<T> x, const T* decays, T factor) {
-        std::swap(factors, other_factors);
+        T* const unused = other_factors;
+        other_factors = factors;
+        factors = unused;
         for (int i = 0; i < rows; ++i) factors[i] = factor * decays[i] * (x.norm != nullptr ? x.norm[i] : T(1));
         return {x.rows, factors, {}, T(1)};
     }

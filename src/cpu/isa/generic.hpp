@@ -1,4 +1,4 @@
-// generic: 128-bit vectors of plain C++, for every processor (SSE2 on x86-64, NEON on AArch64).
+// generic: 128-bit vectors of plain C++, for every processor.
 #pragma once
 
 #include "core/types.hpp"

@@ -33,8 +33,7 @@ void chunk_forward(Ops& ops, const ChunkInputs<Ops>& in, const ForwardTiles<Ops>
     ops.scores(o ? tiles.P : Tile{}, delta ? tiles.l : Tile{}, in);
     Tile d = in.v;
     if constexpr (delta) {
-        ops.copy_values(tiles.residual, in.v);
-        ops.add_read(tiles.residual, ops.erase_from_start(in.e, -1), state);
+        ops.add_read(tiles.residual, in.v, ops.erase_from_start(in.e, -1), state);
         ops.scale_columns(tiles.l, in.beta, -1);
         ops.solve(tiles.residual, tiles.l);
         ops.scale_value_rows(tiles.d, tiles.residual, in.beta);

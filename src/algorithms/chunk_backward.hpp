@@ -43,7 +43,7 @@ void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Op
     }
     if (y_wanted) {
         ops.transposed_upper(t.y, t.P, d_o);
-        ops.add_read(t.y, ops.to_end(in.k), ops.right_state(D));
+        ops.add_read(t.y, t.y, ops.to_end(in.k), ops.right_state(D));
     }
     if constexpr (delta) {
         ops.scale_rows(t.solver, t.l, in.beta, -1);

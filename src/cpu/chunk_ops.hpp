@@ -32,7 +32,7 @@ struct ChunkOps {
     Packer<A> states;          // one state
     Packer<Small> small;       // of one product
     Prefetcher next_chunk;
-    Tile inverse, spare;     // [16,16], [16,V]
+    Tile inverse;            // [16,16]
     Tile weighted_values;    // [C,V] spare
     Tile weighted_keys;      // [C,K] spare
     Tile keys_transposed;    // [K,C], backward only
@@ -48,7 +48,6 @@ struct ChunkOps {
         coarse_scores = backward && !std::is_same_v<A, Small>;
         gate.carve(arena, chunk, K, gate_gradient);
         inverse = arena.tile<T>(16, 16);
-        spare = arena.tile<T>(16, V);
         weighted_values = arena.tile<T>(chunk, V);
         if (GateType::per_channel) weighted_keys = arena.tile<T>(chunk, K);
         if (backward) {
@@ -85,7 +84,6 @@ struct ChunkOps {
         gate.scores_backward(d_q, d_k, d_e, d_P, d_l, P, l, score_rows(in), gate_wanted, passing);
     }
 
-    void copy_values(Tile dst, Tile a) { copy(dst, a, rows, V); }
     void scale_value_rows(Tile dst, Tile a, const T* factors) { cpu::scale_rows(dst, a, factors, T(1), rows, V); }
     void scale_rows(Tile dst, Tile a, const T* factors, T factor) { cpu::scale_rows(dst, a, factors, factor, rows, rows); }
     void scale_columns(Tile x, const T* factors, T factor) {
@@ -117,9 +115,14 @@ struct ChunkOps {
         }
     }
 
-    // dst[C,V] = x[C,K] S;  dst += x S;  dst[C,K] = a[C,V] S^T
-    void read(Tile dst, Decayed x, Right<A> state) { read(dst, x, state, Start<T>::zero); }
-    void add_read(Tile dst, Decayed x, Right<A> state) { read(dst, x, state, Start<T>::add); }
+    // dst[C,V] = x[C,K] S;  dst = a + x S, a may be dst;  dst[C,K] = a[C,V] S^T
+    void read(Tile dst, Decayed x, Right<A> state) { read(dst, x, state, {}); }
+    void add_read(Tile dst, Tile a, Decayed x, Right<A> state) {
+        Start<T> start{Start<T>::add};
+        start.source = a.data;
+        start.source_row = a.row;
+        read(dst, x, state, start);
+    }
     // as (S a^T)^T: rows of values are fewer to transpose than a state.
     void read_keys(Tile dst, Tile a, Left<A> state) {
         matmul<A>(keys_transposed.data, keys_transposed.row, state, packer.right_transposed_once(a, rows, V), K, rows, V, Part::full,
@@ -155,8 +158,8 @@ struct ChunkOps {
         matmul<A>(dst.data, dst.row, packer.left_once(a, rows, V), packer.right_transposed_once(b, rows, V), rows, rows, V,
                   Part::dst_lower);
     }
-    void solve(Tile x, Tile n) { solve_unit_lower<Unrounded>(x, n, inverse, spare, rows, V, Side::lower); }
-    void solve_transposed(Tile x, Tile n) { solve_unit_lower<Unrounded>(x, n, inverse, spare, rows, V, Side::transposed); }
+    void solve(Tile x, Tile n) { solve_unit_lower<Unrounded>(x, n, inverse, rows, V, Side::lower); }
+    void solve_transposed(Tile x, Tile n) { solve_unit_lower<Unrounded>(x, n, inverse, rows, V, Side::transposed); }
 
   private:
     // Room for so many operands of up to C x K, C x V or C x C; an assertion in the packer watches the counts.
@@ -175,8 +178,7 @@ struct ChunkOps {
         }
         return 0;
     }
-    void read(Tile dst, Decayed x, Right<A> state, typename Start<T>::Kind kind) {
-        Start<T> start{kind};
+    void read(Tile dst, Decayed x, Right<A> state, Start<T> start) {
         start.factor = x.factor;
         passing.reset();
         const Left<A> left = x.weights ? passing.left(x.rows, x.weights, x.scale, weighted_keys, rows, K)

@@ -203,10 +203,11 @@ void invert_unit_lower_16(Tile<T> inverse, Tile<T> n) {
 enum class Side { lower, transposed };
 
 // x <- (I - n)^-1 x, or with the transposed matrix; n [rows, rows] strictly lower, x [rows, columns].
-// 16 x 16 diagonal blocks are inverted, the rest is substitution by blocks.
+// 16 x 16 diagonal blocks are inverted, the rest is substitution by blocks. The product with an inverse replaces its rows
+// in the order in which no later one needs them.
 template <class A>
-void solve_unit_lower(Tile<typename A::real> x, Tile<typename A::real> n, Tile<typename A::real> inverse,
-                      Tile<typename A::real> spare, int rows, int columns, Side side) {
+void solve_unit_lower(Tile<typename A::real> x, Tile<typename A::real> n, Tile<typename A::real> inverse, int rows,
+                      int columns, Side side) {
     using T = typename A::real;
     const int blocks = rows / 16;
     for (int step = 0; step < blocks; ++step) {
@@ -218,18 +219,17 @@ void solve_unit_lower(Tile<typename A::real> x, Tile<typename A::real> n, Tile<t
                 matmul<A>(x_b.data, x_b.row, {n.at(16 * b), n.row, 1}, {x.data, x.row}, 16, columns, 16 * b, Part::full,
                           {Start<T>::add});
             }
-            copy(spare, x_b, 16, columns);
-            matmul<A>(x_b.data, x_b.row, {inverse.data, inverse.row, 1}, {spare.data, spare.row}, 16, columns, 16,
-                      Part::a_lower);
+            for (int i = 16 - row_block; i >= 0; i -= row_block) {
+                matmul<A>(x_b.at(i), x_b.row, {inverse.at(i), inverse.row, 1}, {x_b.data, x_b.row}, row_block, columns,
+                          i + row_block);
+            }
         } else {
             const int below = 16 * (b + 1);
             if (below < rows) {
                 matmul<A>(x_b.data, x_b.row, {n.at(below) + 16 * b, 1, n.row}, {x.at(below), x.row}, 16, columns,
                           rows - below, Part::full, {Start<T>::add});
             }
-            copy(spare, x_b, 16, columns);
-            matmul<A>(x_b.data, x_b.row, {inverse.data, 1, inverse.row}, {spare.data, spare.row}, 16, columns, 16,
-                      Part::a_upper);
+            matmul<A>(x_b.data, x_b.row, {inverse.data, 1, inverse.row}, {x_b.data, x_b.row}, 16, columns, 16, Part::a_upper);
         }
     }
 }

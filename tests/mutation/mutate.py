@@ -55,7 +55,7 @@ class Mutation:
 
     def is_bf16(self):
         """Whether only the bf16 dot product's kernels contain it."""
-        return any(word in self.line for word in ("struct Bf16", "take(rows / 2, row)", "pack_neighbours"))
+        return any(word in self.line for word in ("struct Bf16", "take(rows / 2, row)", "pack_neighbours", "exp<T>(total)"))
 
     def place(self, source):
         """Where the text begins in the unchanged source."""

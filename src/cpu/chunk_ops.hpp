@@ -145,9 +145,15 @@ struct ChunkOps {
     }
     // dst += P b, P lower; dst = P^T b; dst = lower part of a b^T, a and b [C,V]
     void add_lower(Tile dst, Tile P, Tile b) {
-        passing.reset();
-        matmul<A>(dst.data, dst.row, passing.left(P, rows, rows), packer.right_once(b, rows, V), rows, V, rows, Part::a_lower,
-                  {Start<T>::add});
+        if constexpr (std::is_same_v<A, Small>) {
+            passing.reset();
+            matmul<A>(dst.data, dst.row, passing.left(P, rows, rows), packer.right_once(b, rows, V), rows, V, rows, Part::a_lower,
+                      {Start<T>::add});
+        } else {  // an output stands closer to its bound than a gradient
+            small.reset();
+            matmul<Small>(dst.data, dst.row, small.left(P, rows, rows), small.right(b, rows, V), rows, V, rows, Part::a_lower,
+                          {Start<T>::add});
+        }
     }
     void transposed_upper(Tile dst, Tile P, Tile b) {
         passing.reset();

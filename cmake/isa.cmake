@@ -3,7 +3,8 @@
 # Each call makes the object library headrace_isa_<name>, built with FLAGS and HEADRACE_ISA=<name>, and adds its objects
 # to the library. All code of these files lies in a namespace named after the ISA: a template or inline function outside
 # it would be merged by the linker with the baseline's copy (tests/scripts/check_symbols.sh looks for such symbols).
-# -ffp-contract=fast: a multiply and an add become one FMA, which is both faster and more accurate here.
+# -ffp-contract=fast: a multiply and an add become one FMA, which is both faster and more accurate here; where results must
+# not depend on the compiler's choice, kernels call fma() (cpu/simd/vec.hpp).
 # -fno-math-errno: sqrt becomes a single instruction. -fno-fast-math: exp needs its additions in the order they are written,
 # and NaN and infinity, even in a build with -ffast-math.
 # -Wno-maybe-uninitialized: g++ 12's own AVX-512 intrinsics set it off.

@@ -11,8 +11,8 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
-// A: arithmetic of products with the state and of a scalar gate's scores, whose rows enter bf16 exactly. Small: of the
-// other products within the chunk; the delta rule keeps them in fp32 where A is bf16, because its errors feed back.
+// A: arithmetic of all products but those of Small: an output's product with its read scores, and under channel gates the
+// erase scores and an output's read scores. The delta rule keeps these in fp32 where A is bf16 (docs/decisions/003).
 template <class A, class Small, class GateType>
 struct ChunkOps {
     using T = typename A::real;

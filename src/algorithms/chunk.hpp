@@ -25,24 +25,21 @@ struct ForwardTiles {
 //     o = scale (q e^G) S + P d                               next = e^{G_L} S + (k e^{G_L - G})^T d
 // `next` may be S. An empty o is not computed. The delta rule leaves `residual`.
 template <bool delta, class Ops>
-void chunk_forward(Ops& ops, const ChunkInputs<Ops>& in, const ForwardTiles<Ops>& tiles, typename Ops::Tile S,
-                   typename Ops::Tile next, typename Ops::Tile o) {
+void chunk_forward(Ops& ops, const ChunkInputs<Ops>& in, const ForwardTiles<Ops>& tiles, typename Ops::State S,
+                   typename Ops::State next, typename Ops::Tile o) {
     using Tile = typename Ops::Tile;
     decltype(ops.right_state(S)) state{};
     if (delta || o) state = ops.right_state(S);
     ops.scores(o ? tiles.P : Tile{}, delta ? tiles.l : Tile{}, in);
     Tile d = in.v;
     if constexpr (delta) {
-        ops.add_read(tiles.residual, in.v, ops.erase_from_start(in.e, -1), state);
+        ops.add_read(tiles.residual, in.v, ops.erases(in), state);
         ops.scale_columns(tiles.l, in.beta, -1);
         ops.solve(tiles.residual, tiles.l);
         ops.scale_value_rows(tiles.d, tiles.residual, in.beta);
         d = tiles.d;
     }
-    if (o) {
-        ops.read(o, ops.from_start(in.q, in.scale), state);
-        ops.add_lower(o, tiles.P, d);
-    }
+    if (o) ops.read_and_score(o, ops.reads(in), state, tiles.P, d);
     ops.decay_and_write(next, S, ops.to_end(in.k), d);
 }
 

@@ -29,7 +29,7 @@ struct BackwardTiles {
 // `residual` must hold the forward's. The gate's accumulators are left for Gate::finish_gradient.
 template <bool delta, class Ops>
 void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o,
-                    typename Ops::SavedState S, typename Ops::Tile D, Wanted wanted) {
+                    typename Ops::State S, typename Ops::State D, Wanted wanted) {
     using Tile = typename Ops::Tile;
     const bool scores_wanted = wanted.queries || wanted.keys || wanted.gate;
     const bool y_wanted = wanted.adjoint || (delta && scores_wanted);
@@ -41,10 +41,7 @@ void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Op
         d = t.d;
         z = t.z;
     }
-    if (y_wanted) {
-        ops.transposed_upper(t.y, t.P, d_o);
-        ops.add_read(t.y, t.y, ops.to_end(in.k), ops.right_state(D));
-    }
+    if (y_wanted) ops.read_and_score_transposed(t.y, ops.to_end(in.k), ops.right_state(D), t.P, d_o);
     if constexpr (delta) {
         ops.scale_rows(t.solver, t.l, in.beta, -1);
         ops.solve_transposed(t.y, t.solver);
@@ -65,7 +62,7 @@ void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Op
             }
         }
         if (wanted.keys || wanted.gate) {
-            ops.read_keys(t.d_k, d, ops.left_state({D}));
+            ops.read_keys(t.d_k, d, ops.left_state(D));
             ops.assign(t.d_k, ops.to_end({t.d_k, nullptr}));
         }
         if (wanted.gate) {
@@ -80,9 +77,9 @@ void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Op
     }
     if (wanted.adjoint) {
         if constexpr (delta) {
-            ops.decay_and_write(D, D, ops.from_start(in.q, in.scale), d_o, ops.erase_from_start(in.e, -1), z);
+            ops.decay_and_write(D, D, ops.reads(in), d_o, ops.erases(in), z);
         } else {
-            ops.decay_and_write(D, D, ops.from_start(in.q, in.scale), d_o);
+            ops.decay_and_write(D, D, ops.reads(in), d_o);
         }
     }
 }

@@ -31,7 +31,8 @@ struct ChunkKernel {
     using T = typename A::real;
     using Ops = ChunkOps<A, std::conditional_t<delta && A::pack == 2, F32, A>, GateType>;
     using Tile = cpu::Tile<T>;
-    using SavedState = typename Ops::SavedState;
+    using State = typename Ops::State;
+    using Unit = typename A::unit;
 
     const KernelArgs& args;
     int key_columns, value_columns;
@@ -40,10 +41,14 @@ struct ChunkKernel {
     algorithms::ChunkInputs<Ops> in;
     algorithms::ForwardTiles<Ops> forward_tiles;
     algorithms::BackwardTiles<Ops> backward_tiles;
-    Tile S;  // [heads of the task] tiles of [K,V], see walking_state
+    struct States {  // of the heads of the task, one after the other
+        T* tiles = nullptr;                    // [K,V] each
+        Unit *right = nullptr, *left = nullptr;  // [K/2,V] and [K,V/2] each, where products round
+    };
+    States states, adjoints;
+    long state_row = 0;
     Tile o, d_o, gate_gradient, d_q_sum, d_k_sum, d_e_sum, saved_adjoint;
     Tile scaled;  // [1,V] a row on its way to f16
-    T* adjoint_states = nullptr;  // [heads of the task] tiles of [K,V]
 
     enum Use { forward_only, with_backward, sweeps_only };  // sweeps_only: two_sweeps, which restores no state
 
@@ -61,9 +66,9 @@ struct ChunkKernel {
         const auto square = [&] { return arena.tile<T>(C, C); };
         in = {{tokens.q, tokens.q_norm}, {tokens.k, tokens.k_norm}, {tokens.e, tokens.e_norm}, tokens.v, tokens.beta,
               static_cast<T>(args.scale), args.undecayed_error};
-        S = {nullptr, round_up(value_columns, 16) + 16};
+        state_row = round_up(value_columns, 16) + 16;
         const std::int64_t task_heads = use == forward_only ? args.walk : heads();
-        if (use != sweeps_only) S.data = arena.take<T>(static_cast<std::size_t>(task_heads * state_elements()));
+        if (use != sweeps_only) states = carve_states(arena, task_heads, false);
         o = value_tile();
         forward_tiles.P = square();
         if (delta) {
@@ -95,11 +100,29 @@ struct ChunkKernel {
         d_e_sum = grouped && delta ? keys() : t.d_e;
         if (use == with_backward) saved_adjoint = arena.tile<T>(key_columns, value_columns);
         scaled = arena.tile<T>(1, value_columns);
-        adjoint_states = arena.take<T>(static_cast<std::size_t>(heads() * state_elements()));
+        adjoints = carve_states(arena, heads(), use == with_backward);
     }
 
-    std::int64_t state_elements() const { return static_cast<std::int64_t>(key_columns) * S.row; }
-    Tile adjoint_state(std::int64_t j) const { return {adjoint_states + j * state_elements(), S.row}; }
+    std::int64_t state_elements() const { return static_cast<std::int64_t>(key_columns) * state_row; }
+    States carve_states(Arena& arena, std::int64_t count, bool with_left) const {
+        const auto elements = static_cast<std::size_t>(count * state_elements());
+        States all{arena.take<T>(elements)};
+        if (A::pack == 2) all.right = arena.take<Unit>(elements / A::pack);
+        if (A::pack == 2 && with_left) all.left = arena.take<Unit>(elements / A::pack);
+        return all;
+    }
+    State state_of(const States& all, std::int64_t j) const {
+        const std::int64_t first = j * state_elements(), packed = first / A::pack;
+        return {{all.tiles + first, state_row},
+                {all.right == nullptr ? nullptr : all.right + packed, state_row,
+                 all.left == nullptr ? nullptr : all.left + packed, state_row / A::pack}};
+    }
+    State walking_state(std::int64_t j) const { return state_of(states, j); }
+    State adjoint_state(std::int64_t j) const { return state_of(adjoints, j); }
+    void enter_state(State state, const Strided& tensor, std::int64_t n, std::int64_t head, int first, int count) {
+        load_state(state.tile, tensor, n, head, args.K, first, count);
+        ops.renew(state);
+    }
     std::int64_t chunks(std::int64_t n) const {
         const TokenRange& s = args.sequences[n];
         return (s.end - s.begin + args.chunk - 1) / args.chunk;
@@ -139,7 +162,7 @@ struct ChunkKernel {
         ops.V = value_columns = round_up(count, 16);
         const std::int64_t heads = args.walk;
         for (std::int64_t j = 0; j < heads; ++j) {
-            load_state(walking_state(j), args.initial_state, n, head + j, args.K, first, count);
+            enter_state(walking_state(j), args.initial_state, n, head + j, first, count);
         }
         for (std::int64_t chunk = 0; chunk < chunks(n); ++chunk) {
             const ChunkRange range = range_of(n, chunk);
@@ -152,7 +175,7 @@ struct ChunkKernel {
             }
         }
         for (std::int64_t j = 0; j < heads; ++j) {
-            store_state(args.final_state, walking_state(j), n, head + j, args.K, first, count);
+            store_state(args.final_state, walking_state(j).tile, n, head + j, args.K, first, count);
         }
     }
     bool starts_group(std::int64_t head) const { return head % args.group == 0; }
@@ -164,34 +187,42 @@ struct ChunkKernel {
         const std::int64_t key_head = same_chunk && !starts_group(next) ? -1 : next / args.group;
         prefetch(n, same_chunk ? chunk : chunk + 1, next, key_head, first, count, with_q, false);
     }
-    Tile walking_state(std::int64_t j) const { return {S.data + j * state_elements(), S.row}; }
 
     // ---- backward ----
     // Runs the states of `heads` value heads forwards and saves what enters each chunk (and the delta rule's residuals).
-    // Where saved states have the tile's type, each is computed in its place.
+    // Where saved states have the tile's type, each is computed in its place; where they are operands, they are left there.
     void save_states(std::int64_t n, std::int64_t head, std::int64_t heads, const SavedSlot& slot) {
         const auto place = [&](std::int64_t chunk, std::int64_t j) {
-            return saved_in_place() ? saved_tile(slot.states, slot.index(chunk, j)) : walking_state(j);
+            const std::int64_t index = slot.index(chunk, j);
+            State state = walking_state(j);
+            if (saved_in_place()) state = {saved_tile(slot.states, index)};
+            if (saved_as_operand()) state.packed.left = saved_operand(slot.states, index);
+            if (saved_as_operand()) state.packed.left_row = value_columns / A::pack;
+            return state;
         };
         for (std::int64_t j = 0; j < heads && chunks(n) > 0; ++j) {
-            load_state(place(0, j), args.initial_state, n, head + j, args.K, 0, args.V);
+            enter_state(place(0, j), args.initial_state, n, head + j, 0, args.V);
         }
         for (std::int64_t chunk = 0; chunk < chunks(n); ++chunk) {
             const bool last_chunk = chunk + 1 == chunks(n);
             const ChunkRange range = range_of(n, chunk);
             for (std::int64_t j = 0; j < heads; ++j) {
-                if (!saved_in_place()) save(slot.states, slot.index(chunk, j), walking_state(j));
+                if (!saved_in_place() && !saved_as_operand()) save(slot.states, slot.index(chunk, j), walking_state(j).tile);
                 if (last_chunk && !delta) continue;
                 if (j == 0 || starts_group(head + j)) tokens.load_keys(range, (head + j) / args.group, false);
                 load_chunk(range, head + j, 0, args.V, delta);
                 prefetch_next_head(n, chunk, head, j, heads, 0, args.V, false);
                 if (delta) forward_tiles.residual = residual_tile(slot, slot.index(chunk, j));
-                const Tile next = last_chunk ? walking_state(j) : place(chunk + 1, j);
+                const State next = last_chunk ? walking_state(j) : place(chunk + 1, j);
                 algorithms::chunk_forward<delta>(ops, in, forward_tiles, place(chunk, j), next, Tile{});
             }
         }
     }
     bool saved_in_place() const { return size_of(args.state_dtype) == sizeof(T); }
+    bool saved_as_operand() const { return A::pack == 2 && args.state_dtype == DType::bf16; }
+    Unit* saved_operand(SavedStates saved, std::int64_t index) const {
+        return reinterpret_cast<Unit*>(saved.data) + index * key_columns * value_columns / A::pack;
+    }
     Tile saved_tile(SavedStates saved, std::int64_t index) const {
         return {reinterpret_cast<T*>(saved.data) + index * key_columns * value_columns, value_columns};
     }
@@ -233,14 +264,14 @@ struct ChunkKernel {
 
     // The value heads of args.walk query/key heads from key_head on; partial sums of the gate parameters go to [n, head].
     std::int64_t heads() const { return args.walk * args.group; }
-    void begin_heads(std::int64_t n, std::int64_t key_head, const Strided& states) {
+    void begin_heads(std::int64_t n, std::int64_t key_head, const Strided& entering) {
         for (std::int64_t j = 0; j < heads(); ++j) {
-            load_state(adjoint_state(j), states, n, key_head * args.group + j, args.K, 0, args.V);
+            enter_state(adjoint_state(j), entering, n, key_head * args.group + j, 0, args.V);
         }
     }
     void end_heads(std::int64_t n, std::int64_t key_head) {
         for (std::int64_t j = 0; j < heads(); ++j) {
-            store_state(args.d_initial_state, adjoint_state(j), n, key_head * args.group + j, args.K, 0, args.V);
+            store_state(args.d_initial_state, adjoint_state(j).tile, n, key_head * args.group + j, args.K, 0, args.V);
         }
     }
     // All heads of a chunk, then those of the chunk `step` further on.
@@ -260,7 +291,7 @@ struct ChunkKernel {
     void adjoint_pass(std::int64_t n, std::int64_t key_head, const SavedSlot& slot) {
         begin_heads(n, key_head, args.d_final_state);
         for (std::int64_t chunk = chunks(n) - 1; chunk >= 0; --chunk) {
-            for (std::int64_t j = 0; j < heads(); ++j) save(slot.adjoints, slot.index(chunk, j), adjoint_state(j));
+            for (std::int64_t j = 0; j < heads(); ++j) save(slot.adjoints, slot.index(chunk, j), adjoint_state(j).tile);
             walk(n, key_head, chunk, -1, slot, Pass::adjoint);
         }
         end_heads(n, key_head);
@@ -292,8 +323,8 @@ struct ChunkKernel {
             load_chunk(range, head, 0, args.V);
             load_tokens(d_o, args.d_o, range, head, 0, args.V);
             const std::int64_t saved = slot.index(here.chunk, j);
-            const Tile D = pass == Pass::gradients ? restore(saved_adjoint, slot.adjoints, saved) : adjoint_state(j);
-            const SavedState state = entering_state(slot, saved, j, pass, wanted);
+            const State D = pass == Pass::gradients ? State{restore(saved_adjoint, slot.adjoints, saved)} : adjoint_state(j);
+            const State state = entering_state(slot, saved, j, pass, wanted);
             if (delta) backward_tiles.residual = residual_tile(slot, saved);
             if (member + 1 < args.group) {
                 prefetch(n, here.chunk, head + 1, -1, 0, args.V, false, true);
@@ -325,16 +356,14 @@ struct ChunkKernel {
         if (!delta) return;
         ops.next_chunk.add(reinterpret_cast<const char*>(residual_tile(slot, index).data), args.chunk, value_columns * sizeof(T));
     }
-    SavedState entering_state(const SavedSlot& slot, std::int64_t index, std::int64_t j, Pass pass, algorithms::Wanted wanted) {
-        if (pass == Pass::queries) return {adjoint_state(j)};
+    State entering_state(const SavedSlot& slot, std::int64_t index, std::int64_t j, Pass pass, algorithms::Wanted wanted) {
+        if (pass == Pass::queries) return {adjoint_state(j).tile};
         if (!wanted.queries && !wanted.gate) return {};
-        if (A::pack == 2 && args.state_dtype == DType::bf16) {
-            return {{}, reinterpret_cast<const std::uint16_t*>(slot.states.data) + index * key_columns * value_columns};
-        }
-        return {restore(S, slot.states, index)};
+        if (saved_as_operand()) return {{}, {nullptr, 0, saved_operand(slot.states, index), value_columns / A::pack}};
+        return {restore(walking_state(0).tile, slot.states, index)};
     }
     void advance_state(Tile state) {
-        ops.decay_and_write(state, state, ops.to_end(in.k), in.v);
+        ops.decay_and_write({state}, {state}, ops.to_end(in.k), in.v);
     }
     void store_values(const ChunkRange& range, std::int64_t head) {
         store_tokens(args.d_v, delta ? backward_tiles.z : backward_tiles.y, range, head, 0, args.V);

@@ -1,6 +1,7 @@
 // ChunkOps: the primitives that the chunk pages of algorithms/ ask for, on a CPU.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "algorithms/chunk_backward.hpp"
@@ -20,10 +21,11 @@ struct ChunkOps {
     using Rows = KeyRows<T>;
     using Decayed = DecayedRows<T>;
     using Inputs = algorithms::ChunkInputs<ChunkOps>;
-    // A state that is only read: a tile, or where A multiplies pairs of bf16, rows of them.
-    struct SavedState {
+    // A state: its tile, and where A multiplies pairs of bf16, operands that decay_and_write renews with it. A saved one may
+    // have no tile.
+    struct State {
         Tile tile{};
-        const std::uint16_t* halves = nullptr;  // [K,V]
+        Copies<A> packed{};
     };
 
     GateType gate;
@@ -33,7 +35,7 @@ struct ChunkOps {
     Packer<Small> small;       // of one product
     Prefetcher next_chunk;
     Tile inverse;            // [16,16]
-    Tile weighted_values;    // [C,V] spare
+    Tile weighted_values, other_values;    // [C,V] spare
     Tile weighted_keys;      // [C,K] spare
     Tile keys_transposed;    // [K,C], backward only
     T* state_dots = nullptr; // [K], backward only
@@ -49,6 +51,7 @@ struct ChunkOps {
         gate.carve(arena, chunk, K, gate_gradient);
         inverse = arena.tile<T>(16, 16);
         weighted_values = arena.tile<T>(chunk, V);
+        if (backward && delta) other_values = arena.tile<T>(chunk, V);
         if (GateType::per_channel) weighted_keys = arena.tile<T>(chunk, K);
         if (backward) {
             keys_transposed = arena.tile<T>(K, chunk);
@@ -57,7 +60,7 @@ struct ChunkOps {
         constexpr bool packs_all = A::pack == 2;  // else only transposed right operands
         carve_packer(arena, packer, chunk, packs_all ? (backward ? (delta ? 11 : 7) : 4) : backward ? 3 : 0);
         carve_packer(arena, passing, chunk, packs_all ? 4 : 1);
-        if (packs_all) states.carve(arena, static_cast<std::size_t>((K + 16) * (V + 16)));
+        if (packs_all) states.carve(arena, static_cast<std::size_t>(std::max(K * (V / 2 + 16), K / 2 * (V + 16))));  // left, right
         carve_packer(arena, small, chunk, packs_all ? 3 : 1);
     }
     void start_chunk(int padded_rows) {
@@ -65,15 +68,18 @@ struct ChunkOps {
         packer.reset();
     }
 
-    // Valid until the next of either.
-    Right<A> right_state(Tile S) {
-        states.reset();
-        return states.right(S, K, V);
+    // After a tile was filled by others.
+    void renew(State S) {
+        if constexpr (A::pack == 2) Packer<A>::copy(S.packed, S.tile, K, V);
     }
-    Left<A> left_state(SavedState S) {
-        if constexpr (A::pack == 2) {
-            if (S.halves != nullptr) return {reinterpret_cast<const std::uint32_t*>(S.halves), V / 2, 1};
-        }
+    // Valid until the next of either.
+    Right<A> right_state(State S) {
+        if (S.packed.right != nullptr) return {S.packed.right, S.packed.right_row};
+        states.reset();
+        return states.right(S.tile, K, V);
+    }
+    Left<A> left_state(State S) {
+        if (S.packed.left != nullptr) return {S.packed.left, S.packed.left_row, 1};
         states.reset();
         return states.left(S.tile, K, V);
     }
@@ -95,11 +101,14 @@ struct ChunkOps {
     void value_row_dots(T* dst, Tile a, Tile b) {
         for (int i = 0; i < rows; ++i) dst[i] = cpu::row_dot(a, b, i, V);
     }
-    void add_through(SavedState S, Tile D) {
-        for (int c = 0; c < K; ++c) state_dots[c] = row_dot(S, D, c);
+    void add_through(State S, State D) {
+        for (int c = 0; c < K; ++c) state_dots[c] = row_dot(S, D.tile, c);
         gate.add_through(state_dots);
     }
 
+    // scale q and -e, decayed from the chunk's start (Comba's erase rows: without the token's own gate).
+    Decayed reads(const Inputs& in) { return gate.reads(score_rows(in)); }
+    Decayed erases(const Inputs& in) { return gate.erases(score_rows(in)); }
     // Rows decayed from the chunk's start (Comba's erase rows: without the token's own gate), or to its end.
     Decayed from_start(Rows x, T factor) { return gate.from_chunk_start(x, factor); }
     Decayed erase_from_start(Rows x, T factor) {
@@ -115,13 +124,26 @@ struct ChunkOps {
         }
     }
 
-    // dst[C,V] = x[C,K] S;  dst = a + x S, a may be dst;  dst[C,K] = a[C,V] S^T
-    void read(Tile dst, Decayed x, Right<A> state) { read(dst, x, state, {}); }
+    // dst[C,V] = a + x[C,K] S;  dst = x S + P b or P^T b, P lower;  dst[C,K] = a[C,V] S^T
     void add_read(Tile dst, Tile a, Decayed x, Right<A> state) {
         Start<T> start{Start<T>::add};
         start.source = a.data;
         start.source_row = a.row;
-        read(dst, x, state, start);
+        passing.reset();
+        read(dst, x, state, start, Alone{});
+    }
+    void read_and_score(Tile dst, Decayed x, Right<A> state, Tile P, Tile b) {
+        passing.reset();
+        if constexpr (std::is_same_v<A, Small>) {
+            read(dst, x, state, {}, Joined<A>{passing.left(P, rows, rows), packer.right_once(b, rows, V), rows / A::pack, Part::a_lower});
+        } else {  // an output stands closer to its bound than a gradient
+            small.reset();
+            read(dst, x, state, {}, Joined<Small>{small.left(P, rows, rows), small.right(b, rows, V), rows / Small::pack, Part::a_lower});
+        }
+    }
+    void read_and_score_transposed(Tile dst, Decayed x, Right<A> state, Tile P, Tile b) {
+        passing.reset();
+        read(dst, x, state, {}, Joined<A>{passing.left_transposed(P, rows, rows), packer.right_once(b, rows, V), rows / A::pack, Part::a_upper});
     }
     // as (S a^T)^T: rows of values are fewer to transpose than a state.
     void read_keys(Tile dst, Tile a, Left<A> state) {
@@ -130,36 +152,15 @@ struct ChunkOps {
         transpose_into<T>(dst.data, dst.row, keys_transposed.data, keys_transposed.row, K, rows);
     }
     // next = decayed S + x^T b (+ y^T z), next may be S; x, y [C,K], b, z [C,V]
-    void decay_and_write(Tile next, Tile S, Decayed x, Tile b) {
+    void decay_and_write(State next, State S, Decayed x, Tile b) {
         passing.reset();
-        write(next, x, b, decayed(S), Alone<A>{});
+        write(next, x, b, decayed(S.tile), Alone{});
     }
-    void decay_and_write(Tile next, Tile S, Decayed x, Tile b, Decayed y, Tile z) {
-        if constexpr (A::pack == 2) {
-            passing.reset();
-            write(next, x, b, decayed(S), Joined<A>{written_keys(y), written_values(y, z), rows / A::pack});
-        } else {  // the operands of two fp32 products exceed the first cache
-            decay_and_write(next, S, x, b);
-            write(next, y, z, {Start<T>::add}, Alone<A>{});
-        }
-    }
-    // dst += P b, P lower; dst = P^T b; dst = lower part of a b^T, a and b [C,V]
-    void add_lower(Tile dst, Tile P, Tile b) {
-        if constexpr (std::is_same_v<A, Small>) {
-            passing.reset();
-            matmul<A>(dst.data, dst.row, passing.left(P, rows, rows), packer.right_once(b, rows, V), rows, V, rows, Part::a_lower,
-                      {Start<T>::add});
-        } else {  // an output stands closer to its bound than a gradient
-            small.reset();
-            matmul<Small>(dst.data, dst.row, small.left(P, rows, rows), small.right(b, rows, V), rows, V, rows, Part::a_lower,
-                          {Start<T>::add});
-        }
-    }
-    void transposed_upper(Tile dst, Tile P, Tile b) {
+    void decay_and_write(State next, State S, Decayed x, Tile b, Decayed y, Tile z) {
         passing.reset();
-        matmul<A>(dst.data, dst.row, passing.left_transposed(P, rows, rows), packer.right_once(b, rows, V), rows, V, rows,
-                  Part::a_upper);
+        write(next, x, b, decayed(S.tile), Joined<A>{written_keys(y), written_values(y, z, other_values), rows / A::pack});
     }
+    // dst = lower part of a b^T, a and b [C,V]
     void outer_lower(Tile dst, Tile a, Tile b) {
         matmul<A>(dst.data, dst.row, packer.left_once(a, rows, V), packer.right_transposed_once(b, rows, V), rows, rows, V,
                   Part::dst_lower);
@@ -175,21 +176,22 @@ struct ChunkOps {
         const long wide = C * (longer / Arithmetic::pack + 32), tall = longer / Arithmetic::pack * (C + 16);
         target.carve(arena, static_cast<std::size_t>(operands * (wide > tall ? wide : tall)));
     }
-    T row_dot(SavedState S, Tile D, int c) const {
-        if (S.halves == nullptr) return cpu::row_dot(S.tile, D, c, V);
+    T row_dot(State S, Tile D, int c) const {
+        if (S.tile) return cpu::row_dot(S.tile, D, c, V);
         if constexpr (A::pack == 2) {
+            const auto* halves = reinterpret_cast<const std::uint16_t*>(S.packed.left + c * S.packed.left_row);
             reg<T> total = {};
-            for (int j = 0; j < V; j += lanes<T>) total = fma(load_bf16(S.halves + c * V + j), load<T>(D.at(c) + j), total);
+            for (int j = 0; j < V; j += lanes<T>) total = fma(load_bf16(halves + j), load<T>(D.at(c) + j), total);
             return sum<T>(total);
         }
         return 0;
     }
-    void read(Tile dst, Decayed x, Right<A> state, Start<T> start) {
+    template <class Other>
+    void read(Tile dst, Decayed x, Right<A> state, Start<T> start, const Other& other) {
         start.factor = x.factor;
-        passing.reset();
         const Left<A> left = x.weights ? passing.left(x.rows, x.weights, x.scale, weighted_keys, rows, K)
                                        : packer.left_once(x.rows, rows, K);
-        matmul<A>(dst.data, dst.row, left, state, rows, V, K, Part::full, start, prefetch());
+        matmul<A>(dst.data, dst.row, left, state, rows, V, K, Part::full, start, prefetch(), other);
     }
     Start<T> decayed(Tile S) const {
         Start<T> start = gate.decay_state();
@@ -198,17 +200,18 @@ struct ChunkOps {
         return start;
     }
     template <class Other>
-    void write(Tile S, Decayed x, Tile b, Start<T> start, const Other& other) {
-        matmul<A>(S.data, S.row, written_keys(x), written_values(x, b), K, V, rows, Part::full, start, prefetch(), other);
+    void write(State S, Decayed x, Tile b, Start<T> start, const Other& other) {
+        matmul<A>(S.tile.data, S.tile.row, written_keys(x), written_values(x, b, weighted_values), K, V, rows, Part::full, start, prefetch(), other,
+                  S.packed);
     }
     // The operands of x^T b
     Left<A> written_keys(Decayed x) {
         if (!x.weights) return passing.left_transposed(x.rows, rows, K);
         return passing.left_transposed(x.rows, x.weights, x.scale, weighted_keys, rows, K);
     }
-    Right<A> written_values(Decayed x, Tile b) {
+    Right<A> written_values(Decayed x, Tile b, Tile spare) {
         if (x.factor == nullptr) return packer.right_once(b, rows, V);
-        return passing.right(b, x.factor, weighted_values, rows, V);
+        return passing.right(b, x.factor, spare, rows, V);
     }
     auto prefetch() {
         return [this] { next_chunk.next(); };

@@ -10,15 +10,14 @@ namespace headrace::cpu::inline HEADRACE_ISA {
 // sums[t] += sum_i weights[i] * rows[t + i], t < tokens, in the columns of one register.
 template <class T, int tokens, int taps>
 HEADRACE_INLINE void add_taps(reg<T>* sums, Tile<T> weights, Tile<T> rows) {
-    for (int i = 0; i < taps; ++i) {
-        const reg<T> weight = load<T>(weights.at(i));
-        for (int t = 0; t < tokens; ++t) sums[t] = fma(weight, load<T>(rows.at(t + i)), sums[t]);
-    }
+    unroll<taps, tokens>([&](auto i, auto t) __attribute__((always_inline)) {
+        sums[t] = fma(load<T>(weights.at(i)), load<T>(rows.at(t + i)), sums[t]);
+    });
 }
 // sums[t] = start + sum_i weights[i] * rows[t + i], i < terms.
 template <class T, int tokens>
 HEADRACE_INLINE void weighted_sums(reg<T>* sums, reg<T> start, Tile<T> weights, Tile<T> rows, int terms) {
-    for (int t = 0; t < tokens; ++t) sums[t] = start;
+    unroll<1, tokens>([&](auto, auto t) __attribute__((always_inline)) { sums[t] = start; });
     int i = 0;
     for (; i + 4 <= terms; i += 4) add_taps<T, tokens, 4>(sums, weights.from(i, 0), rows.from(i, 0));
     for (; i < terms; ++i) add_taps<T, tokens, 1>(sums, weights.from(i, 0), rows.from(i, 0));
@@ -28,12 +27,11 @@ HEADRACE_INLINE void weighted_sums(reg<T>* sums, reg<T> start, Tile<T> weights, 
 template <class T, int tokens, int taps>
 HEADRACE_INLINE void add_dots(Tile<T> sums, Tile<T> factors, Tile<T> rows) {
     reg<T> total[taps];
-    for (int i = 0; i < taps; ++i) total[i] = load<T>(sums.at(i));
-    for (int t = 0; t < tokens; ++t) {
-        const reg<T> factor = load<T>(factors.at(t));
-        for (int i = 0; i < taps; ++i) total[i] = fma(factor, load<T>(rows.at(t + i)), total[i]);
-    }
-    for (int i = 0; i < taps; ++i) store<T>(sums.at(i), total[i]);
+    unroll<1, taps>([&](auto, auto i) __attribute__((always_inline)) { total[i] = load<T>(sums.at(i)); });
+    unroll<tokens, taps>([&](auto t, auto i) __attribute__((always_inline)) {
+        total[i] = fma(load<T>(factors.at(t)), load<T>(rows.at(t + i)), total[i]);
+    });
+    unroll<1, taps>([&](auto, auto i) __attribute__((always_inline)) { store<T>(sums.at(i), total[i]); });
 }
 template <class T, int tokens>
 HEADRACE_INLINE void add_products(Tile<T> sums, Tile<T> factors, Tile<T> rows, int terms) {
@@ -210,9 +208,9 @@ class Convolution {
             reg<T> sums[tokens()];
             weighted_sums<T, tokens()>(sums, load<T>(bias_ + column), weights_.from(0, column),
                                        inputs.from(first, column), W_);
-            for (int t = 0; t < tokens(); ++t) {
+            unroll<1, tokens()>([&](auto, auto t) __attribute__((always_inline)) {
                 store<T>(inputs.at(first + t) + column, activated<T>(sums[t], args_.activation).value);
-            }
+            });
         });
     }
 
@@ -283,9 +281,9 @@ class Convolution {
             weighted_sums<T, tokens()>(sums, load<T>(bias_ + column), weights_.from(0, column),
                                        inputs_.from(first, column), W_);
             const Tile<T> d_sums = d_sums_.from(delay_ + first, column);
-            for (int t = 0; t < tokens(); ++t) {
+            unroll<1, tokens()>([&](auto, auto t) __attribute__((always_inline)) {
                 store<T>(d_sums.at(t), load<T>(d_sums.at(t)) * activated<T>(sums[t], args_.activation).slope);
-            }
+            });
         });
     }
 
@@ -307,7 +305,7 @@ class Convolution {
         in_groups(rows, [&](auto tokens, int first) {
             reg<T> sums[tokens()];
             weighted_sums<T, tokens()>(sums, reg<T>{}, newest_first, d_sums_.from(first, column), W_);
-            for (int t = 0; t < tokens(); ++t) store<T>(d_sums_.at(first + t) + column, sums[t]);
+            unroll<1, tokens()>([&](auto, auto t) __attribute__((always_inline)) { store<T>(d_sums_.at(first + t) + column, sums[t]); });
         });
     }
 

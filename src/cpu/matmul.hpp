@@ -45,22 +45,41 @@ struct Right {
     long row;
 };
 
-// Nothing, or a product of as many rows and columns, that the same sums take in.
-template <class A>
-struct Alone {
-    Alone from(int, int) const { return {}; }
-};
-template <class A>
-struct Joined {
-    Left<A> a{};
-    Right<A> b{};
-    int units = 0;
-    Joined from(int row, int column) const { return {{a.data + row * a.row, a.row, a.step}, {b.data + column, b.row}, units}; }
-};
-
 // Which part of the product is needed or non-zero. a_lower: a[i,k] = 0 for k > i. a_upper: a[i,k] = 0 for k < i.
 // dst_lower: only dst[i,j] with j <= i is read afterwards.
 enum class Part { full, a_lower, a_upper, dst_lower };
+
+// Nothing, or a product of as many rows and columns, that the same sums take in; its arithmetic may be another one's.
+struct Alone {
+    Alone from_row(int) const { return {}; }
+    Alone from_column(int) const { return {}; }
+};
+template <class B>
+struct Joined {
+    Left<B> a{};
+    Right<B> b{};
+    int units = 0;
+    Part part = Part::full;  // or a_lower, a_upper
+    Joined from_row(int row) const {
+        const int limit = (row + row_block + B::pack - 1) / B::pack;
+        const int begin = part == Part::a_upper ? row / B::pack : 0, end = part == Part::a_lower && limit < units ? limit : units;
+        return {{a.data + row * a.row + begin * a.step, a.row, a.step}, {b.data + begin * b.row, b.row}, end - begin, part};
+    }
+    Joined from_column(int column) const { return {a, {b.data + column, b.row}, units, part}; }
+};
+
+// Where the result is also left in bf16, as operands of later products; not where null. Only for A::pack == 2.
+template <class A>
+struct Copies {
+    typename A::unit* right = nullptr;  // pairs of rows, right_row apart
+    long right_row = 0;
+    typename A::unit* left = nullptr;   // pairs of columns in rows left_row apart
+    long left_row = 0;
+    Copies from(int row, int column) const {
+        return {right == nullptr ? nullptr : right + row / A::pack * right_row + column, right_row,
+                left == nullptr ? nullptr : left + row * left_row + column / A::pack, left_row};
+    }
+};
 
 // What the sums are added to.
 template <class T>
@@ -73,55 +92,74 @@ struct Start {
     long source_row = 0;
 };
 
-template <class A, int rows, int columns, class Other = Alone<A>>
+template <class A, int rows, int columns, class Other = Alone>
 HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int k_begin, int k_end,
-                                  const Start<typename A::real>& start, int first_row, const Other& other = {}) {
+                                  const Start<typename A::real>& start, int first_row, const Other& other = {},
+                                  const Copies<A>& copies = {}) {
     using T = typename A::real;
     constexpr int n = lanes<T>;
     const T* source = start.source != nullptr ? start.source + first_row * start.source_row : dst;
     const long source_row = start.source != nullptr ? start.source_row : dst_row;
-    const auto before = [&](int i, int j) __attribute__((always_inline)) {
-        if (start.kind == Start<T>::zero) return reg<T>{};
-        const reg<T> whole = load<T>(source + i * source_row + j * n);
-        if (start.kind == Start<T>::add) return whole;
-        const reg<T> decayed = whole * broadcast<T>(start.high[first_row + i]);
-        return A::pack == 2 ? decayed : fma(whole, broadcast<T>(start.low[first_row + i]), decayed);  // bf16 rounds more
-    };
     reg<T> sums[rows][columns];
-    for (int i = 0; i < rows; ++i) {
-        for (int j = 0; j < columns; ++j) sums[i][j] = start.factor != nullptr ? reg<T>{} : before(i, j);
-    }
-    const auto add = [&](const Left<A>& left, const Right<A>& right, int begin, int end) __attribute__((always_inline)) {
-        for (int k = begin; k < end; ++k) {
-            const typename A::unit* b_row = right.data + k * right.row;
-            const typename A::unit* a_column = left.data + k * left.step;
-            for (int i = 0; i < rows; ++i) {
-                for (int j = 0; j < columns; ++j) {
-                    sums[i][j] = A::multiply_add(sums[i][j], a_column + i * left.row, b_row + j * n);
-                }
-            }
+    const auto each = [](const auto& value) __attribute__((always_inline)) { unroll<rows, columns>(value); };
+    // sums = what they begin with, plus what `made` makes of them
+    const auto begin_with = [&](const auto& made) __attribute__((always_inline)) {
+        const auto source_at = [&](int i, int j) __attribute__((always_inline)) { return load<T>(source + i * source_row + j * n); };
+        if (start.kind == Start<T>::zero) {
+            each([&](auto i, auto j) __attribute__((always_inline)) { sums[i][j] = made(i, j, reg<T>{}); });
+        } else if (start.kind == Start<T>::add) {
+            each([&](auto i, auto j) __attribute__((always_inline)) { sums[i][j] = made(i, j, source_at(i, j)); });
+        } else {
+            each([&](auto i, auto j) __attribute__((always_inline)) {
+                const reg<T> whole = source_at(i, j), decayed = whole * broadcast<T>(start.high[first_row + i]);
+                // bf16 rounds more
+                sums[i][j] = made(i, j, A::pack == 2 ? decayed : fma(whole, broadcast<T>(start.low[first_row + i]), decayed));
+            });
         }
     };
-    add(a, b, k_begin, k_end);
-    if constexpr (std::is_same_v<Other, Joined<A>>) add(other.a, other.b, 0, other.units);
-    for (int i = 0; i < rows; ++i) {
-        for (int j = 0; j < columns; ++j) {
-            if (start.factor != nullptr) sums[i][j] = fma(sums[i][j], broadcast<T>(start.factor[first_row + i]), before(i, j));
-            store<T>(dst + i * dst_row + j * n, sums[i][j]);
+    const auto add = [&]<class B>(const Left<B>& left, const Right<B>& right, int begin, int end) __attribute__((always_inline)) {
+        for (int k = begin; k < end; ++k) {
+            const typename B::unit* b_row = right.data + k * right.row;
+            const typename B::unit* a_column = left.data + k * left.step;
+            each([&](auto i, auto j) __attribute__((always_inline)) {
+                sums[i][j] = B::multiply_add(sums[i][j], a_column + i * left.row, b_row + j * n);
+            });
+        }
+    };
+    if (start.factor == nullptr) {
+        begin_with([](auto, auto, reg<T> before) __attribute__((always_inline)) { return before; });
+        add(a, b, k_begin, k_end);
+    } else {
+        each([&](auto i, auto j) __attribute__((always_inline)) { sums[i][j] = reg<T>{}; });
+        add(a, b, k_begin, k_end);
+        begin_with([&](auto i, auto j, reg<T> before) __attribute__((always_inline)) {
+            return fma(sums[i][j], broadcast<T>(start.factor[first_row + i]), before);
+        });
+    }
+    if constexpr (!std::is_same_v<Other, Alone>) add(other.a, other.b, 0, other.units);
+    each([&](auto i, auto j) __attribute__((always_inline)) { store<T>(dst + i * dst_row + j * n, sums[i][j]); });
+    if constexpr (A::pack == 2) {
+        if (copies.right != nullptr) {
+            unroll<rows / 2, columns>([&](auto i, auto j) __attribute__((always_inline)) {
+                store_pairs(copies.right + i * copies.right_row + j * n, sums[2 * i][j], sums[2 * i + 1][j]);
+            });
+        }
+        if (copies.left != nullptr) {
+            each([&](auto i, auto j) __attribute__((always_inline)) { store_pairs_of(copies.left + i * copies.left_row + j * n / 2, sums[i][j]); });
         }
     }
 }
 
 template <class A, int columns, class Work, class Other>
 void matmul_columns(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int K, Part part,
-                    const Start<typename A::real>& start, const Work& beside, const Other& other) {
+                    const Start<typename A::real>& start, const Work& beside, const Other& other, const Copies<A>& copies) {
     constexpr int rows = row_block;
     for (int i = 0; i < M; i += rows) {
         const int limit = (i + rows + A::pack - 1) / A::pack;
         const int k_begin = part == Part::a_upper ? i / A::pack : 0;
         const int k_end = part == Part::a_lower && limit < K ? limit : K;
         matmul_block<A, rows, columns>(dst + i * dst_row, dst_row, {a.data + i * a.row, a.row, a.step}, b, k_begin, k_end,
-                                       start, i, other.from(i, 0));
+                                       start, i, other.from_row(i), copies.from(i, 0));
         beside();
     }
 }
@@ -151,9 +189,9 @@ struct NoWork {
 
 // M a multiple of row_block (dst_lower: of 16), N of the vector length, K in tile elements, a multiple of A::pack. `beside` is called after
 // each block.
-template <class A, class Work = NoWork, class Other = Alone<A>>
+template <class A, class Work = NoWork, class Other = Alone>
 void matmul(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int N, int K, Part part = Part::full,
-            Start<typename A::real> start = {}, const Work& beside = {}, const Other& other = {}) {
+            Start<typename A::real> start = {}, const Work& beside = {}, const Other& other = {}, const Copies<A>& copies = {}) {
     constexpr int n = lanes<typename A::real>;
     const int units = K / A::pack;
     const auto starting_at = [&](int column) {
@@ -165,11 +203,11 @@ void matmul(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, i
     int j = 0;
     for (; j + column_block * n <= N; j += column_block * n) {
         matmul_columns<A, column_block>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, part, starting_at(j), beside,
-                                        other.from(0, j));
+                                        other.from_column(j), copies.from(0, j));
     }
     for (; j < N; j += n) {
         matmul_columns<A, 1>(dst + j, dst_row, a, {b.data + j, b.row}, M, units, part, starting_at(j), beside,
-                                  other.from(0, j));
+                                  other.from_column(j), copies.from(0, j));
     }
 }
 

@@ -65,6 +65,14 @@ struct Packer {
             return right_of([&](int i, int j) { return load<T>(x.at(i) + j); }, rows, columns);
         }
     }
+    // As right and left, where the operands are kept by someone else.
+    static void copy(const Copies<A>& copies, Tile<T> x, int rows, int columns) {
+        const auto value = [&](int i, int j) { return load<T>(x.at(i) + j); };
+        if (copies.right != nullptr) pack_rows(copies.right, copies.right_row, value, rows, columns);
+        for (int i = 0; copies.left != nullptr && i < rows; ++i) {
+            for (int j = 0; j < columns; j += lanes<T>) store_pairs_of(copies.left + i * copies.left_row + j / 2, value(i, j));
+        }
+    }
     // As left, right and right_transposed, of a tile that does not change until reset() and is packed once.
     Left<A> left_once(Tile<T> x, int rows, int columns) {
         if constexpr (A::pack == 1) return left(x, rows, columns);
@@ -106,24 +114,12 @@ struct Packer {
             return right_of([&](int i, int j) { return load<T>(x.at(i) + j) * broadcast<T>(factors[i]); }, rows, columns);
         }
     }
-    // b[k,j] = x[j,k]
+    // b[k,j] = x[j,k], or x[j,k] weights[j,k]
     Right<A> right_transposed(Tile<T> x, int rows, int columns) {
-        const long row = rows + 16;
-        unit* packed = take(columns / A::pack, row);
-        if constexpr (A::pack == 1) {
-            transpose_into<T>(packed, row, x.data, x.row, rows, columns);
-        } else {
-            const std::size_t mark = used;
-            const long pairs_row = round_up(columns / 2, 16) + 16;
-            unit* pairs = take(rows, pairs_row);
-            pack_neighbours(pairs, pairs_row, [&](int i, int j) { return load<T>(x.at(i) + j); }, rows, columns);
-            for (int j = columns / 2; j < round_up(columns / 2, 16); ++j) {
-                for (int i = 0; i < rows; ++i) pairs[i * pairs_row + j] = 0;
-            }
-            transpose_pairs(packed, row, pairs, pairs_row, rows, columns / 2);
-            used = mark;
-        }
-        return {packed, row};
+        return right_transposed_of([&](int i, int j) { return load<T>(x.at(i) + j); }, rows, columns);
+    }
+    Right<A> right_transposed(Tile<T> x, Tile<T> weights, int rows, int columns) {
+        return right_transposed_of([&](int i, int j) { return load<T>(x.at(i) + j) * load<T>(weights.at(i) + j); }, rows, columns);
     }
 
   private:
@@ -148,8 +144,31 @@ struct Packer {
     Right<A> right_of(const Value& value, int rows, int columns) {
         const long row = columns + 16;
         unit* packed = take(rows / 2, row);
+        pack_rows(packed, row, value, rows, columns);
+        return {packed, row};
+    }
+    template <class Value>
+    static void pack_rows(unit* packed, long row, const Value& value, int rows, int columns) {
         for (int i = 0; i < rows; i += 2) {
             for (int j = 0; j < columns; j += lanes<T>) store_pairs(packed + i / 2 * row + j, value(i, j), value(i + 1, j));
+        }
+    }
+    template <class Value>
+    Right<A> right_transposed_of(const Value& value, int rows, int columns) {
+        const long row = rows + 16;
+        unit* packed = take(columns / A::pack, row);
+        if constexpr (A::pack == 1) {
+            transpose_into<T>(packed, row, value, rows, columns);
+        } else {
+            const std::size_t mark = used;
+            const long pairs_row = round_up(columns / 2, 16) + 16;
+            unit* pairs = take(rows, pairs_row);
+            pack_neighbours(pairs, pairs_row, value, rows, columns);
+            for (int j = columns / 2; j < round_up(columns / 2, 16); ++j) {
+                for (int i = 0; i < rows; ++i) pairs[i * pairs_row + j] = 0;
+            }
+            transpose_pairs(packed, row, pairs, pairs_row, rows, columns / 2);
+            used = mark;
         }
         return {packed, row};
     }

@@ -38,6 +38,14 @@ HEADRACE_INLINE void store_bf16(std::uint16_t* destination, reg<float> value) {
     std::memcpy(destination, &narrow, sizeof narrow);
 }
 
+template <int... Index>
+HEADRACE_INLINE reg<float> joined(HalfWidth16 low, HalfWidth16 high, std::integer_sequence<int, Index...>) {
+    const auto both = __builtin_shufflevector(low, high, Index...);
+    reg<float> bits;
+    std::memcpy(&bits, &both, sizeof bits);
+    return bits;
+}
+
 inline double load_element(const char* source, DType dtype, std::int64_t index) {
     switch (dtype) {
         case DType::f64: return reinterpret_cast<const double*>(source)[index];
@@ -112,10 +120,9 @@ void stream_row(char* destination, DType dtype, std::int64_t stride, const T* va
     }
     if constexpr (sizeof(T) == 4) {
         if (whole && dtype == DType::bf16) {
-            auto* halves = reinterpret_cast<std::uint16_t*>(destination);
-            for (int i = 0; i < count; i += lanes<T>) {
-                const HalfWidth16 narrow = round_to_bf16(load<T>(values + i));
-                stream(halves + i, as_integers(narrow));
+            for (int i = 0; i < count; i += 2 * lanes<T>) {
+                const HalfWidth16 low = round_to_bf16(load<T>(values + i)), high = round_to_bf16(load<T>(values + i + lanes<T>));
+                stream(reinterpret_cast<T*>(destination) + i / 2, joined(low, high, std::make_integer_sequence<int, 2 * lanes<T>>{}));
             }
             return;
         }

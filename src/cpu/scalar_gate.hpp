@@ -79,6 +79,9 @@ struct ScalarGate {
     DecayedRows<T> from_chunk_start(KeyRows<T> x, T factor) { return weigh(x, start, factor); }
     DecayedRows<T> from_chunk_start_before(KeyRows<T> x, T factor) { return weigh(x, before, factor); }
     DecayedRows<T> to_chunk_end(KeyRows<T> x) { return weigh(x, end, T(1)); }
+    // scale q e^G; -e e^{Ge}
+    DecayedRows<T> reads(const ScoreRows<T>& in) { return from_chunk_start(in.q, in.scale); }
+    DecayedRows<T> erases(const ScoreRows<T>& in) { return in.undecayed_error ? from_chunk_start_before(in.e, -1) : from_chunk_start(in.e, -1); }
 
     // The decay between rows i and j of the erase scores: own gate of row i included or not.
     const T* erase_decay(int i, bool exclusive) const { return decay.at(exclusive ? i - 1 : i); }

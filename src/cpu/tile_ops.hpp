@@ -16,6 +16,7 @@ struct Tile {
     // The part that begins at element (i, j).
     Tile from(int i, int j) const { return {at(i) + j, row}; }
     explicit operator bool() const { return data != nullptr; }
+    bool operator==(const Tile&) const = default;
 };
 
 // Hands out aligned pieces of a thread's scratch memory; without memory it measures.
@@ -113,18 +114,23 @@ T power_of_two_below(T x) {
     return static_cast<T>(__builtin_ldexp(1.0, exponent - 1));
 }
 
-// dst[j,i] = a[i,j]; dst has rows of `dst_row` elements; both sizes multiples of 16
-template <class T>
-void transpose_into(T* dst, long dst_row, const T* a, long a_row, int rows, int columns) {
+// dst[j,i] = value(i,j); dst has rows of `dst_row` elements; both sizes multiples of 16
+template <class T, class Value>
+void transpose_into(T* dst, long dst_row, const Value& value, int rows, int columns) {
     constexpr int n = lanes<T>;
     for (int i = 0; i < rows; i += n) {
         for (int j = 0; j < columns; j += n) {
             reg<T> block[n];
-            for (int r = 0; r < n; ++r) block[r] = load<T>(a + (i + r) * a_row + j);
+            for (int r = 0; r < n; ++r) block[r] = value(i + r, j);
             transpose<T>(block);
             for (int r = 0; r < n; ++r) store<T>(dst + (j + r) * dst_row + i, block[r]);
         }
     }
+}
+
+template <class T>
+void transpose_into(T* dst, long dst_row, const T* a, long a_row, int rows, int columns) {
+    transpose_into<T>(dst, dst_row, [&](int i, int j) { return load<T>(a + i * a_row + j); }, rows, columns);
 }
 
 // A register of doubles from elements of T.
@@ -184,20 +190,17 @@ template <class T>
 void invert_unit_lower_16(Tile<T> inverse, Tile<T> n) {
     constexpr int parts = 16 / lanes<T>;
     reg<T> x[16][parts];
-    for (int i = 0; i < 16; ++i) {
-        T unit[16] = {};
-        unit[i] = 1;
-        for (int p = 0; p < parts; ++p) x[i][p] = load<T>(unit + p * lanes<T>);
-    }
-    for (int j = 0; j < 15; ++j) {
-        for (int i = j + 1; i < 16; ++i) {
+    const reg<T> one = broadcast<T>(1);
+    unroll<16, parts>([&](auto i, auto p) __attribute__((always_inline)) {
+        x[i][p] = keep_below<T>(one, p * lanes<T>, i + 1) - keep_below<T>(one, p * lanes<T>, i);
+    });
+    unroll<16, 16>([&](auto j, auto i) __attribute__((always_inline)) {
+        if constexpr (i > j) {
             const reg<T> factor = broadcast<T>(n.at(i)[j]);
             for (int p = 0; p < parts; ++p) x[i][p] = fma(factor, x[j][p], x[i][p]);
         }
-    }
-    for (int i = 0; i < 16; ++i) {
-        for (int p = 0; p < parts; ++p) store<T>(inverse.at(i) + p * lanes<T>, x[i][p]);
-    }
+    });
+    unroll<16, parts>([&](auto i, auto p) __attribute__((always_inline)) { store<T>(inverse.at(i) + p * lanes<T>, x[i][p]); });
 }
 
 enum class Side { lower, transposed };

@@ -21,15 +21,8 @@ HEADRACE_INLINE void store_f16(std::uint16_t* destination, __m256 value) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(destination), _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 }
 
-template <class Halves>
-HEADRACE_INLINE __m128i as_integers(Halves value) {
-    return (__m128i)value;
-}
-// Past the caches; destination aligned to the register (16-bit types: to half of it).
+// Past the caches; destination aligned to the register.
 HEADRACE_INLINE void stream(float* destination, __m256 value) { _mm256_stream_ps(destination, value); }
 HEADRACE_INLINE void stream(double* destination, __m256d value) { _mm256_stream_pd(destination, value); }
-HEADRACE_INLINE void stream(std::uint16_t* destination, __m128i value) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(destination), value);
-}
 
 }  // namespace headrace::cpu::inline avx2

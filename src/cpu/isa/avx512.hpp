@@ -22,15 +22,8 @@ HEADRACE_INLINE void store_f16(std::uint16_t* destination, __m512 value) {
                         _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 }
 
-template <class Halves>
-HEADRACE_INLINE __m256i as_integers(Halves value) {
-    return (__m256i)value;
-}
-// Past the caches; destination aligned to the register (16-bit types: to half of it).
+// Past the caches; destination aligned to the register.
 HEADRACE_INLINE void stream(float* destination, __m512 value) { _mm512_stream_ps(destination, value); }
 HEADRACE_INLINE void stream(double* destination, __m512d value) { _mm512_stream_pd(destination, value); }
-HEADRACE_INLINE void stream(std::uint16_t* destination, __m256i value) {
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(destination), value);
-}
 
 }  // namespace headrace::cpu::inline avx512

@@ -21,16 +21,9 @@ HEADRACE_INLINE void store_f16(std::uint16_t* destination, __m512 value) {
                         _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 }
 
-template <class Halves>
-HEADRACE_INLINE __m256i as_integers(Halves value) {
-    return (__m256i)value;
-}
-// Past the caches; destination aligned to the register (16-bit types: to half of it).
+// Past the caches; destination aligned to the register.
 HEADRACE_INLINE void stream(float* destination, __m512 value) { _mm512_stream_ps(destination, value); }
 HEADRACE_INLINE void stream(double* destination, __m512d value) { _mm512_stream_pd(destination, value); }
-HEADRACE_INLINE void stream(std::uint16_t* destination, __m256i value) {
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(destination), value);
-}
 
 // sum + a_low b_low + a_high b_high per lane; each 32-bit unit holds a pair of bf16.
 HEADRACE_INLINE __m512 dot_pairs(__m512 sum, std::uint32_t a, const std::uint32_t* b) {
@@ -44,6 +37,10 @@ HEADRACE_INLINE void store_pairs(std::uint32_t* destination, __m512 low, __m512 
     _mm512_storeu_si512(destination, _mm512_permutexvar_epi16(order, both));
 }
 HEADRACE_INLINE __m256i nearest_bf16(__m512 value) { return (__m256i)_mm512_cvtneps_pbh(value); }
+// Sixteen neighbouring floats as eight pairs.
+HEADRACE_INLINE void store_pairs_of(std::uint32_t* destination, __m512 value) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(destination), nearest_bf16(value));
+}
 // Thirty-two neighbouring floats as sixteen pairs.
 HEADRACE_INLINE void store_neighbours(std::uint32_t* destination, __m512 first, __m512 second) {
     _mm512_storeu_si512(destination, (__m512i)_mm512_cvtne2ps_pbh(second, first));

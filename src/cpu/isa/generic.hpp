@@ -19,10 +19,6 @@ HEADRACE_INLINE void store_f16(std::uint16_t* destination, Float16Lanes value) {
     for (int i = 0; i < 4; ++i) destination[i] = float_to_f16(value[i]);
 }
 
-template <class Halves>
-HEADRACE_INLINE Halves as_integers(Halves value) {
-    return value;
-}
 // Ordinary stores: plain C++ knows no others.
 template <class Element, class Value>
 HEADRACE_INLINE void stream(Element* destination, Value value) {

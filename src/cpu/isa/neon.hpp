@@ -23,10 +23,6 @@ HEADRACE_INLINE void store_f16(std::uint16_t* destination, float32x4_t value) {
     vst1_u16(destination, vreinterpret_u16_f16(vcvt_f16_f32(value)));
 }
 
-template <class Halves>
-HEADRACE_INLINE Halves as_integers(Halves value) {
-    return value;
-}
 // Ordinary stores: AArch64 streams pairs of registers only.
 template <class Element, class Value>
 HEADRACE_INLINE void stream(Element* destination, Value value) {

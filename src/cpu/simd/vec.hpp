@@ -82,6 +82,15 @@ HEADRACE_INLINE R fma(R a, R b, R c) {
     }
 }
 
+// body(i, j) for all i < rows, j < columns, both of them constants: only so does the compiler keep arrays of sums in registers
+// around a loop. Lambdas that are passed say always_inline.
+template <int rows, int columns, class Body>
+HEADRACE_INLINE void unroll(const Body& body) {
+    [&]<int... index>(std::integer_sequence<int, index...>) __attribute__((always_inline)) {
+        (body(std::integral_constant<int, index / columns>{}, std::integral_constant<int, index % columns>{}), ...);
+    }(std::make_integer_sequence<int, rows * columns>{});
+}
+
 // Lanes first, first + 1, ... that are below limit; the others become zero.
 template <class T>
 HEADRACE_INLINE reg<T> keep_below(reg<T> value, int first, int limit) {

@@ -42,7 +42,7 @@ struct ChunkKernel {
     algorithms::ForwardTiles<Ops> forward_tiles;
     algorithms::BackwardTiles<Ops> backward_tiles;
     struct States {  // of the heads of the task, one after the other
-        T* tiles = nullptr;                    // [K,V] each
+        T* tiles = nullptr;                      // [K,V] each
         Unit *right = nullptr, *left = nullptr;  // [K/2,V] and [K,V/2] each, where products round
     };
     States states, adjoints;

@@ -34,11 +34,11 @@ struct ChunkOps {
     Packer<A> states;          // one state
     Packer<Small> small;       // of one product
     Prefetcher next_chunk;
-    Tile inverse;            // [16,16]
-    Tile weighted_values, other_values;    // [C,V] spare
-    Tile weighted_keys;      // [C,K] spare
-    Tile keys_transposed;    // [K,C], backward only
-    T* state_dots = nullptr; // [K], backward only
+    Tile inverse;                         // [16,16]
+    Tile weighted_values, other_values;   // [C,V] spare
+    Tile weighted_keys;                   // [C,K] spare
+    Tile keys_transposed;                 // [K,C], backward only
+    T* state_dots = nullptr;              // [K], backward only
     int rows = 0, K = 0, V = 0;
     bool undecayed_error = false;
     bool coarse_scores = false;  // a gradient's read scores are products of A; an output's are nearer to its bound

@@ -21,7 +21,8 @@ import ml_dtypes
 import numpy as np
 
 from headrace import _core
-from headrace._arguments import DIFFERENTIABLE, INPUTS, OPERATORS, document  # noqa: F401
+from headrace._arguments import (DIFFERENTIABLE, INPUTS, OPERATORS, OPTIONS, count_sequences, document,  # noqa: F401
+                                 options_named)
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -31,28 +32,28 @@ def _view(array):
     return (array.view(np.uint16), "bf16") if isinstance(array, np.ndarray) and array.dtype == _BF16 else array
 
 
+def _check_arrays(values, required=()):
+    for name, value in values.items():
+        if not isinstance(value, np.ndarray) and (value is not None or name in required):
+            raise TypeError(f"{name}: expected a numpy array, got {type(value).__name__}")
+
+
 def _inputs(q, k, v, tensors):
     unknown = set(tensors) - set(INPUTS)
     if unknown:
         raise TypeError(f"{sorted(unknown)[0]}: expected one of {', '.join(INPUTS)}, or an option")
     values = {"q": q, "k": k, "v": v, **tensors}
-    for name, value in values.items():
-        if value is not None and not isinstance(value, np.ndarray):
-            raise TypeError(f"{name}: expected a numpy array, got {type(value).__name__}")
+    _check_arrays(values, ("q", "k", "v"))
     for name in ("q", "k", "v"):
         if values[name].ndim != 4:
             raise ValueError(f"{name}: expected 4 dimensions, got shape {list(values[name].shape)}")
     return [values.get(name) for name in INPUTS]
 
 
-_OPTIONS = ("scale", "reverse", "qk_l2norm", "gate_form", "lower_bound", "beta_form", "allow_positive_gates", "chunk",
-            "num_steps", "threads")
-
-
 def _split(arguments):
     """(tensors, options) of the keyword arguments of a function."""
-    options = {name: arguments.pop(name) for name in _OPTIONS if name in arguments}
-    return arguments, _core.Options(**options)
+    options = {name: arguments.pop(name) for name in OPTIONS if name in arguments}
+    return arguments, options_named(**options)
 
 
 def _state_type(q):
@@ -68,11 +69,10 @@ def forward(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, final_state
     """(o, final state or None) of operator `op`, one of OPERATORS."""
     tensors, options = _split(arguments)
     inputs = _inputs(q, k, v, tensors)
+    N = count_sequences(q.shape[0], tensors.get("cu_seqlens"))
     o = np.empty(v.shape, q.dtype)
     state = None
     if final_state:
-        cu_seqlens = tensors.get("cu_seqlens")
-        N = q.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
         state = np.empty((N, v.shape[2], q.shape[3], v.shape[3]), _state_type(q))
     _run("forward", op, inputs, [o, state], [], options)
     return o, state
@@ -87,6 +87,7 @@ def backward(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, d_o: Optio
     """
     tensors, options = _split(arguments)
     inputs = _inputs(q, k, v, tensors)
+    _check_arrays({"d_o": d_o, "d_final_state": d_final_state})
     given = dict(zip(INPUTS, inputs))
     names = [name for name in DIFFERENTIABLE if given[name] is not None] if wanted is None else list(wanted)
     for name in names:
@@ -107,8 +108,9 @@ def step(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, pool: np.ndarr
     """
     tensors, options = _split(arguments)
     inputs = _inputs(q, k, v, tensors)
-    if not isinstance(pool, np.ndarray) or not pool.flags.writeable:
-        raise ValueError("pool: expected a writable numpy array")
+    _check_arrays({"pool": pool, "indices": indices, "num_accepted_tokens": num_accepted_tokens}, ("pool",))
+    if not pool.flags.writeable:
+        raise ValueError("pool: expected a writable numpy array, got one that is read-only")
     o = np.empty(v.shape, q.dtype)
     _run("step", op, inputs, [o, None], [pool, indices, num_accepted_tokens], options)
     return o

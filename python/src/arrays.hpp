@@ -59,8 +59,8 @@ class Arrays {
         if (array.device_type() != nb::device::cpu::value) {
             throw nb::value_error((std::string(name) + ": expected an array on the CPU").c_str());
         }
-        if (array.ndim() > TensorView::max_rank) {
-            throw nb::value_error((std::string(name) + ": expected at most 4 dimensions, got " +
+        if (array.ndim() == 0 || array.ndim() > TensorView::max_rank) {  // a view without dimensions is one not given
+            throw nb::value_error((std::string(name) + ": expected 1 to 4 dimensions, got " +
                                    std::to_string(array.ndim())).c_str());
         }
         view->dtype = renamed ? DType::bf16 : dtype_of(array.dtype(), name);

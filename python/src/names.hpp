@@ -2,6 +2,8 @@
 #pragma once
 
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <string_view>
 
 #include "headrace/headrace.hpp"
@@ -16,12 +18,19 @@ inline std::optional<Operator> operator_named(std::string_view name) {
     return std::nullopt;
 }
 
+// std::invalid_argument, in Python a ValueError, for another name.
 inline GateForm gate_form_named(std::string_view name) {
-    return name == "softplus" ? GateForm::softplus : name == "bounded" ? GateForm::bounded : GateForm::log_decay;
+    if (name == "log_decay") return GateForm::log_decay;
+    if (name == "softplus") return GateForm::softplus;
+    if (name == "bounded") return GateForm::bounded;
+    throw std::invalid_argument("gate_form: expected log_decay, softplus or bounded, got '" + std::string(name) + "'");
 }
 
 inline BetaForm beta_form_named(std::string_view name) {
-    return name == "sigmoid" ? BetaForm::sigmoid : name == "two_sigmoid" ? BetaForm::two_sigmoid : BetaForm::value;
+    if (name == "value") return BetaForm::value;
+    if (name == "sigmoid") return BetaForm::sigmoid;
+    if (name == "two_sigmoid") return BetaForm::two_sigmoid;
+    throw std::invalid_argument("beta_form: expected value, sigmoid or two_sigmoid, got '" + std::string(name) + "'");
 }
 
 }  // namespace headrace::python

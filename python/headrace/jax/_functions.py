@@ -11,7 +11,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from headrace import _core
-from headrace._arguments import INPUTS, beta_form, gate_form, options
+from headrace._arguments import INPUTS, beta_form, check_sum, chunk_hint, depth, flag, gate_form, number, options
 from headrace.jax import _primitive
 from headrace.numpy import _view
 
@@ -19,14 +19,28 @@ Result = Tuple[Array, Optional[Array]]
 Maybe = Optional[ArrayLike]
 
 
+def _array(name: str, x: Any) -> Array:
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{name}: expected an array, got {type(x).__name__}") from error
+
+
+def _checked_rank(name: str, x: Array) -> Array:
+    if x.ndim != 4:
+        last = "V" if name == "v" else "K"
+        raise ValueError(f"{name}: expected 4 dimensions [B, T, H, {last}], got shape {list(x.shape)}")
+    return x
+
+
 def _checked_arrays(tensors: dict) -> dict:
     """The arrays given; what must hold before an output has a shape."""
-    arrays = {name: jnp.asarray(x) for name, x in tensors.items() if x is not None}
+    required = ("q", "k", "v", "states")
+    arrays = {name: _array(name, x) for name, x in tensors.items() if x is not None or name in required}
     q = arrays["q"]
     for name, x in arrays.items():
-        if name in ("q", "k", "v") and x.ndim != 4:
-            last = "V" if name == "v" else "K"
-            raise ValueError(f"{name}: expected 4 dimensions [B, T, H, {last}], got shape {list(x.shape)}")
+        if name in ("q", "k", "v"):
+            _checked_rank(name, x)
         if x.ndim == 0:
             raise ValueError(f"{name}: expected at least one dimension, got a number")
         if name != "cu_seqlens" and not jnp.issubdtype(x.dtype, jnp.floating):
@@ -74,15 +88,12 @@ def _check(settings: _primitive.Settings, tensors: dict) -> None:
 def _settings(op: str, q: Array, scale: Optional[float], reverse: bool, qk_l2norm: bool, gate_form: str,
               lower_bound: Optional[float], beta_form: str, chunk: Optional[int], state_v_first: bool,
               final_state: bool) -> _primitive.Settings:
-    if gate_form not in ("log_decay", "softplus", "bounded"):
-        raise ValueError(f"gate_form: expected log_decay, softplus or bounded, got {gate_form!r}")
-    if beta_form not in ("value", "sigmoid", "two_sigmoid"):
-        raise ValueError(f"beta_form: expected value, sigmoid or two_sigmoid, got {beta_form!r}")
     return _primitive.Settings(
-        op=op, final_state=bool(final_state), scale=float(max(q.shape[-1], 1) ** -0.5 if scale is None else scale),
-        reverse=bool(reverse), qk_l2norm=bool(qk_l2norm), gate_form=gate_form,
-        lower_bound=-5.0 if lower_bound is None else float(lower_bound), beta_form=beta_form, chunk=int(chunk or 0),
-        state_v_first=bool(state_v_first))
+        op=op, final_state=flag("output_final_state", final_state),
+        scale=float(max(q.shape[-1], 1) ** -0.5 if scale is None else number("scale", scale)),
+        reverse=flag("reverse", reverse), qk_l2norm=flag("use_qk_l2norm_in_kernel", qk_l2norm), gate_form=gate_form,
+        lower_bound=-5.0 if lower_bound is None else float(number("lower_bound", lower_bound)), beta_form=beta_form,
+        chunk=chunk_hint(chunk), state_v_first=flag("state_v_first", state_v_first))
 
 
 def attention(
@@ -90,7 +101,7 @@ def attention(
     g_gamma: Maybe = None, beta: Maybe = None, A_log: Maybe = None, dt_bias: Maybe = None, initial_state: Maybe = None,
     cu_seqlens: Maybe = None, scale: Optional[float] = None, reverse: bool = False, qk_l2norm: bool = False,
     gate_form: str = "log_decay", lower_bound: Optional[float] = None, beta_form: str = "value",
-    chunk: Optional[int] = 0, state_v_first: bool = False, output_final_state: bool = False,
+    chunk: Optional[int] = None, state_v_first: bool = False, output_final_state: bool = False,
 ) -> Result:
     """Operator `op` by its name: "simple_gla", "gla", "delta_rule", "gated_delta_rule", "comba", "kda", ...
 
@@ -120,8 +131,8 @@ def step(
     """
     tensors = _checked_arrays({"q": q, "k": k, "v": v, "p": p, "g": g, "gv": gv, "g_gamma": g_gamma, "beta": beta,
                                "A_log": A_log, "dt_bias": dt_bias, "cu_seqlens": cu_seqlens, "states": states})
-    settings = _settings(op, tensors["q"], scale, False, qk_l2norm, gate_form, lower_bound, beta_form, 0, state_v_first,
-                         True)
+    settings = _settings(op, tensors["q"], scale, False, qk_l2norm, gate_form, lower_bound, beta_form, None,
+                         state_v_first, True)
     _check(settings, tensors)
     outputs = _primitive.step(settings, _primitive.vary_alike(tensors))
     return outputs["o"], outputs["states"]
@@ -182,12 +193,17 @@ def fused_recurrent_simple_gla(
                      state_v_first=state_v_first)
 
 
+def _value_heads(v: ArrayLike) -> int:
+    return _checked_rank("v", _array("v", v)).shape[2]
+
+
 def _retention_gates(v: ArrayLike) -> Array:
-    return jnp.log1p(-jnp.exp2(-5 - jnp.arange(jnp.shape(v)[2], dtype=jnp.float32)))
+    return jnp.log1p(-jnp.exp2(-5 - jnp.arange(_value_heads(v), dtype=jnp.float32)))
 
 
 def _lightning_gates(v: ArrayLike, layer_idx: int, num_layers: int) -> Array:
-    return jnp.arange(jnp.shape(v)[2], dtype=jnp.float32) * (-8 / jnp.shape(v)[2] * (1 - layer_idx / num_layers))
+    HV = _value_heads(v)
+    return jnp.arange(HV, dtype=jnp.float32) * (-8 / max(HV, 1) * (1 - depth(layer_idx, num_layers)))
 
 
 def chunk_retention(
@@ -279,7 +295,9 @@ def fused_recurrent_gated_delta_rule(
     if gk is not None and g is not None:
         if use_gate_in_kernel:
             raise ValueError("gk: expected without g where the gate is computed in the kernel, got both")
-        gk = jnp.asarray(gk) + jnp.asarray(g)[..., None]
+        gk, g = _array("gk", gk), _array("g", g)
+        check_sum(gk, g)
+        gk = gk + g[..., None]
     return attention("gated_delta_rule" if gk is None else "kda", q, k, v, g=g if gk is None else gk, gv=gv, beta=beta,
                      scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
                      output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel,

@@ -14,7 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.sharding import NamedSharding, PartitionSpec
 
 from headrace import _core
-from headrace._arguments import DIFFERENTIABLE, INPUTS
+from headrace._arguments import DIFFERENTIABLE, INPUTS, count_sequences
 
 for _name, _handler in _core.xla_handlers().items():
     jax.ffi.register_ffi_target(f"headrace_{_name}", _handler, platform="cpu", api_version=1)
@@ -64,7 +64,7 @@ def _bits(names: Iterable[str], places: Sequence[str]) -> np.int64:
 
 
 def state_shape(settings: Settings, q: jax.Array, v: jax.Array, cu_seqlens: jax.Array | None) -> tuple:
-    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    N = count_sequences(q.shape[0], cu_seqlens)
     K, V = q.shape[-1], v.shape[-1]
     return (N, v.shape[2], V, K) if settings.state_v_first else (N, v.shape[2], K, V)
 

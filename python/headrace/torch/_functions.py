@@ -8,7 +8,7 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-from headrace._arguments import beta_form, gate_form
+from headrace._arguments import INPUTS, beta_form, check_sum, chunk_hint, depth, flag, gate_form, number
 from headrace.torch import _library
 from headrace.torch._pool import step_on_pool
 
@@ -31,17 +31,18 @@ def _offsets(cu_seqlens: Maybe, cu_seqlens_cpu: Maybe, device: torch.device) -> 
     if cu_seqlens is None and cu_seqlens_cpu is not None:
         raise ValueError("cu_seqlens_cpu: expected together with cu_seqlens, of which it is the host copy, got it "
                          "alone")
+    _library.check_tensors(("cu_seqlens_cpu",), (cu_seqlens_cpu,), 0)
     return cu_seqlens if cu_seqlens_cpu is None or device.type == "cpu" else cu_seqlens_cpu
 
 
 def _v_first(state_v_first: bool, transpose_state_layout: Optional[bool]) -> bool:
     if transpose_state_layout is None:
-        return state_v_first
-    if state_v_first:
+        return flag("state_v_first", state_v_first)
+    if flag("state_v_first", state_v_first):
         raise ValueError("transpose_state_layout: expected only one of it and state_v_first, of which it is the old "
                          "name, got both")
     warnings.warn("transpose_state_layout is the old name of state_v_first", DeprecationWarning, stacklevel=4)
-    return transpose_state_layout
+    return flag("transpose_state_layout", transpose_state_layout)
 
 
 def _run(
@@ -52,17 +53,21 @@ def _run(
     lower_bound: Optional[float] = None, beta_is: str = "value", chunk_size: Optional[int] = None,
     state_v_first: bool = False, transpose_state_layout: Optional[bool] = None, serving: Optional[dict] = None,
 ) -> Result:
+    _library.check_tensors(INPUTS, (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens), 3)
     dtype = _autocast_type(q.device.type)
     q, k, v, p = _cast(q, dtype), _cast(k, dtype), _cast(v, dtype), p if p is None else _cast(p, dtype)
-    _library._check(q, k, v)
+    _library.check_alike(q, k, v)
     if gate == "log_decay":
         A_log = dt_bias = None  # given for a gate that is computed outside
     elif A_log is None:
         raise ValueError("A_log: expected a tensor [HV] with use_gate_in_kernel, got None")
     state_v_first = _v_first(state_v_first, transpose_state_layout)
     cu_seqlens = _offsets(cu_seqlens, cu_seqlens_cpu, q.device)
-    rest = (scale, reverse, l2norm, gate, -5.0 if lower_bound is None else lower_bound, beta_is, chunk_size or 0,
+    rest = (None if scale is None else number("scale", scale), flag("reverse", reverse),
+            flag("use_qk_l2norm_in_kernel", l2norm), gate,
+            -5.0 if lower_bound is None else number("lower_bound", lower_bound), beta_is, chunk_hint(chunk_size),
             state_v_first)
+    output_final_state = flag("output_final_state", output_final_state)
     tensors = (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens)
     if serving is not None and any(value is not None for value in serving.values()):
         return step_on_pool(op, tensors, rest, **serving)
@@ -135,7 +140,7 @@ def fused_recurrent_simple_gla(
 
 
 def _retention_gates(v: Tensor) -> Tensor:
-    heads = torch.arange(v.shape[2], dtype=torch.float32, device=v.device)
+    heads = torch.arange(_library.value_heads(v), dtype=torch.float32, device=v.device)
     return torch.log1p(-torch.exp2(-5 - heads))
 
 
@@ -158,8 +163,9 @@ def fused_recurrent_retention(
 
 
 def _lightning_gates(v: Tensor, layer_idx: int, num_layers: int) -> Tensor:
-    heads = torch.arange(v.shape[2], dtype=torch.float32, device=v.device)
-    return heads * (-8 / v.shape[2] * (1 - layer_idx / num_layers))
+    HV = _library.value_heads(v)
+    heads = torch.arange(HV, dtype=torch.float32, device=v.device)
+    return heads * (-8 / max(HV, 1) * (1 - depth(layer_idx, num_layers)))
 
 
 def chunk_lightning_attn(
@@ -240,8 +246,10 @@ def fused_recurrent_gated_delta_rule(
     beta may also be [B, T, HV, V]; None is 1. With ssm_state_indices, initial_state is a pool: see docs/python.md.
     """
     if gk is not None and g is not None:
-        if use_gate_in_kernel:
+        if flag("use_gate_in_kernel", use_gate_in_kernel):
             raise ValueError("gk: expected without g where the gate is computed in the kernel, got both")
+        _library.check_tensors(("gk", "g"), (gk, g), 2)
+        check_sum(gk, g)
         gk = gk + g.unsqueeze(-1)
     return _run("gated_delta_rule" if gk is None else "kda", q, k, v, g=g if gk is None else gk, gv=gv, beta=beta,
                 scale=scale, initial_state=initial_state, output_final_state=output_final_state,
@@ -296,7 +304,7 @@ def chunk_kda(
     safe_gate and disable_recompute are hints without effect on results.
     """
     _no_context(cp_context)
-    if return_intermediate_states:
+    if flag("return_intermediate_states", return_intermediate_states):
         raise ValueError("return_intermediate_states: expected False, got True: the states between chunks are not kept")
     return _run("kda", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
@@ -327,9 +335,9 @@ chunk_gdn = chunk_gated_delta_rule
 fused_recurrent_gdn = fused_recurrent_gated_delta_rule
 
 
-def _hint(chunk_size: int, default: int) -> int:
+def _hint(chunk_size: int, default: int) -> Optional[int]:
     """The default of the interface leaves the choice to the library; another value is a hint to it."""
-    return 0 if chunk_size == default else chunk_size
+    return None if isinstance(chunk_size, int) and chunk_size == default else chunk_size
 
 
 def _no_context(cp_context: object) -> None:

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
 
+from headrace._arguments import flag, number
 from headrace.torch import _layer_library  # noqa: F401, registers the operators
+from headrace.torch._library import check_tensors
 
 _ACTIVATIONS = {None: "none", "silu": "silu", "swish": "silu"}
 _GATES = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
 
 
-def _named(activation: Optional[str], names: dict) -> str:
-    if activation not in names:
+def _named(activation: Any, names: dict) -> str:
+    if activation not in tuple(names):  # not in the dictionary itself, which refuses a list in its own words
         raise ValueError(f"activation: expected one of {', '.join(map(repr, names))}, got {activation!r}")
     return names[activation]
 
 
-def _check(x: Tensor, **others: Optional[Tensor]) -> None:
-    """What must hold before outputs can be allocated; the library checks the rest."""
-    for name, tensor in {"x": x, **others}.items():
-        if tensor is None:
-            continue
-        if not tensor.dtype.is_floating_point:
+def _check(required: int, **tensors: Any) -> None:
+    """What must hold before outputs can be allocated; the library checks the rest. `required`: as in check_tensors."""
+    check_tensors(tuple(tensors), tuple(tensors.values()), required)
+    for name, tensor in tensors.items():
+        if tensor is not None and name not in ("cu_seqlens", "indices") and not tensor.dtype.is_floating_point:
             raise TypeError(f"{name}: expected a floating dtype, got {tensor.dtype}")
-        if tensor.device != x.device:
-            raise ValueError(f"{name}: expected device {x.device} as x, got {tensor.device}")
 
 
 def _check_sizes(x: Tensor, sizes: str, weight: Tensor) -> None:
@@ -52,12 +51,11 @@ def short_convolution(
     of x without one. Differentiable by x, weight, bias and initial_state, through both. Raises ValueError or TypeError
     naming the argument, what was expected and what came.
     """
-    _check(x, weight=weight, bias=bias, initial_state=initial_state)
+    _check(2, x=x, weight=weight, bias=bias, initial_state=initial_state, cu_seqlens=cu_seqlens)
     _check_sizes(x, "[B, T, D]", weight)
-    if cu_seqlens is not None and (cu_seqlens.dim() != 1 or len(cu_seqlens) == 0):
-        raise ValueError(f"cu_seqlens: expected 1 dimension [N + 1], got shape {list(cu_seqlens.shape)}")
     y, final_state = torch.ops.headrace.short_convolution(
-        x, weight, bias, initial_state, cu_seqlens, output_final_state, _named(activation, _ACTIVATIONS))
+        x, weight, bias, initial_state, cu_seqlens, flag("output_final_state", output_final_state),
+        _named(activation, _ACTIVATIONS))
     return y, final_state if output_final_state else None
 
 
@@ -71,11 +69,12 @@ def short_convolution_step(
     int32 or int64, names the row of each sequence, each row once; -1 is padding, whose output is zero; not given: row
     n. Rows that no index names stay as they are. Returns y in the shape and dtype of x. Errors as in short_convolution.
     """
-    if x.dim() == 3 and x.shape[1] == 1:
-        return short_convolution_step(x.squeeze(1), state, weight, bias, activation, indices).unsqueeze(1)
-    _check(x, state=state, weight=weight, bias=bias)
-    _check_sizes(x, "[N, D]", weight)
-    return torch.ops.headrace.short_convolution_step(x, state, weight, bias, indices, _named(activation, _ACTIVATIONS))
+    _check(3, x=x, state=state, weight=weight, bias=bias, indices=indices)
+    tokens = x.squeeze(1) if x.dim() == 3 and x.shape[1] == 1 else x
+    _check_sizes(tokens, "[N, D]", weight)
+    y = torch.ops.headrace.short_convolution_step(tokens, state, weight, bias, indices,
+                                                  _named(activation, _ACTIVATIONS))
+    return y if tokens is x else y.unsqueeze(1)
 
 
 def rms_norm_gated(
@@ -89,12 +88,12 @@ def rms_norm_gated(
     float64 x). Differentiable by x, gate and weight. Raises ValueError or TypeError naming the argument, what was
     expected and what came.
     """
-    _check(x, gate=gate, weight=weight)
+    _check(1, x=x, gate=gate, weight=weight)
     if x.dim() == 0:
         raise ValueError("x: expected at least 1 dimension, got 0")
     if gate is not None and gate.shape != x.shape:
         raise ValueError(f"gate: expected shape {list(x.shape)} as x, got {list(gate.shape)}")
     folded = x.dim() > 4  # the library reads up to four dimensions
     operands = [t if t is None or not folded else t.flatten(0, -4) for t in (x, gate)]
-    y = torch.ops.headrace.rms_norm_gated(*operands, weight, eps, _named(activation, _GATES))
+    y = torch.ops.headrace.rms_norm_gated(*operands, weight, number("eps", eps), _named(activation, _GATES))
     return y.view(x.shape) if folded else y

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace import _core
+from headrace._arguments import count_sequences
 from headrace.torch._library import like, once, placed, register, without_gradients
 
 Maybe = Optional[Tensor]
@@ -17,10 +18,10 @@ Maybe = Optional[Tensor]
 
 
 def _convolution_outputs(x, weight, bias, initial_state, cu_seqlens, final_state, activation):
+    N = count_sequences(x.shape[0], cu_seqlens)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not final_state:
         return y, x.new_empty((0,))
-    N = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dtype = x.dtype if initial_state is None else initial_state.dtype
     return y, x.new_empty((N, x.shape[-1], weight.shape[-1]), dtype=dtype)
 

@@ -6,13 +6,13 @@ microseconds for an operator of 22 arguments) than a short sequence takes to com
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from headrace import _core
-from headrace._arguments import DIFFERENTIABLE, options
+from headrace._arguments import DIFFERENTIABLE, count_sequences, options
 
 Maybe = Optional[Tensor]
 
@@ -39,27 +39,55 @@ def _k_first(state: Maybe, state_v_first: bool) -> Maybe:
 
 def _empty_outputs(q: Tensor, v: Tensor, cu_seqlens: Maybe, final_state: bool,
                    state_v_first: bool) -> Tuple[Tensor, Tensor]:
+    N = count_sequences(q.shape[0], cu_seqlens)
     o = torch.empty(v.shape, dtype=q.dtype, device=q.device)
     if not final_state:
         return o, q.new_empty((0,), dtype=_state_dtype(q))
-    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     K, V = q.shape[-1], v.shape[-1]
     sizes = (N, v.shape[2], V, K) if state_v_first else (N, v.shape[2], K, V)
     return o, q.new_empty(sizes, dtype=_state_dtype(q))
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_tensors(names: Sequence[str], tensors: Sequence[Any], required: int) -> None:
+    """Every argument is a dense tensor on the device of the first, or None behind the `required` ones.
+
+    The dispatcher chooses the kernel by all tensors: one on `meta` is enough for outputs that nothing has written.
+    """
+    device = None
+    for place, (name, x) in enumerate(zip(names, tensors)):
+        if x is None and place >= required:
+            continue
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+        if x.layout is not torch.strided or x.is_nested:
+            raise TypeError(f"{name}: expected a dense tensor, got one of layout {x.layout}")
+        if device is None:
+            device = x.device
+        elif x.device != device:
+            raise ValueError(f"{name}: expected device {device} as {names[0]}, got {x.device}")
+
+
+def check_rank(name: str, x: Tensor) -> None:
+    if x.dim() != 4:
+        raise ValueError(f"{name}: expected 4 dimensions [B, T, H, {'V' if name == 'v' else 'K'}], got shape "
+                         f"{list(x.shape)}")
+
+
+def value_heads(v: Any) -> int:
+    """HV, of which gates that follow from the head have one each."""
+    check_tensors(("v",), (v,), 1)
+    check_rank("v", v)
+    return v.shape[2]
+
+
+def check_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
     """What must hold before an output can be allocated; the library checks the rest and names the argument."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 4:
-            raise ValueError(f"{name}: expected 4 dimensions [B, T, H, {'V' if name == 'v' else 'K'}], got shape "
-                             f"{list(x.shape)}")
+        check_rank(name, x)
         if not x.dtype.is_floating_point:
             raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}")
         if x.dtype != q.dtype:
             raise TypeError(f"{name}: expected dtype {q.dtype} as in q, got {x.dtype}")
-        if x.device != q.device:
-            raise ValueError(f"{name}: expected device {q.device} as q, got {x.device}")
 
 
 def forward(

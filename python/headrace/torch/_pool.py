@@ -6,6 +6,7 @@ import torch
 
 from headrace import _core
 from headrace._arguments import options
+from headrace.torch._library import check_tensors
 
 
 def step_on_pool(op, tensors, rest, *, ssm_state_indices, inplace_final_state, num_accepted_tokens, out):
@@ -15,6 +16,8 @@ def step_on_pool(op, tensors, rest, *, ssm_state_indices, inplace_final_state, n
     """
     *inputs, pool, cu_seqlens = tensors
     *arguments, state_v_first = rest
+    check_tensors(("q", "ssm_state_indices", "num_accepted_tokens", "out"),
+                  (inputs[0], ssm_state_indices, num_accepted_tokens, out), 1)
     if pool is None:
         raise ValueError("initial_state: expected the pool of states [rows, HV, K, V], got None")
     if inplace_final_state is False:

@@ -72,15 +72,21 @@ def test_other_names_of_the_interface():
             assert callable(getattr(module, f"chunk_{name}")) and callable(getattr(module, f"fused_recurrent_{name}"))
 
 
+def test_jax_has_the_functions_of_torch():
+    names = [name for name in headrace.torch.__all__ if name.startswith(("chunk_", "fused_"))]
+    assert sorted(names + ["attention", "step"]) == sorted(headrace.jax.__all__)
+
+
 def test_jax_has_the_parameters_of_torch():
     """In their order; what means nothing there is missing, and chunk_size is None by default."""
     missing = {"cu_seqlens_cpu", "chunk_indices", "cp_context", "safe_gate", "disable_recompute",
                "return_intermediate_states", "transpose_state_layout", "ssm_state_indices", "inplace_final_state",
-               "num_accepted_tokens", "out"}
+               "num_accepted_tokens", "out", "use_graph", "max_num_seqs"}
     for name in headrace.jax.__all__:
         if name not in ("attention", "step"):
             theirs, mine = (inspect.signature(getattr(m, name)).parameters for m in (headrace.torch, headrace.jax))
             assert list(mine) == [p for p in theirs if p not in missing], name
+            assert all(mine[p].kind is theirs[p].kind for p in mine), name
             assert all(mine[p].default == theirs[p].default for p in mine if p != "chunk_size"), name
 
 

@@ -8,7 +8,8 @@ names and the argument order of ``headrace.torch``. Shapes: q, k, p [B, T, H, K]
 H; g [B, T, HV], or [B, T, HV, K] for gla and kda; gv [B, T, HV, V]; beta [B, T, HV] or [B, T, HV, V]; g_gamma, A_log
 [HV]; dt_bias [HV], [HV, K] or [HV * K]; states [N, HV, K, V], or [N, HV, V, K] with state_v_first. q, k, v and p share
 one of float64, float32, bfloat16, float16; gates, beta and states may have any of them. N is B, or len(cu_seqlens) - 1
-with B = 1.
+with B = 1. g is a log decay; with use_gate_in_kernel it is made from g, as -exp(A_log) softplus(g + dt_bias), or
+lower_bound sigmoid(exp(A_log) (g + dt_bias)) where a lower_bound in [-5, 0) is given.
 
 Every function returns (o, final_state), the latter float32 (float64 for float64 q) or None, and has gradients by all
 its floating arguments, of first order and in reverse mode; step has none. Wrong shapes, types and options raise
@@ -33,6 +34,7 @@ from headrace.jax._functions import (  # noqa: E402, F401
     chunk_lightning_attn,
     chunk_retention,
     chunk_simple_gla,
+    fused_chunk_simple_gla,
     fused_recurrent_comba,
     fused_recurrent_delta_rule,
     fused_recurrent_gated_delta_rule,

@@ -152,45 +152,65 @@ def _gate_inside(use_gate_in_kernel: bool, lower_bound: Optional[float], A_log: 
 
 def chunk_gla(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, g: ArrayLike, scale: Optional[float] = None, initial_state: Maybe = None,
-    output_final_state: bool = False, state_v_first: bool = False, cu_seqlens: Maybe = None,
-    chunk_size: Optional[int] = None, g_gamma: Maybe = None,
+    output_final_state: bool = False, state_v_first: bool = False, cu_seqlens: Maybe = None, *,
+    chunk_size: Optional[int] = None, g_gamma: Maybe = None, use_gate_in_kernel: bool = False, A_log: Maybe = None,
+    dt_bias: Maybe = None, lower_bound: Optional[float] = None,
 ) -> Result:
     """Gated linear attention. g [B, T, HV, K]: log decay of every key channel."""
     return attention("gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                      cu_seqlens=cu_seqlens, output_final_state=output_final_state, state_v_first=state_v_first,
-                     chunk=chunk_size)
+                     chunk=chunk_size, **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
 
 
 def chunk_simple_gla(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, g: Maybe = None, g_gamma: Maybe = None, scale: Optional[float] = None,
     initial_state: Maybe = None, output_final_state: bool = False, state_v_first: bool = False,
-    cu_seqlens: Maybe = None, chunk_size: Optional[int] = None,
+    cu_seqlens: Maybe = None, chunk_size: Optional[int] = None, *, use_gate_in_kernel: bool = False,
+    A_log: Maybe = None, dt_bias: Maybe = None, lower_bound: Optional[float] = None,
 ) -> Result:
     """Linear attention with one decay per head: g [B, T, HV] per step, g_gamma [HV] constant, or their sum."""
     return attention("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                      cu_seqlens=cu_seqlens, output_final_state=output_final_state, state_v_first=state_v_first,
-                     chunk=chunk_size)
+                     chunk=chunk_size, **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
+
+
+def fused_chunk_simple_gla(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, g: Maybe = None, g_gamma: Maybe = None, scale: Optional[float] = None,
+    initial_state: Maybe = None, output_final_state: bool = False, cu_seqlens: Maybe = None, *,
+    state_v_first: bool = False, chunk_size: Optional[int] = None, use_gate_in_kernel: bool = False,
+    A_log: Maybe = None, dt_bias: Maybe = None, lower_bound: Optional[float] = None,
+) -> Result:
+    """As chunk_simple_gla."""
+    return chunk_simple_gla(q, k, v, g, g_gamma, scale, initial_state, output_final_state, state_v_first, cu_seqlens,
+                            chunk_size, use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias,
+                            lower_bound=lower_bound)
 
 
 def fused_recurrent_gla(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, gk: Maybe = None, gv: Maybe = None, scale: Optional[float] = None,
     initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
-    cu_seqlens: Maybe = None,
+    cu_seqlens: Maybe = None, *, g_gamma: Maybe = None, use_gate_in_kernel: bool = False, A_log: Maybe = None,
+    dt_bias: Maybe = None, lower_bound: Optional[float] = None,
 ) -> Result:
-    """Gated linear attention. gk [B, T, HV, K], gv [B, T, HV, V]: log decays of key and value channels."""
-    return attention("gla", q, k, v, g=gk, gv=gv, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
-                     output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first)
+    """Gated linear attention. gk [B, T, HV, K], gv [B, T, HV, V]: log decays of key and value channels.
+
+    With use_gate_in_kernel gk is a pre-activation.
+    """
+    return attention("gla", q, k, v, g=gk, gv=gv, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
+                     cu_seqlens=cu_seqlens, output_final_state=output_final_state, reverse=reverse,
+                     state_v_first=state_v_first, **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
 
 
 def fused_recurrent_simple_gla(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, g: Maybe = None, g_gamma: Maybe = None, scale: Optional[float] = None,
     initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
-    cu_seqlens: Maybe = None,
+    cu_seqlens: Maybe = None, *, use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
+    lower_bound: Optional[float] = None,
 ) -> Result:
     """As chunk_simple_gla; `reverse` runs every sequence from its last token to its first."""
     return attention("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                      cu_seqlens=cu_seqlens, output_final_state=output_final_state, reverse=reverse,
-                     state_v_first=state_v_first)
+                     state_v_first=state_v_first, **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
 
 
 def _value_heads(v: ArrayLike) -> int:
@@ -208,38 +228,41 @@ def _lightning_gates(v: ArrayLike, layer_idx: int, num_layers: int) -> Array:
 
 def chunk_retention(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, scale: Optional[float] = None, initial_state: Maybe = None,
-    output_final_state: bool = False, cu_seqlens: Maybe = None,
+    output_final_state: bool = False, cu_seqlens: Maybe = None, *, state_v_first: bool = False,
+    chunk_size: Optional[int] = None,
 ) -> Result:
     """Retention: head h decays by 1 - 2^(-5-h). Under shard_map, h counts the heads of the shard."""
-    return chunk_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state,
-                            cu_seqlens=cu_seqlens)
+    return chunk_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state, state_v_first,
+                            cu_seqlens, chunk_size)
 
 
 def fused_recurrent_retention(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, scale: Optional[float] = None, initial_state: Maybe = None,
-    output_final_state: bool = False, reverse: bool = False, cu_seqlens: Maybe = None,
+    output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False, cu_seqlens: Maybe = None,
 ) -> Result:
     """As chunk_retention; `reverse` runs every sequence from its last token to its first."""
     return fused_recurrent_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state,
-                                      reverse, cu_seqlens=cu_seqlens)
+                                      reverse, state_v_first, cu_seqlens)
 
 
 def chunk_lightning_attn(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, layer_idx: int, num_layers: int, scale: Optional[float] = None,
-    initial_state: Maybe = None, output_final_state: bool = False, cu_seqlens: Maybe = None,
+    initial_state: Maybe = None, output_final_state: bool = False, cu_seqlens: Maybe = None, *,
+    state_v_first: bool = False, chunk_size: Optional[int] = None,
 ) -> Result:
     """Lightning attention: log decay -8 h / H (1 - layer_idx / num_layers) of head h, counted as in chunk_retention."""
     return chunk_simple_gla(q, k, v, None, _lightning_gates(v, layer_idx, num_layers), scale, initial_state,
-                            output_final_state, cu_seqlens=cu_seqlens)
+                            output_final_state, state_v_first, cu_seqlens, chunk_size)
 
 
 def fused_recurrent_lightning_attn(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, layer_idx: int, num_layers: int, scale: Optional[float] = None,
-    initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, cu_seqlens: Maybe = None,
+    initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, cu_seqlens: Maybe = None, *,
+    state_v_first: bool = False,
 ) -> Result:
     """As chunk_lightning_attn; `reverse` runs every sequence from its last token to its first."""
     return fused_recurrent_simple_gla(q, k, v, None, _lightning_gates(v, layer_idx, num_layers), scale, initial_state,
-                                      output_final_state, reverse, cu_seqlens=cu_seqlens)
+                                      output_final_state, reverse, state_v_first, cu_seqlens)
 
 
 # ---- delta rule ----
@@ -247,7 +270,7 @@ def fused_recurrent_lightning_attn(
 def chunk_delta_rule(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, beta: ArrayLike, scale: Optional[float] = None,
     initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Maybe = None, state_v_first: bool = False, chunk_size: Optional[int] = None,
+    cu_seqlens: Maybe = None, *, state_v_first: bool = False, chunk_size: Optional[int] = None,
 ) -> Result:
     """The delta rule without a gate. beta [B, T, HV]."""
     return attention("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
@@ -257,8 +280,8 @@ def chunk_delta_rule(
 
 def fused_recurrent_delta_rule(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, beta: Maybe = None, scale: Optional[float] = None,
-    initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False,
-    use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None, state_v_first: bool = False,
+    initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Maybe = None, *, reverse: bool = False, state_v_first: bool = False,
 ) -> Result:
     """As chunk_delta_rule; beta may also be [B, T, HV, V], None is 1."""
     return attention("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
@@ -271,14 +294,14 @@ def chunk_gated_delta_rule(
     initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, state_v_first: bool = False,
     cu_seqlens: Maybe = None, use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
-    chunk_size: Optional[int] = None, g_gamma: Maybe = None,
+    chunk_size: Optional[int] = None, *, g_gamma: Maybe = None, lower_bound: Optional[float] = None,
 ) -> Result:
-    """The gated delta rule. g, beta [B, T, HV]; with use_gate_in_kernel g <- -exp(A_log) softplus(g + dt_bias)."""
+    """The gated delta rule. g, beta [B, T, HV]."""
     return attention("gated_delta_rule", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale,
                      initial_state=initial_state, cu_seqlens=cu_seqlens, output_final_state=output_final_state,
                      qk_l2norm=use_qk_l2norm_in_kernel,
                      beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
-                     chunk=chunk_size, **_gate_inside(use_gate_in_kernel, None, A_log, dt_bias))
+                     chunk=chunk_size, **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
 
 
 def fused_recurrent_gated_delta_rule(
@@ -286,7 +309,7 @@ def fused_recurrent_gated_delta_rule(
     scale: Optional[float] = None, initial_state: Maybe = None, output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, state_v_first: bool = False,
-    cu_seqlens: Maybe = None,
+    cu_seqlens: Maybe = None, *, g_gamma: Maybe = None, lower_bound: Optional[float] = None,
 ) -> Result:
     """As chunk_gated_delta_rule, with log decays of heads (g), key channels (gk) and value channels (gv).
 
@@ -299,37 +322,40 @@ def fused_recurrent_gated_delta_rule(
         check_sum(gk, g)
         gk = gk + g[..., None]
     return attention("gated_delta_rule" if gk is None else "kda", q, k, v, g=g if gk is None else gk, gv=gv, beta=beta,
-                     scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
+                     g_gamma=g_gamma, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
                      output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel,
                      state_v_first=state_v_first, beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval),
-                     **_gate_inside(use_gate_in_kernel, None, A_log, dt_bias))
+                     **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
 
 
 def chunk_comba(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, p: ArrayLike, g: ArrayLike, beta: Maybe = None,
     scale: Optional[float] = None, initial_state: Maybe = None, output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None, state_v_first: bool = False,
+    use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None, *, state_v_first: bool = False,
     chunk_size: Optional[int] = None, use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
-    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, g_gamma: Maybe = None,
+    lower_bound: Optional[float] = None,
 ) -> Result:
     """Comba: the gated delta rule with an erase key p [B, T, H, K] against the state before the token's own gate."""
-    return attention("comba", q, k, v, p=p, g=g, beta=beta, scale=scale, initial_state=initial_state,
+    return attention("comba", q, k, v, p=p, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
                      cu_seqlens=cu_seqlens, output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel,
                      beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
-                     chunk=chunk_size, **_gate_inside(use_gate_in_kernel, None, A_log, dt_bias))
+                     chunk=chunk_size, **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
 
 
 def fused_recurrent_comba(
     q: ArrayLike, k: ArrayLike, p: ArrayLike, v: ArrayLike, g: ArrayLike, beta: Maybe = None,
     scale: Optional[float] = None, initial_state: Maybe = None, output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None, state_v_first: bool = False,
+    use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None, *, state_v_first: bool = False,
     use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
-    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, g_gamma: Maybe = None,
+    lower_bound: Optional[float] = None,
 ) -> Result:
     """As chunk_comba, but p stands before v."""
     return chunk_comba(q, k, v, p, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-                       cu_seqlens, state_v_first, None, use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel,
-                       allow_neg_eigval)
+                       cu_seqlens, state_v_first=state_v_first, use_gate_in_kernel=use_gate_in_kernel, A_log=A_log,
+                       dt_bias=dt_bias, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+                       allow_neg_eigval=allow_neg_eigval, g_gamma=g_gamma, lower_bound=lower_bound)
 
 
 def chunk_kda(
@@ -337,7 +363,7 @@ def chunk_kda(
     initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
     use_gate_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
     lower_bound: Optional[float] = None, state_v_first: bool = False, cu_seqlens: Maybe = None, A_log: Maybe = None,
-    dt_bias: Maybe = None, chunk_size: Optional[int] = None, g_gamma: Maybe = None,
+    dt_bias: Maybe = None, chunk_size: Optional[int] = None, *, g_gamma: Maybe = None,
 ) -> Result:
     """Kimi delta attention: the delta rule with a log decay of every key channel, g [B, T, HV, K]."""
     return attention("kda", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
@@ -351,12 +377,12 @@ def fused_recurrent_kda(
     scale: Optional[float] = None, initial_state: Maybe = None, output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False, lower_bound: Optional[float] = None, state_v_first: bool = False,
-    cu_seqlens: Maybe = None,
+    cu_seqlens: Maybe = None, *, g_gamma: Maybe = None,
 ) -> Result:
     """As chunk_kda; beta may also be [B, T, HV, V]."""
     return chunk_kda(q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
                      use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first,
-                     cu_seqlens, A_log, dt_bias)
+                     cu_seqlens, A_log, dt_bias, g_gamma=g_gamma)
 
 
 chunk_gdn = chunk_gated_delta_rule

@@ -59,8 +59,10 @@ def _run(
     _library.check_alike(q, k, v)
     if gate == "log_decay":
         A_log = dt_bias = None  # given for a gate that is computed outside
-    elif A_log is None:
+    elif A_log is None and gate == "softplus":
         raise ValueError("A_log: expected a tensor [HV] with use_gate_in_kernel, got None")
+    elif A_log is None:
+        A_log = torch.zeros(v.shape[2], device=v.device)
     state_v_first = _v_first(state_v_first, transpose_state_layout)
     cu_seqlens = _offsets(cu_seqlens, cu_seqlens_cpu, q.device)
     rest = (None if scale is None else number("scale", scale), flag("reverse", reverse),
@@ -80,62 +82,76 @@ def _run(
 def chunk_gla(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: Optional[float] = None, initial_state: Maybe = None,
     output_final_state: bool = False, state_v_first: bool = False, cu_seqlens: Maybe = None,
-    cu_seqlens_cpu: Maybe = None, chunk_size: Optional[int] = None, g_gamma: Maybe = None,
+    cu_seqlens_cpu: Maybe = None, *, chunk_size: Optional[int] = None, g_gamma: Maybe = None,
+    use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None, lower_bound: Optional[float] = None,
     transpose_state_layout: Optional[bool] = None,
 ) -> Result:
     """Gated linear attention. g [B, T, HV, K]: log decay of every key channel."""
     return _run("gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
-                cu_seqlens_cpu=cu_seqlens_cpu, chunk_size=chunk_size, transpose_state_layout=transpose_state_layout)
+                cu_seqlens_cpu=cu_seqlens_cpu, gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log,
+                dt_bias=dt_bias, lower_bound=lower_bound, chunk_size=chunk_size,
+                transpose_state_layout=transpose_state_layout)
 
 
 def fused_recurrent_gla(
     q: Tensor, k: Tensor, v: Tensor, gk: Maybe = None, gv: Maybe = None, scale: Optional[float] = None,
     initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
-    cu_seqlens: Maybe = None, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
-    num_accepted_tokens: Maybe = None, out: Maybe = None,
+    cu_seqlens: Maybe = None, *, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
+    num_accepted_tokens: Maybe = None, out: Maybe = None, g_gamma: Maybe = None, use_gate_in_kernel: bool = False,
+    A_log: Maybe = None, dt_bias: Maybe = None, lower_bound: Optional[float] = None,
+    transpose_state_layout: Optional[bool] = None,
 ) -> Result:
     """Gated linear attention. gk [B, T, HV, K], gv [B, T, HV, V]: log decays of key and value channels.
 
-    With ssm_state_indices, initial_state is a pool of states: see docs/python.md.
+    With use_gate_in_kernel gk is a pre-activation. With ssm_state_indices, initial_state is a pool: see docs/python.md.
     """
-    return _run("gla", q, k, v, g=gk, gv=gv, scale=scale, initial_state=initial_state,
+    return _run("gla", q, k, v, g=gk, gv=gv, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first,
-                cu_seqlens=cu_seqlens,
+                cu_seqlens=cu_seqlens, gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log, dt_bias=dt_bias,
+                lower_bound=lower_bound, transpose_state_layout=transpose_state_layout,
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
 def chunk_simple_gla(
     q: Tensor, k: Tensor, v: Tensor, g: Maybe = None, g_gamma: Maybe = None, scale: Optional[float] = None,
     initial_state: Maybe = None, output_final_state: bool = False, state_v_first: bool = False,
-    cu_seqlens: Maybe = None, cu_seqlens_cpu: Maybe = None, chunk_size: int = 64,
+    cu_seqlens: Maybe = None, cu_seqlens_cpu: Maybe = None, chunk_size: int = 64, *, use_gate_in_kernel: bool = False,
+    A_log: Maybe = None, dt_bias: Maybe = None, lower_bound: Optional[float] = None,
     transpose_state_layout: Optional[bool] = None,
 ) -> Result:
     """Linear attention with one decay per head: g [B, T, HV] per step, g_gamma [HV] constant, or their sum."""
     return _run("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
-                cu_seqlens_cpu=cu_seqlens_cpu, chunk_size=_hint(chunk_size, 64),
+                cu_seqlens_cpu=cu_seqlens_cpu, gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log,
+                dt_bias=dt_bias, lower_bound=lower_bound, chunk_size=_hint(chunk_size, 64),
                 transpose_state_layout=transpose_state_layout)
 
 
 def fused_chunk_simple_gla(
     q: Tensor, k: Tensor, v: Tensor, g: Maybe = None, g_gamma: Maybe = None, scale: Optional[float] = None,
-    initial_state: Maybe = None, output_final_state: bool = False, cu_seqlens: Maybe = None,
+    initial_state: Maybe = None, output_final_state: bool = False, cu_seqlens: Maybe = None, *,
+    state_v_first: bool = False, chunk_size: int = 64, use_gate_in_kernel: bool = False, A_log: Maybe = None,
+    dt_bias: Maybe = None, lower_bound: Optional[float] = None,
 ) -> Result:
     """As chunk_simple_gla."""
-    return chunk_simple_gla(q, k, v, g, g_gamma, scale, initial_state, output_final_state, cu_seqlens=cu_seqlens)
+    return chunk_simple_gla(q, k, v, g, g_gamma, scale, initial_state, output_final_state, state_v_first, cu_seqlens,
+                            chunk_size=chunk_size, use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias,
+                            lower_bound=lower_bound)
 
 
 def fused_recurrent_simple_gla(
     q: Tensor, k: Tensor, v: Tensor, g: Maybe = None, g_gamma: Maybe = None, scale: Optional[float] = None,
     initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
-    cu_seqlens: Maybe = None, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
-    num_accepted_tokens: Maybe = None, out: Maybe = None,
+    cu_seqlens: Maybe = None, *, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
+    num_accepted_tokens: Maybe = None, out: Maybe = None, use_gate_in_kernel: bool = False, A_log: Maybe = None,
+    dt_bias: Maybe = None, lower_bound: Optional[float] = None, transpose_state_layout: Optional[bool] = None,
 ) -> Result:
     """As chunk_simple_gla; `reverse` runs every sequence from its last token to its first."""
     return _run("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first,
-                cu_seqlens=cu_seqlens,
+                cu_seqlens=cu_seqlens, gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log, dt_bias=dt_bias,
+                lower_bound=lower_bound, transpose_state_layout=transpose_state_layout,
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
@@ -146,20 +162,22 @@ def _retention_gates(v: Tensor) -> Tensor:
 
 def chunk_retention(
     q: Tensor, k: Tensor, v: Tensor, scale: Optional[float] = None, initial_state: Maybe = None,
-    output_final_state: bool = False, cu_seqlens: Maybe = None,
+    output_final_state: bool = False, cu_seqlens: Maybe = None, *, state_v_first: bool = False, chunk_size: int = 64,
 ) -> Result:
     """Retention: head h decays by 1 - 2^(-5-h)."""
-    return chunk_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state,
-                            cu_seqlens=cu_seqlens)
+    return chunk_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state, state_v_first,
+                            cu_seqlens, chunk_size=chunk_size)
 
 
 def fused_recurrent_retention(
     q: Tensor, k: Tensor, v: Tensor, scale: Optional[float] = None, initial_state: Maybe = None,
-    output_final_state: bool = False, reverse: bool = False, cu_seqlens: Maybe = None,
+    output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False, cu_seqlens: Maybe = None, *,
+    transpose_state_layout: Optional[bool] = None,
 ) -> Result:
     """As chunk_retention; `reverse` runs every sequence from its last token to its first."""
-    return fused_recurrent_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state,
-                                      reverse, cu_seqlens=cu_seqlens)
+    return _run("simple_gla", q, k, v, g_gamma=_retention_gates(v), scale=scale, initial_state=initial_state,
+                output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first,
+                cu_seqlens=cu_seqlens, transpose_state_layout=transpose_state_layout)
 
 
 def _lightning_gates(v: Tensor, layer_idx: int, num_layers: int) -> Tensor:
@@ -170,20 +188,22 @@ def _lightning_gates(v: Tensor, layer_idx: int, num_layers: int) -> Tensor:
 
 def chunk_lightning_attn(
     q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_layers: int, scale: Optional[float] = None,
-    initial_state: Maybe = None, output_final_state: bool = False, cu_seqlens: Maybe = None,
+    initial_state: Maybe = None, output_final_state: bool = False, cu_seqlens: Maybe = None, *,
+    state_v_first: bool = False, chunk_size: int = 64,
 ) -> Result:
     """Lightning attention: log decay -8 h / H (1 - layer_idx / num_layers) of head h."""
     return chunk_simple_gla(q, k, v, None, _lightning_gates(v, layer_idx, num_layers), scale, initial_state,
-                            output_final_state, cu_seqlens=cu_seqlens)
+                            output_final_state, state_v_first, cu_seqlens, chunk_size=chunk_size)
 
 
 def fused_recurrent_lightning_attn(
     q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_layers: int, scale: Optional[float] = None,
-    initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, cu_seqlens: Maybe = None,
+    initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, cu_seqlens: Maybe = None, *,
+    state_v_first: bool = False,
 ) -> Result:
     """As chunk_lightning_attn; `reverse` runs every sequence from its last token to its first."""
     return fused_recurrent_simple_gla(q, k, v, None, _lightning_gates(v, layer_idx, num_layers), scale, initial_state,
-                                      output_final_state, reverse, cu_seqlens=cu_seqlens)
+                                      output_final_state, reverse, state_v_first, cu_seqlens)
 
 
 # ---- delta rule ----
@@ -191,18 +211,18 @@ def fused_recurrent_lightning_attn(
 def chunk_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, scale: Optional[float] = None, initial_state: Maybe = None,
     output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None,
-    state_v_first: bool = False, chunk_size: Optional[int] = None,
+    cu_seqlens_cpu: Maybe = None, *, state_v_first: bool = False, chunk_size: Optional[int] = None,
 ) -> Result:
     """The delta rule without a gate. beta [B, T, HV]."""
     return _run("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, state_v_first=state_v_first,
                 output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,
-                chunk_size=chunk_size)
+                cu_seqlens_cpu=cu_seqlens_cpu, chunk_size=chunk_size)
 
 
 def fused_recurrent_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Maybe = None, scale: Optional[float] = None, initial_state: Maybe = None,
-    output_final_state: bool = False, reverse: bool = False, use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Maybe = None, state_v_first: bool = False, ssm_state_indices: Maybe = None,
+    output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None, *,
+    reverse: bool = False, state_v_first: bool = False, ssm_state_indices: Maybe = None,
     inplace_final_state: Optional[bool] = None, num_accepted_tokens: Maybe = None, out: Maybe = None,
 ) -> Result:
     """As chunk_delta_rule; beta may also be [B, T, HV, V], None is 1."""
@@ -217,10 +237,10 @@ def chunk_gated_delta_rule(
     initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, state_v_first: bool = False,
     cu_seqlens: Maybe = None, cu_seqlens_cpu: Maybe = None, chunk_indices: object = None, cp_context: object = None,
-    use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None, chunk_size: int = 64,
-    g_gamma: Maybe = None, transpose_state_layout: Optional[bool] = None,
+    use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None, chunk_size: int = 64, *,
+    g_gamma: Maybe = None, lower_bound: Optional[float] = None, transpose_state_layout: Optional[bool] = None,
 ) -> Result:
-    """The gated delta rule. g, beta [B, T, HV]; with use_gate_in_kernel g <- -exp(A_log) softplus(g + dt_bias).
+    """The gated delta rule. g, beta [B, T, HV].
 
     chunk_indices is accepted and not needed.
     """
@@ -228,9 +248,9 @@ def chunk_gated_delta_rule(
     return _run("gated_delta_rule", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
                 beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
-                cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, gate=gate_form(use_gate_in_kernel, None),
-                A_log=A_log, dt_bias=dt_bias, chunk_size=_hint(chunk_size, 64),
-                transpose_state_layout=transpose_state_layout)
+                cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
+                gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound,
+                chunk_size=_hint(chunk_size, 64), transpose_state_layout=transpose_state_layout)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -238,8 +258,9 @@ def fused_recurrent_gated_delta_rule(
     scale: Optional[float] = None, initial_state: Maybe = None, output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, state_v_first: bool = False,
-    cu_seqlens: Maybe = None, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
-    num_accepted_tokens: Maybe = None, out: Maybe = None,
+    cu_seqlens: Maybe = None, *, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
+    num_accepted_tokens: Maybe = None, out: Maybe = None, g_gamma: Maybe = None, lower_bound: Optional[float] = None,
+    transpose_state_layout: Optional[bool] = None,
 ) -> Result:
     """As chunk_gated_delta_rule, with log decays of heads (g), key channels (gk) and value channels (gv).
 
@@ -252,41 +273,44 @@ def fused_recurrent_gated_delta_rule(
         check_sum(gk, g)
         gk = gk + g.unsqueeze(-1)
     return _run("gated_delta_rule" if gk is None else "kda", q, k, v, g=g if gk is None else gk, gv=gv, beta=beta,
-                scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-                l2norm=use_qk_l2norm_in_kernel, gate=gate_form(use_gate_in_kernel, None), A_log=A_log, dt_bias=dt_bias,
+                g_gamma=g_gamma, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
+                l2norm=use_qk_l2norm_in_kernel,
+                gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound,
                 beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
-                cu_seqlens=cu_seqlens,
+                cu_seqlens=cu_seqlens, transpose_state_layout=transpose_state_layout,
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
 def chunk_comba(
     q: Tensor, k: Tensor, v: Tensor, p: Tensor, g: Tensor, beta: Maybe = None, scale: Optional[float] = None,
     initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Maybe = None, cu_seqlens_cpu: Maybe = None, state_v_first: bool = False,
+    cu_seqlens: Maybe = None, cu_seqlens_cpu: Maybe = None, *, state_v_first: bool = False,
     chunk_size: Optional[int] = None, use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
-    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, g_gamma: Maybe = None,
+    lower_bound: Optional[float] = None,
 ) -> Result:
     """Comba: the gated delta rule with an erase key p [B, T, H, K] against the state before the token's own gate."""
-    return _run("comba", q, k, v, p=p, g=g, beta=beta, scale=scale, initial_state=initial_state,
+    return _run("comba", q, k, v, p=p, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
                 state_v_first=state_v_first, output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
-                cu_seqlens=cu_seqlens, gate=gate_form(use_gate_in_kernel, None), A_log=A_log, dt_bias=dt_bias,
-                beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), cu_seqlens_cpu=cu_seqlens_cpu,
-                chunk_size=chunk_size)
+                cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, gate=gate_form(use_gate_in_kernel, lower_bound),
+                A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound,
+                beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), chunk_size=chunk_size)
 
 
 def fused_recurrent_comba(
     q: Tensor, k: Tensor, p: Tensor, v: Tensor, g: Tensor, beta: Maybe = None, scale: Optional[float] = None,
     initial_state: Maybe = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Maybe = None, state_v_first: bool = False, ssm_state_indices: Maybe = None,
+    cu_seqlens: Maybe = None, *, state_v_first: bool = False, ssm_state_indices: Maybe = None,
     inplace_final_state: Optional[bool] = None, num_accepted_tokens: Maybe = None, out: Maybe = None,
     use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
-    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, g_gamma: Maybe = None,
+    lower_bound: Optional[float] = None,
 ) -> Result:
     """As chunk_comba, but p stands before v."""
-    return _run("comba", q, k, v, p=p, g=g, beta=beta, scale=scale, initial_state=initial_state,
+    return _run("comba", q, k, v, p=p, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
                 state_v_first=state_v_first, output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
-                cu_seqlens=cu_seqlens, gate=gate_form(use_gate_in_kernel, None), A_log=A_log, dt_bias=dt_bias,
-                beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+                cu_seqlens=cu_seqlens, gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log, dt_bias=dt_bias,
+                lower_bound=lower_bound, beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval),
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
@@ -297,11 +321,12 @@ def chunk_kda(
     safe_gate: bool = False, lower_bound: Optional[float] = None, disable_recompute: bool = False,
     return_intermediate_states: bool = False, state_v_first: bool = False, cu_seqlens: Maybe = None,
     cu_seqlens_cpu: Maybe = None, cp_context: object = None, A_log: Maybe = None, dt_bias: Maybe = None,
-    chunk_size: int = 64, g_gamma: Maybe = None, transpose_state_layout: Optional[bool] = None,
+    chunk_size: int = 64, *, g_gamma: Maybe = None, transpose_state_layout: Optional[bool] = None,
+    use_graph: bool = False, max_num_seqs: Optional[int] = None,
 ) -> Result:
     """Kimi delta attention: the delta rule with a log decay of every key channel, g [B, T, HV, K].
 
-    safe_gate and disable_recompute are hints without effect on results.
+    safe_gate, disable_recompute, use_graph and max_num_seqs are hints without effect on results.
     """
     _no_context(cp_context)
     if flag("return_intermediate_states", return_intermediate_states):
@@ -319,15 +344,16 @@ def fused_recurrent_kda(
     scale: Optional[float] = None, initial_state: Maybe = None, output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False, lower_bound: Optional[float] = None, state_v_first: bool = False,
-    cu_seqlens: Maybe = None, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
-    num_accepted_tokens: Maybe = None, out: Maybe = None,
+    cu_seqlens: Maybe = None, *, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
+    num_accepted_tokens: Maybe = None, out: Maybe = None, g_gamma: Maybe = None,
+    transpose_state_layout: Optional[bool] = None,
 ) -> Result:
     """As chunk_kda; beta may also be [B, T, HV, V]. With ssm_state_indices, initial_state is a pool: docs/python.md."""
-    return _run("kda", q, k, v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, scale=scale, initial_state=initial_state,
-                output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
+    return _run("kda", q, k, v, g=g, g_gamma=g_gamma, beta=beta, A_log=A_log, dt_bias=dt_bias, scale=scale,
+                initial_state=initial_state, output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
                 gate=gate_form(use_gate_in_kernel, lower_bound), lower_bound=lower_bound,
                 beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
-                cu_seqlens=cu_seqlens,
+                cu_seqlens=cu_seqlens, transpose_state_layout=transpose_state_layout,
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 

@@ -1,5 +1,8 @@
 """Problems of the Python tests: the inputs of each operator, by name."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -50,6 +53,21 @@ def problem():
         return tensors
 
     return make
+
+
+@pytest.fixture
+def chunks_served(capfd, monkeypatch):
+    """chunks_served(dtype) -> whether chunk forms served all calls since the last, in bf16 with its dot products."""
+    monkeypatch.setenv("HEADRACE_VERBOSE", "1")
+    capfd.readouterr()
+
+    def check(dtype):
+        names = set(re.findall(r": served by (\S+)", capfd.readouterr().err))
+        has_dot_products = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+        form = r"avx512_bf16\.chunk" if dtype == torch.bfloat16 and has_dot_products else r"\w+\.chunk"
+        return names != set() and all(re.match(form, name) for name in names)
+
+    return check
 
 
 # The bars of docs/numerics.md: outputs and states; gradients of q, k, v, p and states; gradients of gates.

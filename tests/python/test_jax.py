@@ -4,16 +4,15 @@ import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from conftest import BARS, OPERATORS, relative_error
 from recurrence import recurrence
 
-jax = pytest.importorskip("jax")
-import jax.numpy as jnp  # noqa: E402
-
-import headrace.jax as hj  # noqa: E402
+import headrace.jax as hj
 
 RAGGED = [0, 0, 16, 17, 37]
 SHORT = [0, 0, 16, 17, 21]  # the oracle takes most of the time of the largest test

@@ -89,7 +89,9 @@ struct ChannelGate {
     DecayedRows<T> from_chunk_start(KeyRows<T> x, T factor) const { return {x.rows, nullptr, start, factor}; }
     DecayedRows<T> from_chunk_start_before(KeyRows<T> x, T factor) const { return from_chunk_start(x, factor); }
     DecayedRows<T> to_chunk_end(KeyRows<T> x) const { return {x.rows, nullptr, end, T(1)}; }
-    DecayedRows<T> reads(const ScoreRows<T>& in) { return {decay_once(decayed_q, has_decayed_q, in.q.rows, in.scale), nullptr, {}, T(1)}; }
+    DecayedRows<T> reads(const ScoreRows<T>& in) {
+        return {decay_once(decayed_q, has_decayed_q, in.q.rows, in.scale), nullptr, {}, T(1)};
+    }
     DecayedRows<T> erases(const ScoreRows<T>& in) {
         for (int i = 0; i < rows; ++i) minus_one[i] = -1;
         return {decay_once(decayed_e, has_decayed_e, in.e.rows, T(1)), minus_one, {}, T(1)};

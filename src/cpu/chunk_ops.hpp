@@ -135,15 +135,18 @@ struct ChunkOps {
     void read_and_score(Tile dst, Decayed x, Right<A> state, Tile P, Tile b) {
         passing.reset();
         if constexpr (std::is_same_v<A, Small>) {
-            read(dst, x, state, {}, Joined<A>{passing.left(P, rows, rows), packer.right_once(b, rows, V), rows / A::pack, Part::a_lower});
+            read(dst, x, state, {},
+                 Joined<A>{passing.left(P, rows, rows), packer.right_once(b, rows, V), rows / A::pack, Part::a_lower});
         } else {  // an output stands closer to its bound than a gradient
             small.reset();
-            read(dst, x, state, {}, Joined<Small>{small.left(P, rows, rows), small.right(b, rows, V), rows / Small::pack, Part::a_lower});
+            read(dst, x, state, {},
+                 Joined<Small>{small.left(P, rows, rows), small.right(b, rows, V), rows / Small::pack, Part::a_lower});
         }
     }
     void read_and_score_transposed(Tile dst, Decayed x, Right<A> state, Tile P, Tile b) {
         passing.reset();
-        read(dst, x, state, {}, Joined<A>{passing.left_transposed(P, rows, rows), packer.right_once(b, rows, V), rows / A::pack, Part::a_upper});
+        read(dst, x, state, {},
+             Joined<A>{passing.left_transposed(P, rows, rows), packer.right_once(b, rows, V), rows / A::pack, Part::a_upper});
     }
     // as (S a^T)^T: rows of values are fewer to transpose than a state.
     void read_keys(Tile dst, Tile a, Left<A> state) {

@@ -49,6 +49,16 @@ struct Right {
 // dst_lower: only dst[i,j] with j <= i is read afterwards.
 enum class Part { full, a_lower, a_upper, dst_lower };
 
+// The units [begin, end) of a contraction that a block of rows from `row` on takes part in.
+struct Units {
+    int begin, end;
+};
+template <class A>
+Units units_of_rows(Part part, int row, int units) {
+    const int limit = (row + row_block + A::pack - 1) / A::pack;
+    return {part == Part::a_upper ? row / A::pack : 0, part == Part::a_lower && limit < units ? limit : units};
+}
+
 // Nothing, or a product of as many rows and columns, that the same sums take in; its arithmetic may be another one's.
 struct Alone {
     Alone from_row(int) const { return {}; }
@@ -61,8 +71,7 @@ struct Joined {
     int units = 0;
     Part part = Part::full;  // or a_lower, a_upper
     Joined from_row(int row) const {
-        const int limit = (row + row_block + B::pack - 1) / B::pack;
-        const int begin = part == Part::a_upper ? row / B::pack : 0, end = part == Part::a_lower && limit < units ? limit : units;
+        const auto [begin, end] = units_of_rows<B>(part, row, units);
         return {{a.data + row * a.row + begin * a.step, a.row, a.step}, {b.data + begin * b.row, b.row}, end - begin, part};
     }
     Joined from_column(int column) const { return {a, {b.data + column, b.row}, units, part}; }
@@ -101,8 +110,8 @@ HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a
     const T* source = start.source != nullptr ? start.source + first_row * start.source_row : dst;
     const long source_row = start.source != nullptr ? start.source_row : dst_row;
     reg<T> sums[rows][columns];
-    const auto each = [](const auto& value) __attribute__((always_inline)) { unroll<rows, columns>(value); };
-    // sums = what they begin with, plus what `made` makes of them
+    const auto each = [](const auto& body) __attribute__((always_inline)) { unroll<rows, columns>(body); };
+    // sums[i][j] = made(i, j, what it begins with)
     const auto begin_with = [&](const auto& made) __attribute__((always_inline)) {
         const auto source_at = [&](int i, int j) __attribute__((always_inline)) { return load<T>(source + i * source_row + j * n); };
         if (start.kind == Start<T>::zero) {
@@ -145,7 +154,9 @@ HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a
             });
         }
         if (copies.left != nullptr) {
-            each([&](auto i, auto j) __attribute__((always_inline)) { store_pairs_of(copies.left + i * copies.left_row + j * n / 2, sums[i][j]); });
+            each([&](auto i, auto j) __attribute__((always_inline)) {
+                store_pairs_of(copies.left + i * copies.left_row + j * n / 2, sums[i][j]);
+            });
         }
     }
 }
@@ -155,11 +166,9 @@ void matmul_columns(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, 
                     const Start<typename A::real>& start, const Work& beside, const Other& other, const Copies<A>& copies) {
     constexpr int rows = row_block;
     for (int i = 0; i < M; i += rows) {
-        const int limit = (i + rows + A::pack - 1) / A::pack;
-        const int k_begin = part == Part::a_upper ? i / A::pack : 0;
-        const int k_end = part == Part::a_lower && limit < K ? limit : K;
-        matmul_block<A, rows, columns>(dst + i * dst_row, dst_row, {a.data + i * a.row, a.row, a.step}, b, k_begin, k_end,
-                                       start, i, other.from_row(i), copies.from(i, 0));
+        const auto [begin, end] = units_of_rows<A>(part, i, K);
+        matmul_block<A, rows, columns>(dst + i * dst_row, dst_row, {a.data + i * a.row, a.row, a.step}, b, begin, end, start, i,
+                                       other.from_row(i), copies.from(i, 0));
         beside();
     }
 }

@@ -81,7 +81,9 @@ struct ScalarGate {
     DecayedRows<T> to_chunk_end(KeyRows<T> x) { return weigh(x, end, T(1)); }
     // scale q e^G; -e e^{Ge}
     DecayedRows<T> reads(const ScoreRows<T>& in) { return from_chunk_start(in.q, in.scale); }
-    DecayedRows<T> erases(const ScoreRows<T>& in) { return in.undecayed_error ? from_chunk_start_before(in.e, -1) : from_chunk_start(in.e, -1); }
+    DecayedRows<T> erases(const ScoreRows<T>& in) {
+        return in.undecayed_error ? from_chunk_start_before(in.e, -1) : from_chunk_start(in.e, -1);
+    }
 
     // The decay between rows i and j of the erase scores: own gate of row i included or not.
     const T* erase_decay(int i, bool exclusive) const { return decay.at(exclusive ? i - 1 : i); }

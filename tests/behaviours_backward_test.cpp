@@ -295,8 +295,8 @@ TEST(Backward, B6_NoGradientOfWInMemory) {
                 const std::size_t one = workspace_bytes(line);
                 line.T = 64 * (chunks + 1);
                 const std::size_t grown = workspace_bytes(line) - one;
-                // S (and D) of each chunk, and the residuals of its tokens
-                const std::size_t states = (form == one_pass ? 1 : 2) * 512 * 16, residuals = 64 * 16;
+                // S (and D) of each chunk, and the residuals of its tokens beside their erase scores
+                const std::size_t states = (form == one_pass ? 1 : 2) * 512 * 16, residuals = 64 * (16 + 64);
                 EXPECT_LE(grown, static_cast<std::size_t>(chunks * heads) * (states + residuals) * sizeof(float))
                     << format(line);
             }

@@ -15,7 +15,7 @@ struct ChunkInputs {
 
 template <class Ops>
 struct ForwardTiles {
-    typename Ops::Tile P, l;            // [C,C] read scores; erase scores, later -l diag(beta)
+    typename Ops::Tile P, l, solver;    // [C,C] read scores; erase scores; -l diag(beta), may be l
     typename Ops::Tile residual, d;     // [C,V] v - S'^T e of each token; what is written, d = beta * residual
 };
 
@@ -23,7 +23,7 @@ struct ForwardTiles {
 //     P_ij = scale q_i.k_j e^{G_i - G_j}, j <= i        l_ij = e_i.k_j e^{Ge_i - G_j}, j < i
 //     residual = (I + l diag(beta))^-1 (v - (e e^{Ge}) S)     d = beta residual      (additive rule: d = v)
 //     o = scale (q e^G) S + P d                               next = e^{G_L} S + (k e^{G_L - G})^T d
-// `next` may be S. An empty o is not computed. The delta rule leaves `residual`.
+// `next` may be S. An empty o is not computed. The delta rule leaves `residual`, and l where `solver` is another tile.
 template <bool delta, class Ops>
 void chunk_forward(Ops& ops, const ChunkInputs<Ops>& in, const ForwardTiles<Ops>& tiles, typename Ops::State S,
                    typename Ops::State next, typename Ops::Tile o) {
@@ -34,8 +34,8 @@ void chunk_forward(Ops& ops, const ChunkInputs<Ops>& in, const ForwardTiles<Ops>
     Tile d = in.v;
     if constexpr (delta) {
         ops.add_read(tiles.residual, in.v, ops.erases(in), state);
-        ops.scale_columns(tiles.l, in.beta, -1);
-        ops.solve(tiles.residual, tiles.l);
+        ops.scale_columns(tiles.solver, tiles.l, in.beta, -1);
+        ops.solve(tiles.residual, tiles.solver);
         ops.scale_value_rows(tiles.d, tiles.residual, in.beta);
         d = tiles.d;
     }

@@ -26,14 +26,14 @@ struct BackwardTiles {
 //     D <- e^{G_L} D + scale (q e^G)^T d_o - (e e^{Ge})^T z
 // A gate's gradient collects every term whose span contains it: from the chunk's start (d_q, d_e), to its end (d_k), between
 // two tokens (scores), and right through (S with D). Additive rule: d = v, y = z = d_v, no l.
-// `residual` must hold the forward's. The gate's accumulators are left for Gate::finish_gradient.
+// `residual` and `l` must hold the forward's. The gate's accumulators are left for Gate::finish_gradient.
 template <bool delta, class Ops>
 void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o,
                     typename Ops::State S, typename Ops::State D, Wanted wanted) {
     using Tile = typename Ops::Tile;
     const bool scores_wanted = wanted.queries || wanted.keys || wanted.gate;
     const bool y_wanted = wanted.adjoint || (delta && scores_wanted);
-    ops.scores(y_wanted || wanted.gate ? t.P : Tile{}, delta ? t.l : Tile{}, in);
+    ops.scores(y_wanted || wanted.gate ? t.P : Tile{}, Tile{}, in);
 
     Tile d = in.v, z = t.y;
     if constexpr (delta) {

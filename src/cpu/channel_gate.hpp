@@ -22,9 +22,9 @@ struct ChannelGate {
     T *high = nullptr, *low = nullptr;  // [K] e^{G_L} and its rounding error
     Tile<T> since, growth;    // [C,K] e^{G_i - G_a}, a the anchor of row i (see since_of); its reciprocal
     Tile<T> later_reach;      // [C,K] reach() of blocks but the first
-    Tile<T> keys;             // [C,K] k_j reach_j, backward only
     Tile<T> decayed_q, decayed_e;  // [C,K] scale q_i e^{G_i}; e_i e^{G_i}
-    Tile<T> queries;          // [C,K] x_i since_i of blocks with another anchor
+    Tile<T> later_q, later_e; // [C,K] scale q_i since_i, e_i since_i of blocks with another anchor
+    T* panel_keys = nullptr;  // spare of ChannelPairs
     T* minus_one = nullptr;   // [C]
     Tile<T> pairs;            // [C,C] scores of a block
     Tile<T> gradient_start, gradient_end, gradient_inside;  // [C,K] terms from the chunk's start, to its end, inside
@@ -37,7 +37,7 @@ struct ChannelGate {
 
     void carve(Arena& arena, int chunk, int key_columns, bool gradient) {
         columns = key_columns;
-        for (Tile<T>* tile : {&decay, &start, &end, &since, &growth, &later_reach, &keys, &queries, &decayed_q, &decayed_e}) {
+        for (Tile<T>* tile : {&decay, &start, &end, &since, &growth, &later_reach, &later_q, &later_e, &decayed_q, &decayed_e}) {
             *tile = arena.tile<T>(chunk, columns);
         }
         pairs = arena.tile<T>(chunk, chunk);
@@ -45,6 +45,7 @@ struct ChannelGate {
             if (gradient) *tile = arena.tile<T>(chunk, columns);
         }
         for (T** vector : {&high, &low, &through}) *vector = arena.take<T>(static_cast<std::size_t>(key_columns));
+        panel_keys = arena.take<T>(static_cast<std::size_t>(chunk * ChannelPairs<T, 1>::keys_row));
         anchors = arena.take<int>(static_cast<std::size_t>(chunk) + 1);
         minus_one = arena.take<T>(static_cast<std::size_t>(chunk));
     }
@@ -121,14 +122,17 @@ struct ChannelGate {
                          const ScoreRows<T>& in, bool gate_wanted, Packer<A>&) {
         for (int block = 0; block < blocks; ++block) {
             move_anchor(block);
-            multiply(keys, in.k.rows, reach(), T(1), anchors[block + 1], columns);
+            const int first = anchors[block], last = anchors[block + 1];
             const Tile<T> inside = gate_wanted ? gradient_inside : Tile<T>{};
-            const auto add_pairs = [&](Tile<T> d_scores, Tile<T> x, T factor, Tile<T> d_x) {
-                ChannelPairs<T>{d_scores, x, keys, since_of(block), reach(), factor, d_x, d_k, inside}.add_gradients(
-                    anchors[block], anchors[block + 1], columns);
-            };
-            add_pairs(d_P, reads_of(block, in), in.scale, d_q);
-            if (d_l) add_pairs(d_l, erases_of(block, in), T(1), d_e);
+            const ScoresGradient<T> of_reads{d_P, reads_of(block, in), in.scale, d_q};
+            if (d_l) {
+                const ScoresGradient<T> of_erases{d_l, erases_of(block, in), T(1), d_e};
+                ChannelPairs<T, 2>{{of_reads, of_erases}, in.k.rows, since_of(block), reach(), d_k, inside, panel_keys}.add_gradients(
+                    first, last, columns);
+            } else {
+                ChannelPairs<T, 1>{{of_reads}, in.k.rows, since_of(block), reach(), d_k, inside, panel_keys}.add_gradients(
+                    first, last, columns);
+            }
         }
         // a token's own pair spans no gate
         for (int i = 0; i < rows; ++i) {
@@ -203,20 +207,20 @@ struct ChannelGate {
     Tile<T> since_of(int block) const { return block == 0 && from_start ? start : since; }
     // The same times x, in rows from the block's first on.
     Tile<T> reads_of(int block, const ScoreRows<T>& in) {
-        return since_of(block) == start ? reads(in).rows : decay_block(in.q.rows, block, in.scale);
+        return since_of(block) == start ? reads(in).rows : decay_block(later_q, in.q.rows, block, in.scale);
     }
     Tile<T> erases_of(int block, const ScoreRows<T>& in) {
-        return since_of(block) == start ? erases(in).rows : decay_block(in.e.rows, block, T(1));
+        return since_of(block) == start ? erases(in).rows : decay_block(later_e, in.e.rows, block, T(1));
     }
     Tile<T> decay_once(Tile<T> dst, bool& done, Tile<T> x, T factor) {
         if (!done) multiply(dst, x, start, factor, rows, columns);
         done = true;
         return dst;
     }
-    Tile<T> decay_block(Tile<T> x, int block, T factor) {
+    Tile<T> decay_block(Tile<T> dst, Tile<T> x, int block, T factor) const {
         const int first = anchors[block], count = anchors[block + 1] - first;
-        multiply({queries.at(first), queries.row}, {x.at(first), x.row}, {since.at(first), since.row}, factor, count, columns);
-        return queries;
+        multiply({dst.at(first), dst.row}, {x.at(first), x.row}, {since.at(first), since.row}, factor, count, columns);
+        return dst;
     }
 
     // dst += a * b

@@ -5,15 +5,24 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
-// For scores_ij = sum_c x_ic keys_jc, decayed to and from an anchor: x = factor x' since, keys = k reach.
+// scores_ij = sum_c x_ic keys_jc, decayed to and from an anchor: x = factor x' since.
 template <class T>
-struct ChannelPairs {
-    Tile<T> d_scores;        // [C,C] of which only j < i is read
-    Tile<T> x, keys;         // [C,K]
-    Tile<T> since, reach;    // [C,K]
+struct ScoresGradient {
+    Tile<T> d_scores;  // [C,C] of which only j < i is read
+    Tile<T> x;         // [C,K]
     T factor;
-    Tile<T> d_x, d_k;        // [C,K] gradients of x' and k, are added to; or empty
-    Tile<T> inside;          // [C,K] by gate: of the pairs that span it, is added to; or empty
+    Tile<T> d_x;       // [C,K] gradient of x', is added to; or empty
+};
+
+// Of one or two kinds of scores with the same keys, k reach.
+template <class T, int kinds>
+struct ChannelPairs {
+    ScoresGradient<T> of[kinds];
+    Tile<T> k, since, reach;  // [C,K]
+    Tile<T> d_k;              // [C,K] is added to; or empty
+    Tile<T> inside;           // [C,K] by gate: of the pairs that span it, is added to; or empty
+    T* keys;                  // [C * keys_row] spare
+    static constexpr int panel = 2, keys_row = panel * lanes<T>;  // registers and channels of a pass over pairs
 
     // Of the pairs j < i, first <= i < last: those with keys before `first`, then those inside by halves, so that every gate
     // receives sums of the pairs that span it, and never a difference of sums. A panel of channels at a time stays in L1.
@@ -24,10 +33,18 @@ struct ChannelPairs {
     }
 
   private:
-    static constexpr int panel = 2, together = 4;  // registers of channels and rows that a pass over pairs takes
+    static constexpr int together = 4;  // rows of a pass
+
+    const T* keys_at(int j, int w) const { return keys + j * keys_row + w * lanes<T>; }
 
     template <int width>
     void add_panel(int first, int last, int c) const {
+        for (int j = 0; j < last; ++j) {
+            for (int w = 0; w < width; ++w) {
+                const int column = c + w * lanes<T>;
+                store<T>(keys + j * keys_row + w * lanes<T>, load<T>(k.at(j) + column) * load<T>(reach.at(j) + column));
+            }
+        }
         if (first > 0) add_across<together, width>(0, first, last, c);
         add_halves<width>(first, last, c);
     }
@@ -48,7 +65,7 @@ struct ChannelPairs {
     template <int half, int width>
     void add_even_halves(int first, int c) const {
         if constexpr (2 * half == leaf) {
-            for (int w = 0; w < width; ++w) add_leaf(first, c + w * lanes<T>);
+            for (int w = 0; w < width; ++w) add_leaf(first, c + w * lanes<T>, w);
         } else {
             add_across<together, width>(first, first + half, first + 2 * half, c);
             add_even_halves<half / 2, width>(first, c);
@@ -60,20 +77,27 @@ struct ChannelPairs {
     struct LeafSums {
         reg<T> d_rows[leaf], d_keys[leaf], inside[leaf];
     };
-    void add_leaf(int first, int column) const {
+    void add_leaf(int first, int column, int w) const {
         LeafSums sums;
-        unroll<leaf, 1>([&](auto i, auto) __attribute__((always_inline)) { sums.d_rows[i] = sums.d_keys[i] = sums.inside[i] = reg<T>{}; });
-        leaf_halves<0, leaf>(sums, {d_scores.at(first) + first, d_scores.row}, {x.at(first) + column, x.row},
-                             {keys.at(first) + column, keys.row});
+        unroll<leaf, 1>([&](auto i, auto) __attribute__((always_inline)) { sums.d_keys[i] = sums.inside[i] = reg<T>{}; });
+        for (const ScoresGradient<T>& one : of) {
+            unroll<leaf, 1>([&](auto i, auto) __attribute__((always_inline)) { sums.d_rows[i] = reg<T>{}; });
+            leaf_halves<0, leaf>(sums, {one.d_scores.at(first) + first, one.d_scores.row}, {one.x.at(first) + column, one.x.row},
+                                 keys_at(first, w));
+            if (!one.d_x) continue;
+            unroll<leaf, 1>([&](auto i, auto) __attribute__((always_inline)) {
+                const int row = first + i;
+                add_to(one.d_x.at(row) + column, sums.d_rows[i] * (load<T>(since.at(row) + column) * one.factor));
+            });
+        }
         unroll<leaf, 1>([&](auto i, auto) __attribute__((always_inline)) {
             const int row = first + i;
-            if (d_x) add_to(d_x.at(row) + column, sums.d_rows[i] * (load<T>(since.at(row) + column) * factor));
             if (d_k) add_to(d_k.at(row) + column, sums.d_keys[i] * load<T>(reach.at(row) + column));
             if (inside) add_to(inside.at(row) + column, sums.inside[i]);
         });
     }
     template <int begin, int count>
-    [[gnu::always_inline]] static inline void leaf_halves(LeafSums& sums, Tile<T> scores, Tile<T> x, Tile<T> k) {
+    [[gnu::always_inline]] static inline void leaf_halves(LeafSums& sums, Tile<T> scores, Tile<T> x, const T* k) {
         if constexpr (count > 1) {
             constexpr int half = count / 2, middle = begin + half;
             reg<T> d_keys[half], suffix = {}, prefix = {};
@@ -84,7 +108,7 @@ struct ChannelPairs {
                 reg<T> d_row = {};
                 unroll<half, 1>([&](auto j, auto) __attribute__((always_inline)) {
                     const reg<T> score = broadcast<T>(scores.at(i)[begin + j]);
-                    d_row = fma(score, load<T>(k.at(begin + j)), d_row);
+                    d_row = fma(score, load<T>(k + (begin + j) * keys_row), d_row);
                     d_keys[j] = fma(score, x_i, d_keys[j]);
                 });
                 sums.d_rows[i] += d_row;
@@ -94,7 +118,7 @@ struct ChannelPairs {
             });
             unroll<half, 1>([&](auto j, auto) __attribute__((always_inline)) {
                 sums.d_keys[begin + j] += d_keys[j];
-                prefix = fma(d_keys[j], load<T>(k.at(begin + j)), prefix);
+                prefix = fma(d_keys[j], load<T>(k + (begin + j) * keys_row), prefix);
                 sums.inside[begin + j + 1] += prefix;
             });
             leaf_halves<begin, half>(sums, scores, x, k);
@@ -113,42 +137,49 @@ struct ChannelPairs {
         for (; j + count <= middle; j += count) keys_across<count, width>(j, middle, last, c, prefix);
         for (; j < middle; ++j) keys_across<1, width>(j, middle, last, c, prefix);
     }
-    // sums[r][w] = sum_k scores[r * row + k * step] x[k, c + w lanes]
+    // sums[r][w] += sum_i scores[r * row + i * step] x[i, w lanes]
     template <int count, int width>
-    [[gnu::always_inline]] static inline void weighted_sums(reg<T> (&sums)[count][width], const T* scores, long row, long step,
-                                                            const T* x, long x_row, int terms) {
-        unroll<count, width>([&](auto r, auto w) __attribute__((always_inline)) { sums[r][w] = reg<T>{}; });
-        for (int k = 0; k < terms; ++k) {
+    [[gnu::always_inline]] static inline void add_weighted(reg<T> (&sums)[count][width], const T* scores, long row, long step,
+                                                           const T* x, long x_row, int rows) {
+        for (int i = 0; i < rows; ++i) {
             unroll<count, width>([&](auto r, auto w) __attribute__((always_inline)) {
-                sums[r][w] = fma(broadcast<T>(scores[r * row + k * step]), load<T>(x + k * x_row + w * lanes<T>), sums[r][w]);
+                sums[r][w] = fma(broadcast<T>(scores[r * row + i * step]), load<T>(x + i * x_row + w * lanes<T>), sums[r][w]);
             });
         }
     }
     // `count` rows from i on, the last first.
     template <int count, int width>
-    [[gnu::always_inline]] inline void rows_across(int first, int middle, int i, int c,
-                                                   reg<T> (&suffix)[width]) const {
-        reg<T> d_rows[count][width];
-        weighted_sums<count, width>(d_rows, d_scores.at(i) + first, d_scores.row, 1, keys.at(first) + c, keys.row, middle - first);
+    [[gnu::always_inline]] inline void rows_across(int first, int middle, int i, int c, reg<T> (&suffix)[width]) const {
+        reg<T> d_rows[kinds][count][width];
+        unroll<kinds, 1>([&](auto kind, auto) __attribute__((always_inline)) {
+            const Tile<T> d_scores = of[kind].d_scores;
+            unroll<count, width>([&](auto r, auto w) __attribute__((always_inline)) { d_rows[kind][r][w] = reg<T>{}; });
+            add_weighted<count, width>(d_rows[kind], d_scores.at(i) + first, d_scores.row, 1, keys_at(first, 0), keys_row, middle - first);
+        });
         unroll<count, width>([&](auto before, auto w) __attribute__((always_inline)) {
             constexpr int r = count - 1 - before;
             const int column = c + w * lanes<T>;
-            if (d_x) add_to(d_x.at(i + r) + column, d_rows[r][w] * (load<T>(since.at(i + r) + column) * factor));
-            if (!inside || i + r == middle) return;
-            suffix[w] = fma(d_rows[r][w], load<T>(x.at(i + r) + column), suffix[w]);
-            add_to(inside.at(i + r) + column, suffix[w]);
+            const reg<T> decay = load<T>(since.at(i + r) + column);
+            unroll<kinds, 1>([&](auto kind, auto) __attribute__((always_inline)) {
+                const ScoresGradient<T>& one = of[kind];
+                if (one.d_x) add_to(one.d_x.at(i + r) + column, d_rows[kind][r][w] * (decay * one.factor));
+                suffix[w] = fma(d_rows[kind][r][w], load<T>(one.x.at(i + r) + column), suffix[w]);
+            });
+            if (inside && i + r > middle) add_to(inside.at(i + r) + column, suffix[w]);
         });
     }
     template <int count, int width>
-    [[gnu::always_inline]] inline void keys_across(int j, int middle, int last, int c,
-                                                   reg<T> (&prefix)[width]) const {
+    [[gnu::always_inline]] inline void keys_across(int j, int middle, int last, int c, reg<T> (&prefix)[width]) const {
         reg<T> d_keys[count][width];
-        weighted_sums<count, width>(d_keys, d_scores.at(middle) + j, 1, d_scores.row, x.at(middle) + c, x.row, last - middle);
+        unroll<count, width>([&](auto r, auto w) __attribute__((always_inline)) { d_keys[r][w] = reg<T>{}; });
+        for (const auto& [d_scores, x, factor, d_x] : of) {
+            add_weighted<count, width>(d_keys, d_scores.at(middle) + j, 1, d_scores.row, x.at(middle) + c, x.row, last - middle);
+        }
         unroll<count, width>([&](auto r, auto w) __attribute__((always_inline)) {
             const int column = c + w * lanes<T>;
             if (d_k) add_to(d_k.at(j + r) + column, d_keys[r][w] * load<T>(reach.at(j + r) + column));
             if (!inside) return;
-            prefix[w] = fma(d_keys[r][w], load<T>(keys.at(j + r) + column), prefix[w]);
+            prefix[w] = fma(d_keys[r][w], load<T>(keys_at(j + r, w)), prefix[w]);
             add_to(inside.at(j + r + 1) + column, prefix[w]);
         });
     }

@@ -14,7 +14,7 @@ struct SavedStates {
 // index first + c * per_chunk + j.
 struct SavedSlot {
     SavedStates states, adjoints;
-    void* residuals;
+    void* residuals;  // [C,V + C] of the delta rule, beside them l
     std::int64_t first, per_chunk;
     std::int64_t index(std::int64_t chunk, std::int64_t j) const { return first + chunk * per_chunk + j; }
 };
@@ -72,8 +72,9 @@ struct ChunkKernel {
         o = value_tile();
         forward_tiles.P = square();
         if (delta) {
-            forward_tiles.l = square();
-            if (use == forward_only) forward_tiles.residual = value_tile();  // a backward saves them
+            forward_tiles.solver = square();
+            forward_tiles.l = forward_tiles.solver;
+            if (use == forward_only) forward_tiles.residual = value_tile();  // a backward saves it, and l
             forward_tiles.d = value_tile();
         }
         if (use == forward_only) return;
@@ -85,8 +86,7 @@ struct ChunkKernel {
         t.d_k = keys();
         t.d_beta = arena.take<T>(static_cast<std::size_t>(C));
         if (delta) {
-            t.l = forward_tiles.l;
-            t.solver = square();
+            t.solver = forward_tiles.solver;
             t.d_l = square();
             t.d = forward_tiles.d;
             t.z = value_tile();
@@ -189,8 +189,9 @@ struct ChunkKernel {
     }
 
     // ---- backward ----
-    // Runs the states of `heads` value heads forwards and saves what enters each chunk (and the delta rule's residuals).
-    // Where saved states have the tile's type, each is computed in its place; where they are operands, they are left there.
+    // Runs the states of `heads` value heads forwards and saves what enters each chunk (and the delta rule's
+    // residuals and erase scores). Where saved states have the tile's type, each is computed in its place; where they are
+    // operands, they are left there.
     void save_states(std::int64_t n, std::int64_t head, std::int64_t heads, const SavedSlot& slot) {
         const auto place = [&](std::int64_t chunk, std::int64_t j) {
             const std::int64_t index = slot.index(chunk, j);
@@ -212,7 +213,7 @@ struct ChunkKernel {
                 if (j == 0 || starts_group(head + j)) tokens.load_keys(range, (head + j) / args.group, false);
                 load_chunk(range, head + j, 0, args.V, delta);
                 prefetch_next_head(n, chunk, head, j, heads, 0, args.V, false);
-                if (delta) forward_tiles.residual = residual_tile(slot, slot.index(chunk, j));
+                if (delta) take_residuals(forward_tiles, slot, slot.index(chunk, j));
                 const State next = last_chunk ? walking_state(j) : place(chunk + 1, j);
                 algorithms::chunk_forward<delta>(ops, in, forward_tiles, place(chunk, j), next, Tile{});
             }
@@ -226,9 +227,13 @@ struct ChunkKernel {
     Tile saved_tile(SavedStates saved, std::int64_t index) const {
         return {reinterpret_cast<T*>(saved.data) + index * key_columns * value_columns, value_columns};
     }
-    Tile residual_tile(const SavedSlot& slot, std::int64_t index) const {
-        T* data = reinterpret_cast<T*>(slot.residuals) + index * args.chunk * value_columns;
-        return {data, value_columns};
+    Tile residuals_beside_scores(const SavedSlot& slot, std::int64_t index) const {
+        const long row = value_columns + args.chunk;
+        return {reinterpret_cast<T*>(slot.residuals) + index * args.chunk * row, row};
+    }
+    void take_residuals(auto& tiles, const SavedSlot& slot, std::int64_t index) const {
+        tiles.residual = residuals_beside_scores(slot, index);
+        tiles.l = tiles.residual.from(0, value_columns);
     }
     void save(SavedStates saved, std::int64_t index, Tile state) const {
         const std::int64_t row_bytes = value_columns * static_cast<std::int64_t>(size_of(args.state_dtype));
@@ -325,7 +330,7 @@ struct ChunkKernel {
             const std::int64_t saved = slot.index(here.chunk, j);
             const State D = pass == Pass::gradients ? State{restore(saved_adjoint, slot.adjoints, saved)} : adjoint_state(j);
             const State state = entering_state(slot, saved, j, pass, wanted);
-            if (delta) backward_tiles.residual = residual_tile(slot, saved);
+            if (delta) take_residuals(backward_tiles, slot, saved);
             if (member + 1 < args.group) {
                 prefetch(n, here.chunk, head + 1, -1, 0, args.V, false, true);
             } else {
@@ -347,14 +352,15 @@ struct ChunkKernel {
         }
         store_keys(range, here.key_head, wanted);
     }
-    // The state that entered value head j's chunk, and its residual.
+    // The state that entered value head j's chunk, its residual and erase scores.
     void prefetch_saved(std::int64_t n, const SavedSlot& slot, std::int64_t chunk, std::int64_t j, Pass pass) {
         if (pass == Pass::queries || pass == Pass::keys || chunk < 0 || chunk >= chunks(n)) return;
         const std::int64_t index = slot.index(chunk, j);
         const std::int64_t row_bytes = value_columns * static_cast<std::int64_t>(size_of(args.state_dtype));
         ops.next_chunk.add(slot.states.data + index * key_columns * row_bytes, key_columns, row_bytes);
         if (!delta) return;
-        ops.next_chunk.add(reinterpret_cast<const char*>(residual_tile(slot, index).data), args.chunk, value_columns * sizeof(T));
+        const Tile residuals = residuals_beside_scores(slot, index);
+        ops.next_chunk.add(reinterpret_cast<const char*>(residuals.data), args.chunk, residuals.row * sizeof(T));
     }
     State entering_state(const SavedSlot& slot, std::int64_t index, std::int64_t j, Pass pass, algorithms::Wanted wanted) {
         if (pass == Pass::queries) return {adjoint_state(j).tile};

@@ -92,8 +92,8 @@ struct ChunkOps {
 
     void scale_value_rows(Tile dst, Tile a, const T* factors) { cpu::scale_rows(dst, a, factors, T(1), rows, V); }
     void scale_rows(Tile dst, Tile a, const T* factors, T factor) { cpu::scale_rows(dst, a, factors, factor, rows, rows); }
-    void scale_columns(Tile x, const T* factors, T factor) {
-        for_each(x, rows, rows, [&](int i, int j) { return load<T>(x.at(i) + j) * load<T>(factors + j) * factor; });
+    void scale_columns(Tile dst, Tile a, const T* factors, T factor) {
+        for_each(dst, rows, rows, [&](int i, int j) { return load<T>(a.at(i) + j) * load<T>(factors + j) * factor; });
     }
     void negate_scores(Tile x) {
         for_each(x, rows, rows, [&](int i, int j) { return -load<T>(x.at(i) + j); });

@@ -53,7 +53,7 @@ struct KernelArgs {
     DType state_dtype;
     char *saved_states, *saved_adjoints;  // one [K,V] per chunk of a slot
     float *state_scales, *adjoint_scales; // f16: a power of two that each was multiplied by; else null
-    void* saved_residuals;                // tile type, [tokens,V] per slot
+    void* saved_residuals;                // tile type, [C,V + C] per chunk of a slot: residuals of the delta rule beside l
 
     // step: rows of the pool; state_out has one row per sequence, or one per token (per_token_rows of each sequence)
     const std::int64_t *state_in, *state_out;  // null: row n

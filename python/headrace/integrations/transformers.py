@@ -1,11 +1,12 @@
 """Models of transformers on headrace's operators: enable() replaces their plain PyTorch functions, disable() undoes it.
 
     from headrace.integrations.transformers import enable
-    enable()                                   # Qwen3-Next, Qwen3.5, OLMo-hybrid, Kimi-Linear and Bailing-hybrid types
+    enable()                                   # every type of MODELS that the installed transformers has
     model = AutoModelForCausalLM.from_pretrained(...)
 
 Prefill, decoding and training of CPU tensors then run in the library; tensors on other devices keep the model's own
-functions. Models that exist already change too. `python -m headrace.integrations.transformers` measures the gain.
+functions. Models that exist already change too. Sequences packed in one row with cu_seq_lens_q stay apart, which the
+plain functions do not do. `python -m headrace.integrations.transformers` measures the gain.
 """
 
 from __future__ import annotations
@@ -13,38 +14,56 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import inspect
 import time
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from headrace._measuring import MEMORY, MEMORY_HELP, in_turns, keep_memory
-from headrace.torch import chunk_gated_delta_rule, chunk_kda
+from headrace.torch import chunk_gated_delta_rule, chunk_kda, short_convolution
 
 if TYPE_CHECKING:
     import torch
 
-MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear", "bailing_hybrid")
+MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid", "kimi_linear", "bailing_hybrid",
+          "glm5_next")
 
 # Names of the plain functions in the models' modules, and what computes the same.
-_FUNCTIONS = {
+_OPERATORS = {
     "torch_chunk_gated_delta_rule": chunk_gated_delta_rule,
     "torch_recurrent_gated_delta_rule": chunk_gated_delta_rule,
     "chunk_kimi_delta_attention": chunk_kda,
     "recurrent_kimi_delta_attention": chunk_kda,
 }
+_CONVOLUTION = "causal_conv1d_fn"
 
 _originals: Dict[Tuple[ModuleType, str], Callable] = {}  # (module, name): the function that stood there
 
 
-def _replacement(function, original):
-    def replaced(query, key, value, g, beta, initial_state=None, output_final_state=False,
-                 use_qk_l2norm_in_kernel=False, cu_seqlens=None, **others):
+def _operator(function: Callable, original: Callable) -> Callable:
+    """`function` in place of `original`. What it has no parameter for is for other layers, as transformers takes it."""
+    known = frozenset(inspect.signature(function).parameters)
+
+    def replaced(query, key, value, g, beta, **arguments):
         if query.device.type != "cpu":
-            return original(query, key, value, g=g, beta=beta, initial_state=initial_state,
-                            output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-                            cu_seqlens=cu_seqlens, **others)
-        return function(query, key, value, g, beta, initial_state=initial_state, output_final_state=output_final_state,
-                        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens)
+            return original(query, key, value, g=g, beta=beta, **arguments)
+        arguments.setdefault("cu_seqlens", arguments.get("cu_seq_lens_q"))  # some types pass it on under this name
+        return function(query, key, value, g, beta, **{name: x for name, x in arguments.items() if name in known})
+
+    return replaced
+
+
+def _convolution(original: Callable) -> Callable:
+    """short_convolution in place of `original`, whose hidden_states [B, D, T] are the transpose of [B, T, D]."""
+    from transformers.activations import ACT2FN
+
+    def replaced(hidden_states, weight, bias=None, activation=None, **arguments):
+        offsets = arguments.get("cu_seq_lens_q")
+        if hidden_states.device.type != "cpu" or (offsets is None and arguments.get("seq_idx") is not None):
+            return original(hidden_states, weight, bias, activation=activation, **arguments)
+        fused = activation if activation in ("silu", "swish") else None
+        y, _ = short_convolution(hidden_states.transpose(1, 2), weight, bias, activation=fused, cu_seqlens=offsets)
+        return (y if activation == fused else ACT2FN[activation](y)).transpose(1, 2)
 
     return replaced
 
@@ -66,14 +85,13 @@ def enable(models: Sequence[str] = MODELS) -> List[str]:
             if models is MODELS and error.name and error.name.startswith("transformers.models."):
                 continue  # an older transformers without this type
             raise
-        names = [function for function in _FUNCTIONS if hasattr(module, function)]
-        if not names:
+        if not any(hasattr(module, function) for function in _OPERATORS):
             raise ValueError(f"models: expected types with plain functions of these operators, got '{model}'")
-        for function in names:
-            if (module, function) not in _originals:
-                original = getattr(module, function)
-                _originals[module, function] = original
-                setattr(module, function, _replacement(_FUNCTIONS[function], original))
+        for function in (*_OPERATORS, _CONVOLUTION):
+            if hasattr(module, function) and (module, function) not in _originals:
+                original = _originals[module, function] = getattr(module, function)
+                setattr(module, function, _convolution(original) if function == _CONVOLUTION
+                        else _operator(_OPERATORS[function], original))
         found.append(model)
     if not found:
         raise RuntimeError(f"transformers: expected a version that has one of {', '.join(MODELS)}")
@@ -88,21 +106,36 @@ def disable() -> None:
 
 
 def tiny_model(model: str, hidden: int = 128, layers: int = 2, heads: int = 4, head_dim: int = 32) -> torch.nn.Module:
-    """A small random model of type "qwen3_next" or "kimi_linear"; its layers but the last are linear attention."""
-    import transformers
+    """A small random language model of one of MODELS; its layers but the last are linear attention.
 
-    common: Dict[str, Any] = dict(vocab_size=256, hidden_size=hidden, intermediate_size=2 * hidden,
-                                  num_hidden_layers=layers,
-                  num_attention_heads=4, num_key_value_heads=4)
-    kinds = ["linear_attention"] * (layers - 1) + ["full_attention"]
-    if model == "qwen3_next":
-        return transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(
-            **common, head_dim=hidden // 4, linear_num_value_heads=heads, linear_num_key_heads=heads // 2,
-            linear_key_head_dim=head_dim, linear_value_head_dim=head_dim, num_experts=0, layer_types=kinds))
-    return transformers.KimiLinearForCausalLM(transformers.KimiLinearConfig(
-        **common, linear_num_heads=heads, linear_head_dim=head_dim, kv_lora_rank=32, qk_rope_head_dim=16,
-        qk_nope_head_dim=16, v_head_dim=32, mlp_layer_types=["dense"] * layers, layer_types=kinds, pad_token_id=None,
-        bos_token_id=None, eos_token_id=None))
+    In texts of up to 2048 tokens nothing in it chooses among experts or tokens, so that its outputs are continuous in
+    those of its operators.
+    """
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    sizes: Dict[str, Any] = dict(  # each type reads its own of these
+        vocab_size=256, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
+        layer_types=["linear_attention"] * (layers - 1) + ["full_attention"],
+        num_attention_heads=4, num_key_value_heads=4, head_dim=hidden // 4, pad_token_id=None, bos_token_id=None,
+        eos_token_id=None,
+        # Gated delta rule, Kimi delta attention
+        linear_num_value_heads=heads, linear_num_key_heads=heads // 2, linear_key_head_dim=head_dim,
+        linear_value_head_dim=head_dim, linear_num_heads=heads, linear_head_dim=head_dim,
+        # Full attention of latent keys and values, and of chosen tokens
+        q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=32, indexer_n_heads=2,
+        indexer_kv_heads=1, indexer_head_dim=hidden // 4, indexer_budget=2048, indexer_compress_ratio=16, hc_lowrank=16,
+        # Experts, where a type has no plain layers
+        mlp_only_layers=list(range(layers)), mlp_layer_types=["dense"] * layers, num_experts=2, num_experts_per_tok=2,
+        moe_intermediate_size=hidden, shared_expert_intermediate_size=hidden)
+    if model == "bailing_hybrid":  # its linear layers have the heads of the full attention
+        sizes.update(num_attention_heads=heads, num_key_value_heads=heads, head_dim=head_dim)
+    if model == "glm5_next":
+        sizes.update(qk_rope_head_dim=0)
+        vision = dict(depth=1, hidden_size=32, num_heads=1, intermediate_size=32, out_hidden_size=hidden,
+                      projection_intermediate_size=32)
+        return AutoModelForImageTextToText.from_config(CONFIG_MAPPING[model](text_config=sizes, vision_config=vision))
+    name = f"{model}_text" if f"{model}_text" in CONFIG_MAPPING else model
+    return AutoModelForCausalLM.from_config(CONFIG_MAPPING[name](**sizes))
 
 
 def measure(model: str, tokens: int, rounds: int) -> Tuple[float, float]:
@@ -134,6 +167,7 @@ def measure(model: str, tokens: int, rounds: int) -> Tuple[float, float]:
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m headrace.integrations.transformers",
                                      description="A training step of tiny models with and without headrace.")
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=["qwen3_next", "kimi_linear"])
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", choices=MEMORY, default=MEMORY[0], help=MEMORY_HELP)
@@ -141,9 +175,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     importlib.import_module("transformers").logging.set_verbosity_error()  # its hints to install faster functions
     memory = keep_memory(a.memory)
     print(f"training step of a random model of 4 layers, {a.tokens} tokens, float32, least of {a.rounds}, {memory}")
-    for model in ("qwen3_next", "kimi_linear"):
+    for model in a.model:
         plain, ours = measure(model, a.tokens, a.rounds)
-        print(f"  {model:12} own functions {plain * 1e3:7.0f} ms   headrace {ours * 1e3:7.0f} ms   "
+        print(f"  {model:14} own functions {plain * 1e3:7.0f} ms   headrace {ours * 1e3:7.0f} ms   "
               f"{plain / ours:.1f} x as fast", flush=True)
 
 

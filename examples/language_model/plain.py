@@ -109,7 +109,7 @@ def run(op, q, k, v, *, chunked=chunked, p=None, g=None, g_gamma=None, beta=None
                            for x in (q, k, v, p, g, beta if beta is None else beta.unsqueeze(-1)))
     S = q.new_zeros(B, v.shape[1], K, v.shape[-1]) if initial_state is None else initial_state
     o, S = (token if T == 1 else chunked)(q * (K**-0.5 if scale is None else scale), k, v, p, g, beta, S)
-    if serving is not None and serving["inplace_final_state"]:
+    if serving is not None:
         S = initial_state.copy_(S)
     return o.transpose(1, 2).to(dtype), S if output_final_state or serving is not None else None
 

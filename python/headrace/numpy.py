@@ -9,8 +9,8 @@ Shapes: q, k, p [B, T, H, K]; v, o [B, T, HV, V]; g [B, T, HV] or [B, T, HV, K];
 dt_bias [HV] or [HV, K]; beta [B, T, HV]; states [N, HV, K, V]. Types: float64, float32, float16, and bfloat16 of
 ml_dtypes. Arrays of any strides >= 0 are read where they are. Options are those of headrace::Options: scale, reverse,
 qk_l2norm, gate_form ("log_decay", "softplus", "bounded"), lower_bound, beta_form ("value", "sigmoid", "two_sigmoid"),
-allow_positive_gates, chunk, num_steps, threads. Errors are ValueError or TypeError naming the argument. Formulas:
-docs/math.md of the project, recurrences in its section 2, gradients in 3.
+allow_positive_gates, chunk, num_steps, threads; A_log may be left out of a bounded gate and is 0. Errors are ValueError
+or TypeError naming the argument. Formulas: docs/math.md of the project, recurrences in its section 2, gradients in 3.
 """
 
 from __future__ import annotations
@@ -38,22 +38,20 @@ def _check_arrays(values, required=()):
             raise TypeError(f"{name}: expected a numpy array, got {type(value).__name__}")
 
 
-def _inputs(q, k, v, tensors):
-    unknown = set(tensors) - set(INPUTS)
+def _split(q, k, v, arguments):
+    """(inputs in the order of the binding, options) of a call, the latter taken out of `arguments`."""
+    options = {name: arguments.pop(name) for name in OPTIONS if name in arguments}
+    unknown = set(arguments) - set(INPUTS)
     if unknown:
         raise TypeError(f"{sorted(unknown)[0]}: expected one of {', '.join(INPUTS)}, or an option")
-    values = {"q": q, "k": k, "v": v, **tensors}
+    values = {"q": q, "k": k, "v": v, **arguments}
     _check_arrays(values, ("q", "k", "v"))
     for name in ("q", "k", "v"):
         if values[name].ndim != 4:
             raise ValueError(f"{name}: expected 4 dimensions, got shape {list(values[name].shape)}")
-    return [values.get(name) for name in INPUTS]
-
-
-def _split(arguments):
-    """(tensors, options) of the keyword arguments of a function."""
-    options = {name: arguments.pop(name) for name in OPTIONS if name in arguments}
-    return arguments, options_named(**options)
+    if options.get("gate_form") == "bounded" and values.get("A_log") is None:
+        values["A_log"] = np.zeros(v.shape[2], np.float32)
+    return [values.get(name) for name in INPUTS], options_named(**options)
 
 
 def _state_type(q):
@@ -67,9 +65,8 @@ def _run(direction, op, inputs, first, second, options):
 def forward(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, final_state: bool = False,
             **arguments: Any) -> Tuple[np.ndarray, Optional[np.ndarray]]:
     """(o, final state or None) of operator `op`, one of OPERATORS."""
-    tensors, options = _split(arguments)
-    inputs = _inputs(q, k, v, tensors)
-    N = count_sequences(q.shape[0], tensors.get("cu_seqlens"))
+    inputs, options = _split(q, k, v, arguments)
+    N = count_sequences(q.shape[0], arguments.get("cu_seqlens"))
     o = np.empty(v.shape, q.dtype)
     state = None
     if final_state:
@@ -85,11 +82,10 @@ def backward(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, d_o: Optio
 
     wanted: the names of the inputs to differentiate by; default all that are given.
     """
-    tensors, options = _split(arguments)
-    inputs = _inputs(q, k, v, tensors)
+    inputs, options = _split(q, k, v, arguments)
     _check_arrays({"d_o": d_o, "d_final_state": d_final_state})
-    given = dict(zip(INPUTS, inputs))
-    names = [name for name in DIFFERENTIABLE if given[name] is not None] if wanted is None else list(wanted)
+    given = {"q": q, "k": k, "v": v, **arguments}
+    names = [name for name in DIFFERENTIABLE if given.get(name) is not None] if wanted is None else list(wanted)
     for name in names:
         if given.get(name) is None or name not in DIFFERENTIABLE:
             raise ValueError(f"wanted: expected names of inputs that are given, got '{name}'")
@@ -106,8 +102,7 @@ def step(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, pool: np.ndarr
     indices [N] names the row of each sequence, or [N, S] the row that takes the state after each token; -1 is padding.
     num_accepted_tokens [N]: with 2-D indices, sequence n starts from row indices[n, num_accepted_tokens[n] - 1].
     """
-    tensors, options = _split(arguments)
-    inputs = _inputs(q, k, v, tensors)
+    inputs, options = _split(q, k, v, arguments)
     _check_arrays({"pool": pool, "indices": indices, "num_accepted_tokens": num_accepted_tokens}, ("pool",))
     if not pool.flags.writeable:
         raise ValueError("pool: expected a writable numpy array, got one that is read-only")

@@ -37,11 +37,11 @@ def convolution(x, weight, bias=None, initial_state=None, activation=None, cu_se
     return torch.nn.functional.silu(y) if activation else y, torch.stack([w[:, -W:] for w in whole])
 
 
-def norm(x, gate=None, weight=None, eps=1e-5, activation="silu"):
+def norm(x, g=None, weight=None, eps=1e-6, activation="silu"):
     y = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
     y = y if weight is None else y * weight
     act = torch.sigmoid if activation == "sigmoid" else torch.nn.functional.silu
-    return y if gate is None else y * act(gate)
+    return y if g is None else y * act(g)
 
 
 def with_gradients(tensors):
@@ -91,16 +91,28 @@ def test_convolution_of_mixed_types():
 @pytest.mark.parametrize("dtype", list(BARS), ids=lambda d: str(d)[6:])
 def test_norm(dtype, activation):
     for shape in ((5, 40), (2, 7, 3, 16), (2, 1, 3, 2, 1, 33)):
-        tensors = {"x": normal(*shape, seed=1, dtype=dtype), "gate": normal(*shape, seed=2, dtype=dtype),
+        tensors = {"x": normal(*shape, seed=1, dtype=dtype), "g": normal(*shape, seed=2, dtype=dtype),
                    "weight": normal(shape[-1], seed=3, dtype=dtype)}
         compare(lambda **t: [ht.rms_norm_gated(**t, activation=activation)],
                 lambda **t: [norm(**t, activation=activation)], tensors, dtype)
         compare(lambda x: [ht.rms_norm_gated(x, eps=0.1)], lambda x: [norm(x, eps=0.1)], {"x": tensors["x"]}, dtype)
 
 
+@pytest.mark.parametrize("dtype", list(BARS), ids=lambda d: str(d)[6:])
+def test_norm_of_a_sum(dtype):
+    tensors = {name: normal(2, 7, 16, seed=i, dtype=dtype) for i, name in enumerate(("x", "g", "residual"))}
+    compare(lambda **t: ht.rms_norm_gated(**t, prenorm=True),
+            lambda x, g, residual: (norm(x + residual, g), x + residual), tensors, dtype)
+    y, kept = ht.rms_norm_gated(**{**tensors, "residual": tensors["residual"].double()}, prenorm=True)
+    assert y.dtype == dtype and kept.dtype == torch.float64
+    x = tensors["x"]
+    assert ht.rms_norm_gated(x, prenorm=True)[1] is x
+    assert ht.rms_norm_gated(x, prenorm=True, residual_in_fp32=True)[1].dtype == torch.float32
+
+
 @pytest.mark.parametrize("size", [100.0, 1e4, 1e30])
 def test_norm_stands_strong_gates(size):
-    tensors = {"x": normal(4, 16, dtype=torch.float32), "gate": normal(4, 16, seed=1, dtype=torch.float32) * size}
+    tensors = {"x": normal(4, 16, dtype=torch.float32), "g": normal(4, 16, seed=1, dtype=torch.float32) * size}
     for activation in ("silu", "sigmoid"):
         compare(lambda **t: [ht.rms_norm_gated(**t, activation=activation)],
                 lambda **t: [norm(**t, activation=activation)], tensors, torch.float32)
@@ -118,7 +130,7 @@ def test_gradcheck_of_convolution(activation, cu_seqlens):
 @pytest.mark.parametrize("activation", ["silu", "sigmoid"])
 def test_gradcheck_of_norm(activation):
     tensors = [normal(3, 5, seed=1), normal(3, 5, seed=2), normal(5, seed=3)]
-    assert torch.autograd.gradcheck(lambda *t: ht.rms_norm_gated(*t, 1e-5, activation),
+    assert torch.autograd.gradcheck(lambda *t: ht.rms_norm_gated(*t, activation=activation),
                                     [t.requires_grad_() for t in tensors])
 
 
@@ -252,7 +264,9 @@ def test_errors_of_a_step_name_the_argument(change, error, message):
 
 
 @pytest.mark.parametrize("change, error, message", [
-    ({"gate": torch.zeros(3, 7)}, ValueError, r"gate: expected shape \[3, 8\] as x, got \[3, 7\]"),
+    ({"g": torch.zeros(3, 7)}, ValueError, r"^g: expected shape \[3, 8\] as x, got \[3, 7\]"),
+    ({"residual": torch.zeros(8)}, ValueError, r"^residual: expected shape \[3, 8\] as x, got \[8\]"),
+    ({"bias": torch.zeros(8)}, ValueError, "^bias: expected None"),
     ({"weight": torch.zeros(7)}, ValueError, "weight: expected channels 8 as in x, got 7"),
     ({"weight": torch.zeros(8, dtype=torch.int32)}, TypeError, "weight: expected a floating dtype"),
     ({"eps": -1.0}, ValueError, "eps: expected a finite number >= 0, got -1"),

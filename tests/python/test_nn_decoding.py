@@ -248,10 +248,12 @@ def test_compiled(name):
         torch.testing.assert_close(p.grad, expected[n], msg=n)
 
 
-def test_compiled_decoding():
-    layer, x = make("gated_deltanet"), inputs(2, 8)
+@pytest.mark.parametrize("name", ["lightning", "gated_deltanet", "kda"])
+def test_compiled_decoding(name):
+    layer, x = make(name), inputs(2, 8)
+    torch._dynamo.reset()
     with torch.no_grad():
-        actual, _ = in_parts(torch.compile(layer, backend="aot_eager"), x, [6, 7, 8])
+        actual, _ = in_parts(torch.compile(layer, backend="aot_eager", fullgraph=True), x, [6, 7, 8])
         torch.testing.assert_close(actual, layer(x)[0])
 
 

@@ -111,11 +111,16 @@ def test_versions_agree():
 
 
 def test_installed_files():
-    files = {str(file) for file in importlib.metadata.files("headrace") if "__pycache__" not in str(file)}
-    assert {"headrace/py.typed", "headrace/_core.pyi", "headrace/torch/__init__.py"} <= files
-    assert any(re.search(r"dist-info/.*LICENSE$", file) for file in files)
-    ours = {file for file in files if not re.match(r"headrace-[^/]*dist-info/", file)}
-    assert all(re.match(r"headrace/.*\.(py|pyi|so|typed)$", file) for file in ours), ours
+    """The source files of the package, its extension with the types, the licence; nothing else."""
+    files = importlib.metadata.files("headrace")
+    assert any(re.search(r"dist-info/.*LICENSE$", str(file)) for file in files)
+    source = ROOT / "python"
+    actual, expected = ({str(path) for path in paths if path.parts[0] == "headrace" and "__pycache__" not in path.parts}
+                        for paths in (files, (file.relative_to(source) for file in source.rglob("*.*"))))
+    extension = {name for name in actual if re.fullmatch(r"headrace/_core\.[^/]*\.so", name)}
+    assert len(extension) == 1 and "headrace/py.typed" in expected
+    assert actual == expected | extension | {"headrace/_core.pyi"}
+    assert all(re.match(r"headrace(-[^/]*dist-info)?/", str(file)) for file in files)
 
 
 def test_metadata():

@@ -14,7 +14,9 @@ from recurrence import recurrence
 from test_torch import compare
 
 import headrace.jax as hj
+import headrace.numpy as hn
 import headrace.torch as ht
+from headrace.torch.nn import FusedRMSNormGated, ShortConvolution
 
 NAMES = [name for name in ht.__all__ if name.startswith(("chunk_", "fused_"))]
 
@@ -27,13 +29,16 @@ REFUSED = {"head_first"}  # read by flash-linear-attention to raise an error
 
 
 def definitions():
-    """The functions of fla.ops by name, from its source: importing the package needs a GPU."""
+    """What fla.ops and fla.modules define by name, classes by their __init__; importing the package needs a GPU."""
     package = Path(importlib.util.find_spec("fla").submodule_search_locations[0])
     found = {}
-    for path in sorted(package.glob("ops/*/*.py")):
+    for path in sorted([*package.glob("ops/*/*.py"), *package.glob("modules/*/*.py")]):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef):
                 found.setdefault(node.name, []).append(node)
+            elif isinstance(node, ast.ClassDef):
+                makers = (part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
+                found.setdefault(node.name, []).extend(makers)
             elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in found:
                 found[node.targets[0].id] = found[node.value.id]
     return found
@@ -74,6 +79,15 @@ def test_parameters_stand_where_those_of_fla_stand(name):
     assert mine[: len(expected)] == expected
     assert {place for place, _ in mine[len(expected) :]} <= read_from_keywords(theirs(name))  # by keyword for them
     assert all(p.default is not p.empty for p in parameters if p not in places)
+
+
+@pytest.mark.parametrize("name, mine", [("rms_norm_gated", ht.rms_norm_gated), ("ShortConvolution", ShortConvolution),
+                                        ("FusedRMSNormGated", FusedRMSNormGated)])
+def test_parameters_around_the_operators_stand_where_those_of_fla_stand(name, mine):
+    parameters = inspect.signature(mine).parameters
+    expected = [pair for pair in positional(theirs(name)) if pair[0] != "self"]
+    assert list(parameters)[: len(expected)] == [place for place, _ in expected]
+    assert all(parameters[place].default == default for place, default in expected if default is not ...)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -163,8 +177,28 @@ def test_a_bounded_gate_needs_no_rate(problem, name):
     t = problem("kda", state=True)
     t |= {"g": torch.randn_like(t["g"]), "dt_bias": torch.randn(2 * 16, dtype=torch.float64)}
     o, _ = getattr(ht, name)(**t, use_gate_in_kernel=True, lower_bound=-4.0)
-    expected, _ = recurrence("kda", **t, A_log=torch.zeros(2), gate="bounded", lower_bound=-4.0)
+    expected, state = recurrence("kda", **t, A_log=torch.zeros(2), gate="bounded", lower_bound=-4.0)
     assert relative_error(o, expected) < 1e-11
+    single = {n: x.float().numpy() for n, x in t.items()}
+    o, _ = getattr(hj, name)(**single, use_gate_in_kernel=True, lower_bound=-4.0)
+    assert relative_error(torch.from_numpy(np.array(o)), expected) < 3e-6
+    states = single.pop("initial_state")
+    o, states = hj.step("kda", **single, states=states, gate_form="bounded", lower_bound=-4.0)
+    assert relative_error(torch.from_numpy(np.array(o)), expected) < 3e-6
+    assert relative_error(torch.from_numpy(np.array(states)), state) < 3e-6
+
+
+def test_a_bounded_gate_of_numpy_needs_no_rate(problem):
+    t = problem("kda", state=True)
+    arrays = {n: x.numpy() for n, x in t.items()} | {"gate_form": "bounded", "lower_bound": -4.0}
+    given = {**arrays, "A_log": np.zeros(2)}
+    assert np.array_equal(hn.forward("kda", **arrays)[0], hn.forward("kda", **given)[0])
+    d_o = np.ones_like(arrays["v"])
+    mine, others = hn.backward("kda", **arrays, d_o=d_o), hn.backward("kda", **given, d_o=d_o)
+    assert set(others) - set(mine) == {"d_A_log"} and all(np.array_equal(x, others[n]) for n, x in mine.items())
+    states = [arrays.pop("initial_state"), given.pop("initial_state").copy()]
+    outputs = [hn.step("kda", **x, pool=pool) for x, pool in zip((arrays, given), states)]
+    assert np.array_equal(*outputs) and np.array_equal(*states)
 
 
 def test_places_that_once_meant_something_else(problem):

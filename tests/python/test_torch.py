@@ -170,36 +170,6 @@ def test_autocast(problem):
     assert o.dtype == torch.bfloat16 and state.dtype == torch.float32
 
 
-def test_pool_of_states(problem):
-    rows = 7
-    for op in ("simple_gla", "gated_delta_rule", "kda"):
-        t = problem(op, B=3, T=1, dtype=torch.float32)
-        pool = torch.randn(rows, 2, 16, 24)
-        before, indices = pool.clone(), torch.tensor([4, -1, 2])
-        out = torch.empty_like(t["v"])
-        o, returned = call(op, {**t, "initial_state": pool}, recurrent=True, output_final_state=False,
-                           ssm_state_indices=indices, out=out)
-        assert o is out and returned is pool
-        start = before[[4, 4, 2]]
-        expected, states = call(op, {**t, "initial_state": start})
-        torch.testing.assert_close(o[[0, 2]], expected[[0, 2]])
-        torch.testing.assert_close(pool[[4, 2]], states[[0, 2]])
-        assert torch.equal(o[1], torch.zeros_like(o[1]))
-        untouched = [0, 1, 3, 5, 6]
-        assert torch.equal(pool[untouched], before[untouched])
-
-
-def test_speculative_slots(problem):
-    t = problem("kda", B=1, T=4, dtype=torch.float32, cu_seqlens=[0, 2, 4])
-    pool = torch.randn(8, 2, 16, 24)
-    before, indices = pool.clone(), torch.tensor([[1, 2], [5, 6]])
-    accepted = torch.tensor([2, 1])
-    call("kda", {**t, "initial_state": pool}, recurrent=True, output_final_state=False, ssm_state_indices=indices,
-         num_accepted_tokens=accepted)
-    expected, states = call("kda", {**t, "initial_state": before[[2, 5]]})
-    torch.testing.assert_close(pool[[2, 6]], states)
-
-
 @pytest.mark.parametrize("name, change, error, message", [
     ("q", lambda x: x.long(), TypeError, "q: expected a floating dtype"),
     ("k", lambda x: x.double(), TypeError, "k: expected dtype torch.float32 as in q, got torch.float64"),
@@ -284,20 +254,27 @@ def test_other_threads_run_during_a_call(problem):
     assert seen > 1000  # a held interpreter lock would leave the counter where it was
 
 
-def test_an_interrupt_waits_for_the_call(problem):
-    t = problem("kda", B=1, T=16384, H=8, K=64, V=64, dtype=torch.float32)
-    expected, _ = call("kda", t)
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_an_interrupt_waits_for_the_call(problem, backward):
+    t = with_gradients(problem("kda", B=1, T=8192, H=8, K=64, V=64, dtype=torch.float32))
+    o, _ = call("kda", t)
+    d_o = torch.ones_like(o)
+
+    def run():
+        return torch.autograd.grad(o, list(t.values()), d_o, retain_graph=True) if backward else call("kda", t)[:1]
+
+    expected = run()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     timer = threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGINT))
     try:
         with pytest.raises(KeyboardInterrupt):
             timer.start()
             for _ in range(100):
-                call("kda", t)
+                run()
     finally:
         timer.join()
         signal.signal(signal.SIGINT, before)
-    assert torch.equal(call("kda", t)[0], expected)
+    assert all(map(torch.equal, run(), expected))
 
 
 def test_same_results_without_warnings(problem):

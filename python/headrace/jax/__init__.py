@@ -9,7 +9,8 @@ H; g [B, T, HV], or [B, T, HV, K] for gla and kda; gv [B, T, HV, V]; beta [B, T,
 [HV]; dt_bias [HV], [HV, K] or [HV * K]; states [N, HV, K, V], or [N, HV, V, K] with state_v_first. q, k, v and p share
 one of float64, float32, bfloat16, float16; gates, beta and states may have any of them. N is B, or len(cu_seqlens) - 1
 with B = 1. g is a log decay; with use_gate_in_kernel it is made from g, as -exp(A_log) softplus(g + dt_bias), or
-lower_bound sigmoid(exp(A_log) (g + dt_bias)) where a lower_bound in [-5, 0) is given.
+lower_bound sigmoid(exp(A_log) (g + dt_bias)) where a lower_bound in [-5, 0) is given, with which A_log may
+be None and is 0.
 
 Every function returns (o, final_state), the latter float32 (float64 for float64 q) or None, and has gradients by all
 its floating arguments, of first order and in reverse mode; step has none. Wrong shapes, types and options raise

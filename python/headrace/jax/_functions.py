@@ -33,8 +33,8 @@ def _checked_rank(name: str, x: Array) -> Array:
     return x
 
 
-def _checked_arrays(tensors: dict) -> dict:
-    """The arrays given; what must hold before an output has a shape."""
+def _checked_arrays(tensors: dict, gate_form: str) -> dict:
+    """The arrays given, and the A_log of a bounded gate without one; what must hold before an output has a shape."""
     required = ("q", "k", "v", "states")
     arrays = {name: _array(name, x) for name, x in tensors.items() if x is not None or name in required}
     q = arrays["q"]
@@ -47,6 +47,8 @@ def _checked_arrays(tensors: dict) -> dict:
             raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}")
         if name in ("k", "v", "p") and x.dtype != q.dtype:
             raise TypeError(f"{name}: expected dtype {q.dtype} as in q, got {x.dtype}")
+    if gate_form == "bounded":
+        arrays.setdefault("A_log", jnp.zeros(arrays["v"].shape[2], jnp.float32))
     return arrays
 
 
@@ -109,7 +111,7 @@ def attention(
     """
     tensors = _checked_arrays({"q": q, "k": k, "v": v, "p": p, "g": g, "gv": gv, "g_gamma": g_gamma, "beta": beta,
                                "A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state,
-                               "cu_seqlens": cu_seqlens})
+                               "cu_seqlens": cu_seqlens}, gate_form)
     settings = _settings(op, tensors["q"], scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk,
                          state_v_first, output_final_state)
     _check(settings, tensors)
@@ -130,7 +132,8 @@ def step(
     donate the argument, or carry it through jax.lax.scan, and no copy is made.
     """
     tensors = _checked_arrays({"q": q, "k": k, "v": v, "p": p, "g": g, "gv": gv, "g_gamma": g_gamma, "beta": beta,
-                               "A_log": A_log, "dt_bias": dt_bias, "cu_seqlens": cu_seqlens, "states": states})
+                               "A_log": A_log, "dt_bias": dt_bias, "cu_seqlens": cu_seqlens, "states": states},
+                              gate_form)
     settings = _settings(op, tensors["q"], scale, False, qk_l2norm, gate_form, lower_bound, beta_form, None,
                          state_v_first, True)
     _check(settings, tensors)
@@ -140,9 +143,9 @@ def step(
 
 def _gate_inside(use_gate_in_kernel: bool, lower_bound: Optional[float], A_log: Maybe, dt_bias: Maybe) -> dict:
     """The arguments of a gate that is computed from g inside; A_log and dt_bias of one that is not are left out."""
-    if use_gate_in_kernel and A_log is None:
-        raise ValueError("A_log: expected an array [HV] with use_gate_in_kernel, got None")
     form = gate_form(use_gate_in_kernel, lower_bound)
+    if form == "softplus" and A_log is None:
+        raise ValueError("A_log: expected an array [HV] with use_gate_in_kernel, got None")
     if form == "log_decay":
         return {}
     return {"gate_form": form, "lower_bound": lower_bound, "A_log": A_log, "dt_bias": dt_bias}

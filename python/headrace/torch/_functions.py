@@ -71,7 +71,7 @@ def _run(
             state_v_first)
     output_final_state = flag("output_final_state", output_final_state)
     tensors = (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens)
-    if serving is not None and any(value is not None for value in serving.values()):
+    if serving is not None:
         return step_on_pool(op, tensors, rest, **serving)
     o, final_state = torch.ops.headrace.forward(op, *tensors, output_final_state, *rest)
     return o, final_state if output_final_state else None
@@ -372,6 +372,16 @@ def _no_context(cp_context: object) -> None:
 
 
 def _serving(ssm_state_indices: Maybe, inplace_final_state: Optional[bool], num_accepted_tokens: Maybe,
-             out: Maybe) -> dict:
-    return {"ssm_state_indices": ssm_state_indices, "inplace_final_state": inplace_final_state,
-            "num_accepted_tokens": num_accepted_tokens, "out": out}
+             out: Maybe) -> Optional[dict]:
+    """The arguments of a call on a pool of states; None for a call without one."""
+    in_place = None if inplace_final_state is None else flag("inplace_final_state", inplace_final_state)
+    if in_place or (in_place is None and ssm_state_indices is not None):
+        return {"ssm_state_indices": ssm_state_indices, "num_accepted_tokens": num_accepted_tokens, "out": out}
+    if ssm_state_indices is not None:
+        raise ValueError("inplace_final_state: expected True with ssm_state_indices, got False (new states come from "
+                         "initial_state=pool[ssm_state_indices] without them)")
+    for name, value in (("num_accepted_tokens", num_accepted_tokens), ("out", out)):
+        if value is not None:
+            raise ValueError(f"{name}: expected together with ssm_state_indices or inplace_final_state=True, got it "
+                             "alone")
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -34,6 +34,11 @@ def _check_sizes(x: Tensor, sizes: str, weight: Tensor) -> None:
         raise ValueError(f"x: expected {sizes.count(',') + 1} dimensions {sizes}, got shape {list(x.shape)}")
     if weight.dim() != 2:
         raise ValueError(f"weight: expected 2 dimensions [D, W], got shape {list(weight.shape)}")
+
+
+def _check_shape(name: str, tensor: Tensor, x: Tensor) -> None:
+    if tensor.shape != x.shape:
+        raise ValueError(f"{name}: expected shape {list(x.shape)} as x, got {list(tensor.shape)}")
 
 
 def short_convolution(
@@ -78,22 +83,40 @@ def short_convolution_step(
 
 
 def rms_norm_gated(
-    x: Tensor, gate: Optional[Tensor] = None, weight: Optional[Tensor] = None, eps: float = 1e-5,
-    activation: str = "silu",
-) -> Tensor:
-    """y = x / sqrt(mean(x^2) + eps) * weight * activation(gate) over the last dimension.
+    x: Tensor, g: Optional[Tensor] = None, weight: Optional[Tensor] = None, bias: None = None,
+    activation: str = "swish", residual: Optional[Tensor] = None, prenorm: bool = False,
+    residual_in_fp32: bool = False, eps: float = 1e-6,
+) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+    """y = s / sqrt(mean(s^2) + eps) * weight * activation(g) over the last dimension of s = x + residual.
 
-    x, gate and y [..., D]; weight [D]; activation "silu", its other name "swish", or "sigmoid". What is not given is
-    left out of the product. Every tensor may have its own floating dtype, y that of x; sums are float32 (float64 for
-    float64 x). Differentiable by x, gate and weight. Raises ValueError or TypeError naming the argument, what was
-    expected and what came.
+    x, g, residual and y [..., D]; weight [D]; activation "swish", its other name "silu", or "sigmoid". What is not
+    given is left out of the formula; there is no bias. Every tensor may have its own floating dtype, y that of x; sums
+    are float32 (float64 for float64 x). Differentiable by x, g, weight and residual.
+
+    Returns y; with prenorm (y, s), s in the dtype of the residual, without one in that of x, or in float32 with
+    residual_in_fp32. Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    _check(1, x=x, gate=gate, weight=weight)
+    if bias is not None:
+        raise ValueError("bias: expected None, which an RMS norm has, got a bias")
+    if residual is None:
+        s, kept = x, torch.float32 if flag("residual_in_fp32", residual_in_fp32) else None
+    else:
+        _check(2, x=x, residual=residual)
+        _check_shape("residual", residual, x)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        s, kept = x.to(wide) + residual.to(wide), residual.dtype
+    y = gated_norm(s, g, weight, activation, eps).to(x.dtype)
+    return (y, s.to(kept or x.dtype)) if flag("prenorm", prenorm) else y
+
+
+def gated_norm(x: Tensor, g: Optional[Tensor], weight: Optional[Tensor], activation: str, eps: float) -> Tensor:
+    """rms_norm_gated without a residual."""
+    _check(1, x=x, g=g, weight=weight)
     if x.dim() == 0:
         raise ValueError("x: expected at least 1 dimension, got 0")
-    if gate is not None and gate.shape != x.shape:
-        raise ValueError(f"gate: expected shape {list(x.shape)} as x, got {list(gate.shape)}")
+    if g is not None:
+        _check_shape("g", g, x)
     folded = x.dim() > 4  # the library reads up to four dimensions
-    operands = [t if t is None or not folded else t.flatten(0, -4) for t in (x, gate)]
+    operands = [t if t is None or not folded else t.flatten(0, -4) for t in (x, g)]
     y = torch.ops.headrace.rms_norm_gated(*operands, weight, number("eps", eps), _named(activation, _GATES))
     return y.view(x.shape) if folded else y

@@ -89,17 +89,10 @@ def _step_outputs(x, state, weight, bias, indices, activation):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-_step_below_autograd = without_gradients(
-    "short_convolution_step",
-    ValueError("state: expected no gradients in a step, which changes it in place (use torch.no_grad), got tensors "
-               "that require them"))
-
-
-def _step_with_autograd(x, state, *rest):
-    y = _step_below_autograd(x, state, *rest)
-    if not state.is_inference():
-        torch.autograd.graph.increment_version(state)  # saved for another operator's backward, it is not what it was
-    return y
+_step_without_gradients = without_gradients(
+    "short_convolution_step", ValueError,
+    "state: expected no gradients in a step, which changes it in place (use torch.no_grad), got tensors that require "
+    "them", written=(1,))
 
 
 # ---- gated RMS normalisation ----
@@ -154,6 +147,6 @@ def _norm_with_autograd(*arguments):
 register("short_convolution", short_convolution, _convolution_outputs, _convolution_with_autograd)
 register("short_convolution_backward", short_convolution_backward, _convolution_gradients,
          once("short_convolution_backward"))
-register("short_convolution_step", short_convolution_step, _step_outputs, _step_with_autograd, mutates=("state",))
+register("short_convolution_step", short_convolution_step, _step_outputs, _step_without_gradients, mutates=("state",))
 register("rms_norm_gated", rms_norm_gated, _norm_outputs, _norm_with_autograd)
 register("rms_norm_gated_backward", rms_norm_gated_backward, _norm_gradients, once("rms_norm_gated_backward"))

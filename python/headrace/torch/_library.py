@@ -6,6 +6,7 @@ microseconds for an operator of 22 arguments) than a short sequence takes to com
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
@@ -19,7 +20,8 @@ Maybe = Optional[Tensor]
 
 def like(tensors: List[Maybe], wanted: List[int]) -> List[Tensor]:
     """Tensors for the gradients of those at the places `wanted`."""
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (tensors[i] for i in wanted) if x is not None]
+    return [torch.empty_like(x, memory_format=torch.contiguous_format)
+            for x in (tensors[i] for i in wanted) if x is not None]
 
 
 def placed(gradients: List[Tensor], wanted: List[int], count: int) -> List[Maybe]:
@@ -32,7 +34,7 @@ def _state_dtype(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
-def _k_first(state: Maybe, state_v_first: bool) -> Maybe:
+def k_first(state: Maybe, state_v_first: bool) -> Maybe:
     """The view [N,HV,K,V] of a state, which is how the library counts its dimensions."""
     return state.transpose(-1, -2) if state is not None and state_v_first and state.dim() == 4 else state
 
@@ -96,8 +98,8 @@ def forward(
     qk_l2norm: bool, gate_form: str, lower_bound: float, beta_form: str, chunk: int, state_v_first: bool,
 ) -> Tuple[Tensor, Tensor]:
     o, state = _empty_outputs(q, v, cu_seqlens, final_state, state_v_first)
-    inputs = [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, _k_first(initial_state, state_v_first), cu_seqlens]
-    outputs = [o, _k_first(state, state_v_first) if final_state else None]
+    inputs = [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, k_first(initial_state, state_v_first), cu_seqlens]
+    outputs = [o, k_first(state, state_v_first) if final_state else None]
     _core.run("forward", op, inputs, outputs, [],
               options(scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk))
     return o, state
@@ -118,9 +120,9 @@ def backward(
     inputs = [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state]
     gradients = like(inputs, wanted)
     targets = placed(gradients, wanted, len(inputs))
-    inputs[-1] = _k_first(initial_state, state_v_first)
-    targets[-1] = _k_first(targets[-1], state_v_first)
-    _core.run("backward", op, inputs + [cu_seqlens], [d_o, _k_first(d_final_state, state_v_first)], targets,
+    inputs[-1] = k_first(initial_state, state_v_first)
+    targets[-1] = k_first(targets[-1], state_v_first)
+    _core.run("backward", op, inputs + [cu_seqlens], [d_o, k_first(d_final_state, state_v_first)], targets,
               options(scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk))
     return gradients
 
@@ -150,13 +152,15 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_o, d_final_state):
-        wanted = [i for i in range(len(DIFFERENTIABLE)) if ctx.needs_input_grad[1 + i]]
+        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:_TENSORS]) if needed]
         arguments = _TENSORS + 1 + len(ctx.rest)
         if not ctx.final_state:
             d_final_state = None
         if not wanted or (d_o is None and d_final_state is None):
             return (None,) * (1 + arguments)
-        gradients = torch.ops.headrace.backward(ctx.op, *ctx.saved_tensors, d_o, d_final_state, wanted, *ctx.rest)
+        # Where no second derivative can be asked for, autograd's kernel would only cost time.
+        with nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd():
+            gradients = torch.ops.headrace.backward(ctx.op, *ctx.saved_tensors, d_o, d_final_state, wanted, *ctx.rest)
         return (None, *placed(gradients, wanted, arguments))
 
 
@@ -179,22 +183,30 @@ def register(name: str, kernel: Callable, shapes: Callable, autograd: Callable, 
     torch.library.register_fake(f"headrace::{name}", shapes, lib=_library)
 
 
-def without_gradients(name: str, error: Exception) -> Callable:
-    """The autograd of an operator that has none: `error` where one would be needed."""
+def without_gradients(name: str, error: type, message: str, written: Sequence[int] = ()) -> Callable:
+    """The autograd of an operator that has none: `error` with the message where one would be needed.
+
+    The arguments at the places `written` change in place: saved for another call's backward, they are not what they
+    were.
+    """
 
     def kernel(*arguments):
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
-            raise error
+            raise error(message)
         with torch._C._AutoDispatchBelowAutograd():
-            return getattr(torch.ops.headrace, name)(*arguments)
+            result = getattr(torch.ops.headrace, name)(*arguments)
+        for place in written:
+            if not arguments[place].is_inference():
+                torch.autograd.graph.increment_version(arguments[place])
+        return result
 
     return kernel
 
 
 def once(name: str) -> Callable:
     """The autograd of an operator that computes gradients."""
-    return without_gradients(name, NotImplementedError(
-        f"headrace::{name}: second derivatives are not computed; expected create_graph=False"))
+    return without_gradients(name, NotImplementedError,
+                             f"headrace::{name}: second derivatives are not computed; expected create_graph=False")
 
 
 register("forward", forward, _forward_shapes, _forward_with_autograd)

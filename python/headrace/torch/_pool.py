@@ -1,37 +1,57 @@
-"""The serving form: states live in a pool that the call updates in place; no gradients."""
+"""The serving form: states live in a pool, which the custom operator headrace::step updates in place; no gradients."""
 
 from __future__ import annotations
 
+import re
+from typing import Optional
+
 import torch
+from torch import Tensor
 
 from headrace import _core
 from headrace._arguments import options
-from headrace.torch._library import check_tensors
+from headrace.torch._library import check_tensors, k_first, register, without_gradients
+
+Maybe = Optional[Tensor]
+
+# The library's names of arguments, as users of this form know them.
+_NAMES = {"pool.states": "initial_state", "pool.indices": "ssm_state_indices",
+          "pool.num_accepted_tokens": "num_accepted_tokens", "o": "out"}
 
 
-def step_on_pool(op, tensors, rest, *, ssm_state_indices, inplace_final_state, num_accepted_tokens, out):
+def step(
+    op: str, q: Tensor, k: Tensor, v: Tensor, p: Maybe, g: Maybe, gv: Maybe, g_gamma: Maybe, beta: Maybe, A_log: Maybe,
+    dt_bias: Maybe, pool: Tensor, cu_seqlens: Maybe, ssm_state_indices: Maybe, num_accepted_tokens: Maybe, out: Tensor,
+    scale: Optional[float], reverse: bool, qk_l2norm: bool, gate_form: str, lower_bound: float, beta_form: str,
+    chunk: int, state_v_first: bool,
+) -> None:
+    inputs = [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, None, cu_seqlens]
+    states = [k_first(pool, state_v_first), ssm_state_indices, num_accepted_tokens]
+    try:
+        _core.run("step", op, inputs, [out, None], states,
+                  options(scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk))
+    except ValueError as error:
+        raise ValueError(re.sub(r"pool\.\w+|\bo\b", lambda found: _NAMES[found[0]], str(error))) from None
+
+
+# `written`: the places of pool and out
+register("step", step, lambda *arguments: None,
+         without_gradients("step", ValueError, "ssm_state_indices: expected no gradients with a pool of states (use "
+                           "torch.no_grad), got tensors that require them", written=(11, 15)),
+         mutates=("pool", "out"))
+
+
+def step_on_pool(op, tensors, rest, *, ssm_state_indices, num_accepted_tokens, out):
     """Runs `op` from the rows of the pool that ssm_state_indices names, and leaves the new states there.
 
     Returns (o, pool). Rows that no index names stay as they are, bit by bit.
     """
-    *inputs, pool, cu_seqlens = tensors
-    *arguments, state_v_first = rest
+    q, v, pool = tensors[0], tensors[2], tensors[-2]
     check_tensors(("q", "ssm_state_indices", "num_accepted_tokens", "out"),
-                  (inputs[0], ssm_state_indices, num_accepted_tokens, out), 1)
+                  (q, ssm_state_indices, num_accepted_tokens, out), 1)
     if pool is None:
         raise ValueError("initial_state: expected the pool of states [rows, HV, K, V], got None")
-    if inplace_final_state is False:
-        raise ValueError("inplace_final_state: expected True with a pool of states, got False")
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*inputs, pool)):
-        raise ValueError("ssm_state_indices: expected no gradients with a pool of states (use torch.no_grad), got "
-                         "tensors that require them")
-    q, v = inputs[0], inputs[2]
     if out is None:
         out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
-    states = pool.transpose(-1, -2) if state_v_first and pool.dim() == 4 else pool
-    inputs = [x if x is None else x.detach() for x in inputs]
-    _core.run("step", op, inputs + [None, cu_seqlens], [out, None],
-              [states.detach(), ssm_state_indices, num_accepted_tokens], options(*arguments))
-    if not pool.is_inference():
-        torch.autograd.graph.increment_version(pool)  # saved for another call's backward, it is not what it was
+    torch.ops.headrace.step(op, *tensors, ssm_state_indices, num_accepted_tokens, out, *rest)
     return out, pool

@@ -7,7 +7,7 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from headrace.torch._layer_functions import rms_norm_gated, short_convolution, short_convolution_step
+from headrace.torch._layer_functions import gated_norm, short_convolution, short_convolution_step
 
 
 Device = Union[None, str, torch.device]
@@ -22,11 +22,12 @@ def steps_in_place(x: Tensor, state: Tensor, keep: bool, cu_seqlens: Optional[Te
 class ShortConvolution(nn.Conv1d):
     """Causal depth-wise convolution along the tokens, and an activation. weight [D, 1, W], bias [D] or None.
 
-    hidden_size: D. kernel_size: W. activation: None, "silu" or its other name "swish".
+    hidden_size: D. kernel_size: W. activation: None, "silu" or its other name "swish". backend changes nothing.
     """
 
     def __init__(self, hidden_size: int, kernel_size: int, bias: bool = False, activation: Optional[str] = "silu",
-                 device: Device = None, dtype: Optional[torch.dtype] = None) -> None:
+                 backend: Optional[str] = "triton", device: Device = None,
+                 dtype: Optional[torch.dtype] = None) -> None:
         if activation not in (None, "silu", "swish"):
             raise ValueError(f"activation: expected None, 'silu' or 'swish', got {activation!r}")
         super().__init__(hidden_size, hidden_size, kernel_size, groups=hidden_size, bias=bias,
@@ -92,10 +93,10 @@ class RMSNormGated(nn.Module):
     def forward(self, x: Tensor, g: Optional[Tensor] = None) -> Tensor:
         """x, g: [..., hidden_size]; without g a plain RMS norm."""
         if self.groups == 1:
-            return rms_norm_gated(x, g, self.weight, self.eps, self.activation)
+            return gated_norm(x, g, self.weight, self.activation, self.eps)
         sizes = self.groups, self.hidden_size // self.groups
         gate = None if g is None else g.unflatten(-1, sizes)
-        y = rms_norm_gated(x.unflatten(-1, sizes), gate, None, self.eps, self.activation).flatten(-2)
+        y = gated_norm(x.unflatten(-1, sizes), gate, None, self.activation, self.eps).flatten(-2)
         return y if self.weight is None else y * self.weight.to(y.dtype)
 
     def extra_repr(self) -> str:

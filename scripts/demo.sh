@@ -14,6 +14,9 @@ a checkpoint of the model go to build/demo.
   --operator NAME   of the language model: kda (default), gated_delta_rule, comba, gla, simple_gla or lightning_attn
   --text FILE       what it learns; by default the sources of this project
   --seconds N       length of its training, 120
+  --steps N         the same in steps, instead of seconds
+  --out FOLDER      another place for its pictures and its checkpoint
+  --resume          goes on from the checkpoint, with the same operator and text; the length is that of both runs
   --tokens N        tokens of the table's layers, 4096
   --checked N       tokens that the oracle checks, as many: it walks token by token, in double precision, over one row
 TEXT
@@ -23,7 +26,10 @@ tokens=4096 checked='' model=()
 operator_names='kda gated_delta_rule comba gla simple_gla lightning_attn'
 while [ $# -gt 0 ]; do
     option=$1 value=${2:-}
-    case $option in -h | --help) usage; exit 0 ;; esac
+    case $option in
+        -h | --help) usage; exit 0 ;;
+        --resume) model+=("$option"); shift; continue ;;
+    esac
     [ $# -gt 1 ] || { usage >&2; die "expected an option and its value, got '$option'"; }
     case $option in
         --operator)
@@ -31,7 +37,8 @@ while [ $# -gt 0 ]; do
         --text)
             value=$(cd "$called_from" && realpath -e -- "$value" 2>/dev/null) ||
                 die "$option: expected a file, got '$2'" ;;
-        --seconds | --tokens | --checked)
+        --out) value=$(cd "$called_from" && realpath -m -- "$value") ;;
+        --seconds | --steps | --tokens | --checked)
             [[ $value =~ ^[1-9][0-9]{0,6}$ ]] || die "$option: expected a number from 1 to 9999999, got '$value'" ;;
         *) usage >&2; die "unknown option '$option'" ;;
     esac

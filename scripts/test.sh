@@ -88,12 +88,15 @@ stage_random() {
     step "random problems, seed $seed" "$headrace" check --random 2000 --seed "$seed"
 }
 
-# The package as a user installs it, in an environment of its own. Every Python test counts as one test.
+# The package as a user installs it, from a wheel in an environment of its own. Every Python test counts as one test.
 stage_python() {
-    local log=$logs/python__tests.log summary
+    local log=$logs/python__tests.log wheels=build/wheels summary
     step "python: environment" python3 -m venv "$venv" || return
     step "python: requirements" pip_install -r tests/python/requirements.txt || return
-    step "python: pip install ." pip_install --no-deps . || return
+    rm -rf "$wheels"
+    step "python: pip wheel ." "$venv/bin/python" -m pip wheel --no-deps --wheel-dir "$wheels" . || return
+    step "python: install the wheel" pip_install --no-deps --force-reinstall "$wheels"/headrace-*.whl || return
+    step "python: mypy" "$venv/bin/python" -m mypy
     run "python: tests" timeout 1200 "$venv/bin/python" -m pytest -q -rfE --strict-markers tests/python
     summary=$(tail -n 1 "$log")
     if [[ $summary =~ ([0-9]+)\ passed ]]; then passed=$((passed + BASH_REMATCH[1])); else failed=$((failed + 1)); fi

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from typing import Callable, Dict, List, TypeVar
+from typing import Callable, Dict, List, Mapping, TypeVar
 
 Result = TypeVar("Result")
 
@@ -37,7 +37,15 @@ def progress(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def in_turns(calls: Dict[str, Callable[[], Result]], seconds: float = 0.0, rounds: int = 3) -> Dict[str, List[Result]]:
+def seconds_of(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], Result]], seconds: float = 0.0, rounds: int = 3,
+) -> Dict[str, List[Result]]:
     """What the calls return, by name: rounds in which each of them runs once, after one that is not counted.
 
     At least `rounds`, and for at least `seconds` of each contender. A pause before each call, because what a call leaves

@@ -2,8 +2,8 @@
 
 Peers are taken where they are installed: the chunked PyTorch functions inside transformers, the plain functions of
 fla-core, and a recurrence by jax.lax.scan. A first call of each is not counted; then rounds in which every contender
-runs once. The times are printed as a table; --plot draws them, --json keeps them. A short trial tells which contenders
-would take too long or too much memory: they are named and left out.
+runs once. The times are printed as a table and drawn; --json keeps them. A short trial tells which contenders would
+take too long or too much memory: they are named and left out. A second table has what a call costs beside its work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from headrace._measuring import MEMORY, MEMORY_HELP, in_turns, keep_memory, progress
+from headrace._measuring import MEMORY, MEMORY_HELP, in_turns, keep_memory, progress, seconds_of
 from headrace._versions import require
 
 require("headrace.bench", "torch")
@@ -29,7 +29,8 @@ import torch  # noqa: E402
 
 import headrace.torch as ht  # noqa: E402
 
-OPERATORS = ("simple_gla", "gla", "gated_delta_rule", "kda")
+OPERATORS = ("simple_gla", "gla", "gated_delta_rule", "comba", "kda")
+EMPTY = "empty autograd.Function"
 
 
 class Step(NamedTuple):
@@ -42,6 +43,14 @@ class Step(NamedTuple):
 
 Steps = Dict[str, Callable[[], Step]]  # by the names of contenders, like
 Times = Dict[str, List[Step]]
+
+
+class Calls(NamedTuple):
+    """Seconds of each of many small calls: without autograd, with it, and with the backward too."""
+
+    forward: List[float]
+    recorded: List[float]
+    both: List[float]
 
 
 def plain_module(operator):
@@ -65,8 +74,10 @@ def inputs(operator, T, H, D, seed=0):
     tensors = {"q": q, "k": torch.nn.functional.normalize(k, dim=-1), "v": v}
     channels = (D,) if operator in ("gla", "kda") else ()
     tensors["g"] = torch.nn.functional.logsigmoid(torch.randn(1, T, H, *channels, generator=draw) + 3)
-    if operator in ("gated_delta_rule", "kda"):
+    if operator in ("gated_delta_rule", "comba", "kda"):
         tensors["beta"] = torch.sigmoid(torch.randn(1, T, H, generator=draw))
+    if operator == "comba":
+        tensors["p"] = tensors["k"] * torch.sigmoid(torch.randn(H, 1, generator=draw))  # as its layer makes it
     return tensors
 
 
@@ -107,9 +118,10 @@ def of_jax(operator, tensors):
     delta, channel = "beta" in tensors, operator in ("gla", "kda")
 
     def token(S, x):
-        S = S * jnp.exp(x["g"])[..., None] if channel else S * jnp.exp(x["g"])[..., None, None]
-        write = (x["v"] - jnp.einsum("hkv,hk->hv", S, x["k"])) * x["beta"][..., None] if delta else x["v"]
-        S = S + x["k"][..., None] * write[..., None, :]
+        decayed = S * (jnp.exp(x["g"])[..., None] if channel else jnp.exp(x["g"])[..., None, None])
+        asked, e = (S, x["p"]) if "p" in x else (decayed, x["k"])
+        write = (x["v"] - jnp.einsum("hkv,hk->hv", asked, e)) * x["beta"][..., None] if delta else x["v"]
+        S = decayed + x["k"][..., None] * write[..., None, :]
         return S, jnp.einsum("hkv,hk->hv", S, x["q"])
 
     @jax.checkpoint
@@ -204,6 +216,51 @@ def table(operator: str, times: Times) -> List[str]:
     return lines
 
 
+class Nothing(torch.autograd.Function):
+    """PyTorch's own share of a differentiable call: outputs and gradients are allocated, nothing is computed."""
+
+    @staticmethod
+    def forward(ctx, *tensors):
+        ctx.save_for_backward(*tensors)
+        return torch.empty_like(tensors[0])
+
+    @staticmethod
+    def backward(ctx, d_o):
+        return tuple(torch.empty_like(x) for x in ctx.saved_tensors)
+
+
+def small_calls(function: Callable[..., torch.Tensor], tensors: Dict[str, torch.Tensor], count: int = 300) -> Calls:
+    """Times `count` calls of each kind of a function of tensors by name, with an output [1, T, H, D]."""
+    leaves = {name: x.clone().requires_grad_() for name, x in tensors.items()}
+    wanted, d_o = list(leaves.values()), torch.ones_like(tensors["v"])
+
+    def both():
+        torch.autograd.grad(function(**leaves), wanted, d_o)
+
+    return Calls(*([seconds_of(call) for _ in range(count)]
+                   for call in (lambda: function(**tensors), lambda: function(**leaves), both)))
+
+
+def output_of(operator: str) -> Callable[..., torch.Tensor]:
+    function = ours(operator)
+    return lambda **tensors: function(**tensors)[0]
+
+
+def overhead(operators: Sequence[str]) -> Dict[str, Calls]:
+    """What a call costs beside its work: one token of one head, where the work is next to nothing."""
+    calls = {operator: partial(small_calls, output_of(operator), inputs(operator, 1, 1, 16)) for operator in operators}
+    calls[EMPTY] = partial(small_calls, lambda **x: Nothing.apply(*x.values()), inputs("gated_delta_rule", 1, 1, 16))
+    return {name: Calls(*(sum(parts, []) for parts in zip(*rounds))) for name, rounds in in_turns(calls).items()}
+
+
+def overhead_table(times: Dict[str, Calls]) -> List[str]:
+    """Lines of text: microseconds of every kind of call."""
+    lines = ["a call on one token of one head, D 16, microseconds: least and median",
+             f"{'':28}{'forward':>18}{'with autograd':>18}{'and backward':>18}"]
+    return lines + [f"  {name:26}" + "".join(f"{min(seconds) * 1e6:10.1f}{statistics.median(seconds) * 1e6:8.1f}"
+                                             for seconds in calls) for name, calls in times.items()]
+
+
 def plot(path: str, results: Dict[str, Times], title: str) -> None:
     """Bars of the least times, logarithmic, with their values."""
     import matplotlib
@@ -224,7 +281,7 @@ def plot(path: str, results: Dict[str, Times], title: str) -> None:
     axes[0][0].set_ylabel("forward + backward, milliseconds (least)")
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, format="png", dpi=120)
 
 
 def versions() -> str:
@@ -260,7 +317,8 @@ def compare(operator: str, reasons: Dict[str, str], a: argparse.Namespace) -> Ti
     return times
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> Dict[str, Times]:
+def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
+    """The options. What would fail after the measuring is found before it."""
     parser = argparse.ArgumentParser(prog="python -m headrace.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--operator", nargs="+", choices=OPERATORS, default=OPERATORS, help="all of them by default")
     parser.add_argument("--tokens", type=int, default=4096)
@@ -270,22 +328,46 @@ def main(arguments: Optional[Sequence[str]] = None) -> Dict[str, Times]:
     parser.add_argument("--seconds", type=float, default=2.0, help="per contender at least")
     parser.add_argument("--limit", type=float, default=15.0, help="leaves out what takes more seconds a call")
     parser.add_argument("--memory", choices=MEMORY, default=MEMORY[0], help=MEMORY_HELP)
-    parser.add_argument("--json", help="write all times to this file")
-    parser.add_argument("--plot", help="draw the least times into this PNG file")
+    parser.add_argument("--overhead", action="store_true", help="only the table of what a call costs beside its work")
+    parser.add_argument("--json", metavar="FILE", help="write all times to this file")
+    parser.add_argument("--plot", metavar="FILE", default="headrace_bench.png",
+                        help="draw the least times into this PNG file (default %(default)s); '': no picture")
     a = parser.parse_args(arguments)
-    reasons = {operator: left_out(operator, a) for operator in a.operator}
+    if a.overhead:
+        a.plot = ""
+    for option, file in (("--json", a.json), ("--plot", a.plot)):
+        if file and not Path(file).absolute().parent.is_dir():
+            parser.error(f"argument {option}: expected a file in a folder that exists, got {file}")
+    if a.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("argument --plot: expected matplotlib for the picture, found none: pip install "
+                     "'headrace[bench]', or --plot '' for no picture")
+    return a
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> Dict[str, Times]:
+    a = parse(arguments)
+    operators = [] if a.overhead else a.operator
+    reasons = {operator: left_out(operator, a) for operator in operators}
     threads, memory = torch.get_num_threads(), keep_memory(a.memory)  # after the trials: it hides what a call takes
     title = f"B 1, T {a.tokens}, H {a.heads}, D {a.dim}, float32, {threads} threads, {memory}"
     progress("")
-    print(f"training step of one operator: {title}\n{versions()}", flush=True)
-    results = {operator: compare(operator, reasons[operator], a) for operator in a.operator}
+    if operators:
+        print(f"training step of one operator: {title}", flush=True)
+    print(versions(), flush=True)
+    results = {operator: compare(operator, reasons[operator], a) for operator in operators}
+    small = overhead(a.operator)
+    print("\n".join(overhead_table(small)), flush=True)
     if a.json:
         seconds = {operator: {name: [step[:2] for step in steps] for name, steps in times.items()}
                    for operator, times in results.items()}
-        content = {"title": title, "versions": versions(), "forward, forward + backward seconds": seconds}
+        content = {"title": title, "versions": versions(), "forward, forward + backward seconds": seconds,
+                   "seconds of calls on one token": {name: calls._asdict() for name, calls in small.items()}}
         Path(a.json).write_text(json.dumps(content, indent=2) + "\n")
     if a.plot:
         plot(a.plot, results, title)
+    written = [file for file in (a.plot, a.json) if file]
+    if written:
+        print(f"written: {', '.join(written)}")
     return results
 
 

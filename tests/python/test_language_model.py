@@ -1,6 +1,9 @@
 """examples/language_model: every operator learns, samples, resumes exactly, and agrees with its plain PyTorch form."""
 
+import os
+import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -212,9 +215,50 @@ def test_checkpoint_of_another_model_is_refused(training, tmp_path):
     (["--operator", "rwkv"], f"--operator: expected one of {' '.join(OPERATORS)}, got 'rwkv'"),
     (["--text", "/nothing"], "--text: expected a file, got '/nothing'"),
     (["--seconds", "0"], "--seconds: expected a number from 1 to 9999999, got '0'"),
+    (["--resume", "--steps", "-1"], "--steps: expected a number from 1 to 9999999, got '-1'"),
     (["--tokens"], "expected an option and its value, got '--tokens'"),
     (["--fast", "1"], "unknown option '--fast'"),
 ])
 def test_wrong_arguments_of_the_demo(options, message):
     result = subprocess.run(["bash", ROOT / "scripts" / "demo.sh", *options], capture_output=True, text=True)
     assert result.returncode == 1 and f"error: {message}" in result.stderr
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """demo(*options) -> the arguments that the script gives to the model. What it installs and builds is left out."""
+    says_nothing = tmp_path / "nothing"
+    says_nothing.write_text("#!/bin/sh\necho install ok installed\n")
+    prints_arguments = tmp_path / "arguments"
+    prints_arguments.write_text('#!/bin/sh\n[ "$1" != -m ] && printf "argument %s\\n" "$@" || true\n')
+    programs = {f"bin/{name}": says_nothing for name in ("apt-get", "dpkg-query", "cmake", "python3")}
+    programs |= {"build/release/tools/headrace/headrace": says_nothing, "build/venv/bin/python": prints_arguments}
+    programs |= {f"scripts/{name}": ROOT / "scripts" / name for name in ("demo.sh", "common.sh")}
+    for name, original in programs.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(original, tmp_path / name)
+        (tmp_path / name).chmod(0o755)
+
+    def run(*options):
+        result = subprocess.run(["bash", tmp_path / "scripts" / "demo.sh", *options], capture_output=True, text=True,
+                                cwd=tmp_path, env=os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
+        assert result.returncode == 0, result.stderr
+        arguments = re.findall("^argument (.*)$", result.stdout, re.MULTILINE)
+        assert arguments.pop(0) == "examples/language_model"
+        return arguments
+
+    return run
+
+
+def test_demo_goes_on_from_its_checkpoint(demo, text_file, tmp_path, capsys):
+    def steps(*options):
+        arguments = demo("--operator", "gla", "--text", str(text_file), "--out", "a folder", *options)
+        short = ["--sample", "1", "--compare-seconds", "0.01"]
+        assert command["main"]([*arguments, *TINY, *short]) == 0
+        return torch.load(tmp_path / "a folder" / "gla.pt", weights_only=True)["losses"]
+
+    first = steps("--steps", "2")
+    assert "earlier ones" not in capsys.readouterr().out
+    whole = steps("--resume", "--steps", "3")
+    assert "after 2 earlier ones" in capsys.readouterr().out
+    assert len(first) == 2 and len(whole) == 3 and whole[:2] == first

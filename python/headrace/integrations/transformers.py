@@ -29,7 +29,7 @@ MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid", "k
           "glm5_next")
 
 # Names of the plain functions in the models' modules, and what computes the same.
-_OPERATORS = {
+_OPERATORS: Dict[str, Callable] = {
     "torch_chunk_gated_delta_rule": chunk_gated_delta_rule,
     "torch_recurrent_gated_delta_rule": chunk_gated_delta_rule,
     "chunk_kimi_delta_attention": chunk_kda,
@@ -113,6 +113,7 @@ def tiny_model(model: str, hidden: int = 128, layers: int = 2, heads: int = 4, h
     """
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
+    configs: Any = CONFIG_MAPPING  # whose values are typed as their base class
     sizes: Dict[str, Any] = dict(  # each type reads its own of these
         vocab_size=256, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
         layer_types=["linear_attention"] * (layers - 1) + ["full_attention"],
@@ -133,9 +134,9 @@ def tiny_model(model: str, hidden: int = 128, layers: int = 2, heads: int = 4, h
         sizes.update(qk_rope_head_dim=0)
         vision = dict(depth=1, hidden_size=32, num_heads=1, intermediate_size=32, out_hidden_size=hidden,
                       projection_intermediate_size=32)
-        return AutoModelForImageTextToText.from_config(CONFIG_MAPPING[model](text_config=sizes, vision_config=vision))
-    name = f"{model}_text" if f"{model}_text" in CONFIG_MAPPING else model
-    return AutoModelForCausalLM.from_config(CONFIG_MAPPING[name](**sizes))
+        return AutoModelForImageTextToText.from_config(configs[model](text_config=sizes, vision_config=vision))
+    name = f"{model}_text" if f"{model}_text" in configs else model
+    return AutoModelForCausalLM.from_config(configs[name](**sizes))
 
 
 def measure(model: str, tokens: int, rounds: int) -> Tuple[float, float]:

@@ -10,14 +10,14 @@
 namespace headrace::cli {
 namespace {
 
-struct Arguments {
+struct BenchArguments {
     std::vector<std::string> words, presets;
     std::string file, json_path;
     int threads = 0;
     BenchOptions options;
 };
 
-std::vector<ProblemLine> collect(const Arguments& arguments) {
+std::vector<ProblemLine> collect(const BenchArguments& arguments) {
     std::vector<ProblemLine> lines = parse_problems(arguments.words);
     for (const std::string& name : arguments.presets) {
         std::vector<std::string> texts = {name};
@@ -45,7 +45,7 @@ std::vector<ProblemLine> collect(const Arguments& arguments) {
     return lines;
 }
 
-void bench_all(const Arguments& arguments) {
+void bench_all(const BenchArguments& arguments) {
     const std::vector<ProblemLine> lines = collect(arguments);
     const bool text = arguments.json_path != "-";
     std::map<int, harness::Peaks> peaks_of;  // by the number of threads
@@ -77,7 +77,7 @@ void bench_all(const Arguments& arguments) {
 void add_bench(CLI::App& app, int*) {
     CLI::App* command =
         app.add_subcommand("bench", "Time problems and compare them with the machine's measured peaks.");
-    auto arguments = std::make_shared<Arguments>();
+    auto arguments = std::make_shared<BenchArguments>();
     command->add_option("PROBLEM", arguments->words, "Problems");
     command
         ->add_option("--preset", arguments->presets,

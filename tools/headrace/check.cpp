@@ -12,7 +12,7 @@
 namespace headrace::cli {
 namespace {
 
-struct Arguments {
+struct CheckArguments {
     std::vector<std::string> words;
     std::string file, json_path;
     std::int64_t random = 0;
@@ -26,7 +26,7 @@ struct Closest {
     std::string name, problem;
 };
 
-std::vector<ProblemLine> collect(const Arguments& arguments) {
+std::vector<ProblemLine> collect(const CheckArguments& arguments) {
     std::vector<ProblemLine> lines = parse_problems(arguments.words);
     if (!arguments.file.empty()) {
         std::vector<ProblemLine> listed;
@@ -51,7 +51,7 @@ std::vector<ProblemLine> collect(const Arguments& arguments) {
     return forced;
 }
 
-json to_json(const ProblemLine& line, const harness::CheckResult& result) {
+json json_of(const ProblemLine& line, const harness::CheckResult& result) {
     json value = {{"problem", format(line)}, {"ok", result.ok},           {"implementation", result.implementation},
                   {"errors", json::array()}, {"message", result.message}, {"repeat", result.repeat}};
     for (const harness::TensorError& error : result.errors) {
@@ -94,7 +94,7 @@ void note_closest(const ProblemLine& line, const harness::CheckResult& result, C
 }
 
 // Returns the number of misses.
-std::size_t check_all(const Arguments& arguments) {
+std::size_t check_all(const CheckArguments& arguments) {
     const std::vector<ProblemLine> lines = collect(arguments);
     const bool json_to_stdout = arguments.json_path == "-";
     const auto begin = std::chrono::steady_clock::now();
@@ -111,7 +111,7 @@ std::size_t check_all(const Arguments& arguments) {
         }
         note_closest(lines[i], result, &closest);
         misses += !result.ok;
-        if (!arguments.json_path.empty()) results.push_back(to_json(lines[i], result));
+        if (!arguments.json_path.empty()) results.push_back(json_of(lines[i], result));
     }
     progress.clear();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -134,7 +134,7 @@ std::size_t check_all(const Arguments& arguments) {
 
 void add_check(CLI::App& app, int* exit_code) {
     CLI::App* command = app.add_subcommand("check", "Compare the library with the double-precision oracle.");
-    auto arguments = std::make_shared<Arguments>();
+    auto arguments = std::make_shared<CheckArguments>();
     command->add_option("PROBLEM", arguments->words, "Problems");
     command->add_option("--file", arguments->file, "A file of problems, one per line")->type_name("FILE");
     command->add_option("--random", arguments->random, "Check so many random problems")->check(CLI::NonNegativeNumber);

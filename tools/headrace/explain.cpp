@@ -9,12 +9,12 @@
 namespace headrace::cli {
 namespace {
 
-struct Arguments {
+struct ExplainArguments {
     std::vector<std::string> words;
     bool as_json = false;
 };
 
-void explain_problem(const Arguments& arguments) {
+void explain_problem(const ExplainArguments& arguments) {
     const ProblemLine line = parse_problem(arguments.words);
     const harness::CallTensors shapes = harness::make_shapes(line);
     std::vector<Candidate> candidates;
@@ -43,7 +43,7 @@ void explain_problem(const Arguments& arguments) {
 void add_explain(CLI::App& app, int*) {
     CLI::App* command =
         app.add_subcommand("explain", "Print which implementation serves a problem and why the others refuse.");
-    auto arguments = std::make_shared<Arguments>();
+    auto arguments = std::make_shared<ExplainArguments>();
     command->add_option("PROBLEM", arguments->words, "The problem")->required();
     command->add_flag("--json", arguments->as_json, "Print JSON");
     command->footer(std::string(problem_help) + "\nExample: headrace explain gla:fwd t4096 h16 k128 bf16");

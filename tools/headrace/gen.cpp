@@ -9,12 +9,12 @@
 namespace headrace::cli {
 namespace {
 
-struct Arguments {
+struct GenArguments {
     std::vector<std::string> words;
     std::string out;
 };
 
-void generate(const Arguments& arguments) {
+void generate(const GenArguments& arguments) {
     const ProblemLine line = parse_problem(arguments.words);
     harness::CallTensors problem = harness::make_tensors(line);
     harness::Safetensors file;
@@ -31,7 +31,7 @@ void generate(const Arguments& arguments) {
 
 void add_gen(CLI::App& app, int*) {
     CLI::App* command = app.add_subcommand("gen", "Write random inputs of a problem to a safetensors file.");
-    auto arguments = std::make_shared<Arguments>();
+    auto arguments = std::make_shared<GenArguments>();
     command->add_option("PROBLEM", arguments->words, "The problem")->required();
     command->add_option("--out", arguments->out, "The file to write")->required()->type_name("FILE");
     command->footer(

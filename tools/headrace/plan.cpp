@@ -10,7 +10,7 @@
 namespace headrace::cli {
 namespace {
 
-struct Arguments {
+struct PlanArguments {
     std::vector<std::string> words;
     bool as_json = false;
 };
@@ -59,7 +59,7 @@ std::vector<Total> totals_of(const ProblemLine& line, const Plan& own) {
     return totals;
 }
 
-void print_plan(const Arguments& arguments) {
+void print_plan(const PlanArguments& arguments) {
     const ProblemLine line = parse_problem(arguments.words);
     const Plan own = make_plan(line);
     const std::vector<Total> totals = totals_of(line, own);
@@ -94,7 +94,7 @@ void print_plan(const Arguments& arguments) {
 void add_plan(CLI::App& app, int*) {
     CLI::App* command = app.add_subcommand(
         "plan", "Print the memory plan of a problem: tensors, workspace, and the peak of a training step.");
-    auto arguments = std::make_shared<Arguments>();
+    auto arguments = std::make_shared<PlanArguments>();
     command->add_option("PROBLEM", arguments->words, "The problem")->required();
     command->add_flag("--json", arguments->as_json, "Print JSON, sizes in bytes");
     command->footer(std::string(problem_help) +

@@ -15,7 +15,7 @@ namespace {
 
 using harness::Tensor;
 
-struct Arguments {
+struct RunArguments {
     std::string op, in, out, force;
     bool backward = false, step = false, allow_positive_gates = false, as_json = false;
     int threads = 0, repeat = 1;
@@ -28,7 +28,7 @@ struct Outcome {
     std::size_t workspace_bytes = 0;
 };
 
-ProblemLine line_of(const Arguments& arguments, const Metadata& metadata) {
+ProblemLine line_of(const RunArguments& arguments, const Metadata& metadata) {
     ProblemLine line;
     line.op = operator_named(arguments.op);
     if (arguments.backward && arguments.step) throw Failure{"--backward: cannot be given with --step"};
@@ -63,7 +63,7 @@ Outcome compute(const Call& call, int repeat) {
     return outcome;
 }
 
-void report(const Arguments& arguments, const ProblemLine& line, const Outcome& outcome, const TensorMap& results) {
+void report(const RunArguments& arguments, const ProblemLine& line, const Outcome& outcome, const TensorMap& results) {
     const double tokens_per_second = static_cast<double>(line.B * line.T) / outcome.timing.min_ms * 1e3;
     const double gflops = harness::useful_flop(line) / outcome.timing.min_ms * 1e-6;
     if (!arguments.as_json) {
@@ -90,7 +90,7 @@ void report(const Arguments& arguments, const ProblemLine& line, const Outcome& 
     write_json("-", value);
 }
 
-void run_file(const Arguments& arguments) {
+void run_file(const RunArguments& arguments) {
     operator_named(arguments.op);  // before a large file is read
     harness::Safetensors file;
     require(harness::read_safetensors(arguments.in, &file));
@@ -117,7 +117,7 @@ void run_file(const Arguments& arguments) {
     report(arguments, line, outcome, results.tensors);
 }
 
-void add_options(CLI::App* command, const std::shared_ptr<Arguments>& arguments) {
+void add_options(CLI::App* command, const std::shared_ptr<RunArguments>& arguments) {
     const auto text = [&](const char* flag, const char* key, const char* help) {
         command
             ->add_option_function<std::string>(
@@ -145,7 +145,7 @@ void add_options(CLI::App* command, const std::shared_ptr<Arguments>& arguments)
 
 void add_run(CLI::App& app, int*) {
     CLI::App* command = app.add_subcommand("run", "Compute an operator on the tensors of a safetensors file.");
-    auto arguments = std::make_shared<Arguments>();
+    auto arguments = std::make_shared<RunArguments>();
     command->add_option("OPERATOR", arguments->op, "The operator (headrace list)")->required();
     command->add_option("--in", arguments->in, "File of the inputs")->required()->type_name("FILE");
     command->add_option("--out", arguments->out, "File to write the outputs to")->required()->type_name("FILE");

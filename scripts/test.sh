@@ -14,6 +14,7 @@ logs=build/logs
 passed=0 failed=0
 launcher=()
 started=$SECONDS
+export OMP_WAIT_POLICY=passive  # tests run side by side: a thread that waits leaves its core to others
 
 # run NAME COMMAND...: one step, timed; its output goes to a log, of which a failure shows the end.
 run() {
@@ -51,7 +52,7 @@ build() {
 tests() {
     local preset=$1 log summary count bad
     shift
-    run "$preset: tests" "${launcher[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-tests=error "$@"
+    run "$preset: tests" "${launcher[@]}" ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure --no-tests=error "$@"
     log=$logs/${preset}__tests.log
     summary=$(grep -E '^[0-9]+% tests passed, ' "$log" | tail -n 1)
     if [[ $summary =~ passed,\ ([0-9]+)\ tests?\ failed\ out\ of\ ([0-9]+) ]]; then
@@ -66,12 +67,12 @@ tests() {
 # The thread sanitizer knows nothing of OpenMP's barriers. Clang's run-time loads libarcher, which explains them to it;
 # races inside the uninstrumented run-time itself are ignored. With g++ and libgomp every barrier looks like a race.
 # Newer kernels place memory where older sanitizers cannot follow, unless address randomisation is off (setarch -R).
-# Three threads even on one core, none of them spinning while it waits.
+# Three threads even on one core.
 export TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1"
 export UBSAN_OPTIONS="print_stacktrace=1"
 stage_tsan() {
     build tsan sanitize_tests headrace_cli || return
-    local launcher=(env OMP_NUM_THREADS=3 OMP_WAIT_POLICY=passive)
+    local launcher=(env OMP_NUM_THREADS=3)
     setarch "$(uname -m)" -R true 2>/dev/null && launcher+=(setarch "$(uname -m)" -R)
     tests tsan -L sanitize
 }
@@ -88,21 +89,30 @@ stage_random() {
     step "random problems, seed $seed" "$headrace" check --random 2000 --seed "$seed"
 }
 
-# The package as a user installs it, from a wheel in an environment of its own. Every Python test counts as one test.
+# python_tests NAME PYTEST_ARGUMENT...: every Python test counts as one test.
+python_tests() {
+    local name=$1 log=$logs/${1//[^a-z0-9]/_}.log summary
+    shift
+    run "$name" timeout 1200 "$venv/bin/python" -m pytest -q -rfE --strict-markers "$@" tests/python
+    summary=$(tail -n 1 "$log")
+    if [[ $summary =~ ([0-9]+)\ passed ]]; then passed=$((passed + BASH_REMATCH[1])); else failed=$((failed + 1)); fi
+    if [[ $summary =~ ([0-9]+)\ failed ]]; then failed=$((failed + BASH_REMATCH[1])); fi
+    if [[ $summary =~ ([0-9]+)\ (error|skipped) ]]; then failed=$((failed + BASH_REMATCH[1])); fi
+    printf '    %s\n' "$summary"
+}
+
+# The package as a user installs it, from a wheel in an environment of its own.
 stage_python() {
-    local log=$logs/python__tests.log wheels=build/wheels summary
+    local wheels=build/wheels
     step "python: environment" python3 -m venv "$venv" || return
     step "python: requirements" pip_install -r tests/python/requirements.txt || return
     rm -rf "$wheels"
     step "python: pip wheel ." "$venv/bin/python" -m pip wheel --no-deps --wheel-dir "$wheels" . || return
     step "python: install the wheel" pip_install --no-deps --force-reinstall "$wheels"/headrace-*.whl || return
     step "python: mypy" "$venv/bin/python" -m mypy
-    run "python: tests" timeout 1200 "$venv/bin/python" -m pytest -q -rfE --strict-markers tests/python
-    summary=$(tail -n 1 "$log")
-    if [[ $summary =~ ([0-9]+)\ passed ]]; then passed=$((passed + BASH_REMATCH[1])); else failed=$((failed + 1)); fi
-    if [[ $summary =~ ([0-9]+)\ failed ]]; then failed=$((failed + BASH_REMATCH[1])); fi
-    if [[ $summary =~ ([0-9]+)\ (error|skipped) ]]; then failed=$((failed + BASH_REMATCH[1])); fi
-    printf '    %s\n' "$summary"
+    python_tests "python: tests" -m "not alone" -n "$jobs"
+    local -x OMP_WAIT_POLICY=active
+    python_tests "python: tests that measure" -m alone
 }
 
 stage_clang() {
@@ -115,14 +125,21 @@ stage_asan() {
     tests asan -L sanitize
 }
 
-stage_fuzz() {
-    local fuzzer name
-    [ -x build/asan/tests/fuzz/problem_fuzz ] || build asan fuzzers || return
+# Three fuzzers at once, 60 s of processor time or more between them.
+fuzz_all() {
+    local name fuzzer status=0 pids=()
     for name in parse_fuzz safetensors_fuzz problem_fuzz; do
         fuzzer=build/asan/tests/fuzz/$name
-        step "fuzz: $name, 20 s" "$fuzzer" -max_total_time=20 -max_len=4096 -print_final_stats=1 \
-            -artifact_prefix="$logs/$name-"
+        "$fuzzer" -max_total_time=40 -max_len=4096 -print_final_stats=1 -artifact_prefix="$logs/$name-" &
+        pids+=($!)
     done
+    for name in "${pids[@]}"; do wait "$name" || status=1; done
+    return $status
+}
+
+stage_fuzz() {
+    [ -x build/asan/tests/fuzz/problem_fuzz ] || build asan fuzzers || return
+    step "fuzz: reader, parser and Problem, 40 s" fuzz_all
 }
 
 # NEON in an emulator, on machines of another kind: what gcc builds there is native.

@@ -19,6 +19,10 @@ OPERATORS = {
 }
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "alone: measures times, so nothing else should run beside it")
+
+
 @pytest.fixture
 def problem():
     """problem(op, ...) -> the tensors that `op` takes, float64 values that `dtype` represents exactly."""

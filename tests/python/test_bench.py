@@ -91,6 +91,7 @@ def test_memory_in_use_can_be_read():
     assert np.isnan(bench._mebibytes("/proc/no such file", "VmRSS"))
 
 
+@pytest.mark.alone
 def test_overhead_alone(tmp_path, capsys):
     assert bench.main(["--operator", "gla", "--overhead", "--memory", "fresh"]) == {}
     lines = capsys.readouterr().out.splitlines()
@@ -107,6 +108,7 @@ def in_three_tries(figure, is_enough):
     return is_enough(figures[-1]), figures
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("operator", ["simple_gla", "comba"])  # with the fewest and the most tensors
 def test_overhead_of_a_call(operator):
     """Below 60 microseconds: of a forward, and of each call of a training step, where PyTorch's own share is aside.
@@ -123,6 +125,7 @@ def test_overhead_of_a_call(operator):
     assert enough, figures
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("operator, tokens", [("gated_delta_rule", 1024), ("kda", 256)])
 def test_a_training_step_is_many_times_faster_than_the_fallback(operator, tokens):
     """The mark is 10 times at T 4096, H 16 (docs/performance.md); of fewer tokens, on a busy machine, half of that."""

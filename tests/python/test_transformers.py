@@ -196,6 +196,7 @@ def test_disable_puts_everything_back():
     assert (qwen.torch_chunk_gated_delta_rule, qwen.causal_conv1d_fn) == before
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name, tokens, factor", [("qwen3_next", 512, 1.2), ("kimi_linear", 256, 3.0)])
 def test_training_is_faster(name, tokens, factor):
     """Far below what a quiet machine gives; again where another process took the time of one of the two."""

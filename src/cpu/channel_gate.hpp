@@ -17,7 +17,7 @@ struct ChannelGate {
     static constexpr bool per_channel = true;
 
     int rows = 0, length = 0, columns = 0;
-    Tile<T> decay;            // [C,K] e^{g}
+    Tile<T> decay;            // [C,K] e^{g}, in the place of g
     Tile<T> start, end;       // [C,K] e^{G_i}; e^{G_L - G_i}
     T *high = nullptr, *low = nullptr;  // [K] e^{G_L} and its rounding error
     Tile<T> since, growth;    // [C,K] e^{G_i - G_a}, a the anchor of row i (see since_of); its reciprocal
@@ -37,7 +37,7 @@ struct ChannelGate {
 
     void carve(Arena& arena, int chunk, int key_columns, bool gradient) {
         columns = key_columns;
-        for (Tile<T>* tile : {&decay, &start, &end, &since, &growth, &later_reach, &later_q, &later_e, &decayed_q, &decayed_e}) {
+        for (Tile<T>* tile : {&start, &end, &since, &growth, &later_reach, &later_q, &later_e, &decayed_q, &decayed_e}) {
             *tile = arena.tile<T>(chunk, columns);
         }
         pairs = arena.tile<T>(chunk, chunk);
@@ -50,7 +50,7 @@ struct ChannelGate {
         minus_one = arena.take<T>(static_cast<std::size_t>(chunk));
     }
 
-    // Without scores only what the state needs.
+    // Decays take the place of their logarithms. Without scores only what the state needs.
     void prepare(Tile<T> log_decay, int true_rows, int padded_rows, bool scores) {
         length = true_rows;
         rows = padded_rows;
@@ -59,28 +59,16 @@ struct ChannelGate {
         anchored = -1;
         from_start = true;
         has_decayed_q = has_decayed_e = false;
+        sum_up(log_decay);
+        decay = log_decay;
         for (int i = 0; i < rows; ++i) {
-            decay_row(log_decay.at(i), i);
+            decay_row(i);
             if (scores) anchor_row(i);
         }
         anchors[blocks] = rows;
         fill(Tile<T>{end.at(rows - 1)}, T(1), 1, columns);
         for (int i = rows - 1; i > 0; --i) {
             multiply(Tile<T>{end.at(i - 1)}, Tile<T>{end.at(i)}, Tile<T>{decay.at(i)}, T(1), 1, columns);
-        }
-        if constexpr (A::pack == 2) {  // the products round more than these sums
-            for (int c = 0; c < columns; c += lanes<T>) {
-                reg<T> total = {};
-                for (int i = 0; i < length; ++i) total += load<T>(log_decay.at(i) + c);
-                store<T>(high + c, exp<T>(total));
-            }
-            return;
-        }
-        // in double: roundings of a constant gate would all point one way
-        for (int c = 0; c < columns; c += lanes<double>) {
-            reg<double> total = {};
-            for (int i = 0; i < length; ++i) total += widen(log_decay.at(i) + c);
-            store_split(high + c, low + c, exp<double>(total));
         }
     }
 
@@ -100,7 +88,8 @@ struct ChannelGate {
 
     // As ScalarGate::scores, by products of Small: in fp32 for the delta rule, whose errors feed back. `rounded`: P in A.
     template <class Small>
-    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>&, Packer<A>& passing, Packer<Small>& small, bool rounded) {
+    void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>& packer, Packer<A>& passing, Packer<Small>& small,
+                bool rounded) {
         for (int block = 0; block < blocks; ++block) {
             move_anchor(block);
             const int last = round_up(anchors[block + 1], 16);
@@ -108,11 +97,15 @@ struct ChannelGate {
             passing.reset();
             Right<Small> keys_small{};
             if (l || !rounded) keys_small = small.right_transposed(in.k.rows, reach(), last, columns);
-            if (l) block_scores(l, erases_of(block, in), keys_small, block, small, false);
+            if (l) block_scores(l, left_of(erases_of(block, in), block, small), keys_small, block, false);
             if (!P) continue;
             const Tile<T> x = reads_of(block, in);
-            rounded ? block_scores(P, x, passing.right_transposed(in.k.rows, reach(), last, columns), block, passing, false)
-                    : block_scores(P, x, keys_small, block, small, Small::pack == 1);
+            if (rounded) {
+                const Left<A> left = x == decayed_q ? packer.left_once(x, rows, columns) : left_of(x, block, passing);
+                block_scores(P, left, passing.right_transposed(in.k.rows, reach(), last, columns), block, false);
+            } else {
+                block_scores(P, left_of(x, block, small), keys_small, block, Small::pack == 1);
+            }
         }
         if (P && (rounded || Small::pack == 2)) own_scores(P, in);
     }
@@ -175,9 +168,26 @@ struct ChannelGate {
     // Factors of a block lie between least and 1 / least: half of fp32's exponents, so that rows may take the other half.
     static constexpr T least = T(0x1p-64);
 
-    void decay_row(const T* log_decay, int i) {
+    // high + low = e^{G_L}
+    void sum_up(Tile<T> log_decay) {
+        if constexpr (A::pack == 2) {  // the products round more than these sums
+            for (int c = 0; c < columns; c += lanes<T>) {
+                reg<T> total = {};
+                for (int i = 0; i < length; ++i) total += load<T>(log_decay.at(i) + c);
+                store<T>(high + c, exp<T>(total));
+            }
+            return;
+        }
+        // in double: roundings of a constant gate would all point one way
+        for (int c = 0; c < columns; c += lanes<double>) {
+            reg<double> total = {};
+            for (int i = 0; i < length; ++i) total += widen(log_decay.at(i) + c);
+            store_split(high + c, low + c, exp<double>(total));
+        }
+    }
+    void decay_row(int i) {
         for (int c = 0; c < columns; c += lanes<T>) {
-            store<T>(decay.at(i) + c, i < length ? exp<T>(load<T>(log_decay + c)) : broadcast<T>(1));
+            store<T>(decay.at(i) + c, i < length ? exp<T>(load<T>(decay.at(i) + c)) : broadcast<T>(1));
         }
     }
     // The products of decays up to row i; begins a block where one leaves its range.
@@ -246,15 +256,24 @@ struct ChannelGate {
         }
     }
 
-    // dst[i,j] = x_i.keys_j for the rows i of a block and j < i (in fp32 also j = i), else 0. Rows and keys that only fill
-    // register tiles are dropped.
+    // The rows of a block in whole register tiles: more behind them, or before them where none follow.
+    int block_rows(int block) const {
+        return round_up(anchors[block + 1] - anchors[block], anchors[block] == 0 ? 16 : row_block);
+    }
+    int first_row(int block) const {
+        const int latest = rows - block_rows(block);
+        return anchors[block] < latest ? anchors[block] : latest;
+    }
     template <class Any>
-    void block_scores(Tile<T> dst, Tile<T> x, Right<Any> keys_transposed, int block, Packer<Any>& packer, bool own) {
-        const int first = anchors[block], last = anchors[block + 1];
-        const int padded = round_up(last - first, first == 0 ? 16 : row_block);
-        const int from = first < rows - padded ? first : rows - padded;
-        const Left<Any> left = packer.left({x.at(from), x.row}, padded, columns);
-        matmul<Any>(pairs.data, pairs.row, left, keys_transposed, padded, round_up(last, 16), columns,
+    Left<Any> left_of(Tile<T> x, int block, Packer<Any>& packer) const {
+        return packer.left(x.from(first_row(block), 0), block_rows(block), columns);
+    }
+    // dst[i,j] = x_i.keys_j for the rows i of a block and j < i (in fp32 also j = i), else 0; x from first_row(block) on. Rows
+    // and keys that only fill register tiles are dropped.
+    template <class Any>
+    void block_scores(Tile<T> dst, Left<Any> x, Right<Any> keys_transposed, int block, bool own) {
+        const int first = anchors[block], last = anchors[block + 1], from = first_row(block);
+        matmul<Any>(pairs.data, pairs.row, x, keys_transposed, block_rows(block), round_up(last, 16), columns,
                     first == 0 ? Part::dst_lower : Part::full);
         for (int i = first; i < last; ++i) {
             for (int j = 0; j < rows; j += lanes<T>) {

@@ -35,6 +35,12 @@ class ChunkImplementation : public IsaImplementation {
             return "bf16 dot products need at least " + std::to_string(channels) +
                    " key channels, 32 value channels and 32 tokens, to average their roundings";
         }
+        // With beta near 2 a token reflects the state along its key instead of erasing it there. Where no gate forgets either,
+        // or channel gates that may be near 1 round the keys too, roundings add up to 1.4 of the bar.
+        const bool scalar_gate = problem.step_gate || problem.head_gate;
+        if (isa_.bf16_only && problem.options.beta_form == BetaForm::two_sigmoid && (problem.channel_gate || !scalar_gate)) {
+            return "a beta of up to 2 keeps what bf16 rounds, unless one gate for all channels forgets it";
+        }
         // A gate's gradient is an inner product of states; that of few heads may cancel far below its terms.
         if (isa_.bf16_only && wants_gate_gradient(problem) && problem.N * problem.HV < 8) {
             return "gate gradients of fewer than 8 heads and sequences rest on too few sums to average bf16 roundings";
@@ -76,7 +82,7 @@ class ChunkImplementation : public IsaImplementation {
 
     virtual Layout layout(const Problem& problem, Carver& carver) const {
         Layout layout{make_args(problem, carver), {}, nullptr};
-        layout.args.chunk = chunk_of(problem);
+        layout.args.chunk = chunk_of(problem, isa_.bf16_only);
         layout.args.walk = 1;
         // Saved states may be in the type of the inputs; everything else is in the tile type. A gradient through the final
         // state alone may rest on a few tokens, too few to average the roundings of saved states.
@@ -174,7 +180,7 @@ class ChunkForward : public ChunkImplementation {
     Layout layout(const Problem& problem, Carver& carver) const override {
         Layout l = ChunkImplementation::layout(problem, carver);
         l.args.value_columns = chunk_value_columns(problem);
-        l.args.walk = value_heads_walked(problem);
+        l.args.walk = value_heads_walked(problem, l.args.chunk);
         l.scratch = take_scratch(carver, problem.threads, kernels(problem).forward_scratch(l.args));
         return l;
     }
@@ -206,7 +212,7 @@ class OnePass : public ChunkImplementation {
   protected:
     Layout layout(const Problem& problem, Carver& carver) const override {
         Layout l = ChunkImplementation::layout(problem, carver);
-        l.args.walk = key_heads_walked(problem);
+        l.args.walk = key_heads_walked(problem, l.args.chunk);
         l.scratch = take_scratch(carver, problem.threads, kernels(problem).backward_scratch(l.args));  // the same for any T
         // Saved states of a short sequence stay in the caches, where those of several heads would drive each other out. For a
         // longer one the pages that heads share save more (T 2048: 1 to 12 % of the time, T 4096: 5 to 14 %).
@@ -279,7 +285,7 @@ class TwoSweep : public ChunkImplementation {
   protected:
     Layout layout(const Problem& problem, Carver& carver) const override {
         Layout l = ChunkImplementation::layout(problem, carver);
-        l.args.walk = key_heads_walked(problem);
+        l.args.walk = key_heads_walked(problem, l.args.chunk);
         l.scratch = take_scratch(carver, problem.threads, kernels(problem).sweeps_scratch(l.args));
         return l;
     }

@@ -67,22 +67,35 @@ inline void store_element(char* destination, DType dtype, std::int64_t index, do
     }
 }
 
+// Consecutive elements as registers of T: body(at) with at(source, i), once per tensor; false where T holds no such type.
+template <class T, class Body>
+HEADRACE_INLINE bool with_registers_of(DType dtype, const Body& body) {
+    if (dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32)) {
+        body([](const char* source, int i) { return load<T>(reinterpret_cast<const T*>(source) + i); });
+        return true;
+    }
+    if constexpr (sizeof(T) == 4) {
+        const auto half = [](const char* source, int i) { return reinterpret_cast<const std::uint16_t*>(source) + i; };
+        if (dtype == DType::bf16) {
+            body([half](const char* source, int i) { return load_bf16(half(source, i)); });
+            return true;
+        }
+        if (dtype == DType::f16) {
+            body([half](const char* source, int i) { return load_f16(half(source, i)); });
+            return true;
+        }
+    }
+    return false;
+}
+
 // dst[0 .. padded) = count elements from the source, then zeros.
 template <class T>
 HEADRACE_INLINE void load_row(T* dst, const char* source, DType dtype, std::int64_t stride, int count, int padded) {
     int i = 0;
     if (stride == 1) {
-        if (dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32)) {
-            for (; i + lanes<T> <= count; i += lanes<T>) store<T>(dst + i, load<T>(reinterpret_cast<const T*>(source) + i));
-        }
-        if constexpr (sizeof(T) == 4) {
-            const auto* halves = reinterpret_cast<const std::uint16_t*>(source);
-            if (dtype == DType::bf16) {
-                for (; i + lanes<T> <= count; i += lanes<T>) store<T>(dst + i, load_bf16(halves + i));
-            } else if (dtype == DType::f16) {
-                for (; i + lanes<T> <= count; i += lanes<T>) store<T>(dst + i, load_f16(halves + i));
-            }
-        }
+        with_registers_of<T>(dtype, [&](const auto& at) {
+            for (; i + lanes<T> <= count; i += lanes<T>) store<T>(dst + i, at(source, i));
+        });
     }
     for (; i < count; ++i) dst[i] = static_cast<T>(load_element(source, dtype, i * stride));
     for (; i < padded; ++i) dst[i] = 0;
@@ -151,8 +164,12 @@ void load_tokens(Tile<T> dst, const Strided& tensor, const ChunkRange& range, st
     const int given_rows = tensor.given ? range.length : 0;
     const char* source = given_rows > 0 ? element_at(tensor, range.row, range.token(0), head, first_column) : nullptr;
     const std::int64_t step = (range.reverse ? -1 : 1) * tensor.stride[1] * static_cast<std::int64_t>(size_of(tensor.dtype));
-    for (int i = 0; i < given_rows; ++i, source += step) {
-        load_row<T>(dst.at(i), source, tensor.dtype, tensor.stride[3], columns, padded);
+    const bool whole = tensor.stride[3] == 1 && columns == padded;
+    const bool loaded = whole && with_registers_of<T>(tensor.dtype, [&](const auto& at) {
+        for_each(dst, given_rows, columns, [&](int i, int j) { return at(source + i * step, j); });
+    });
+    for (int i = 0; i < given_rows && !loaded; ++i) {
+        load_row<T>(dst.at(i), source + i * step, tensor.dtype, tensor.stride[3], columns, padded);
     }
     for (int i = given_rows; i < range.rows; ++i) {
         for (int j = 0; j < padded; ++j) dst.at(i)[j] = 0;
@@ -176,18 +193,17 @@ void store_tokens(const Strided& tensor, Tile<T> values, const ChunkRange& range
 // One number per token of [B,T,H], then zeros up to a multiple of 16.
 template <class T>
 void load_numbers(T* dst, const Strided& tensor, const ChunkRange& range, std::int64_t head) {
-    for (int i = 0; i < round_up(range.rows, 16); ++i) {
-        dst[i] = i < range.length
-                     ? static_cast<T>(load_element(element_at(tensor, range.row, range.token(i), head), tensor.dtype, 0))
-                     : T(0);
-    }
+    const char* source = element_at(tensor, range.row, range.token(0), head);
+    const std::int64_t step = range.reverse ? -tensor.stride[1] : tensor.stride[1];
+    for (int i = 0; i < range.length; ++i) dst[i] = static_cast<T>(load_element(source, tensor.dtype, i * step));
+    for (int i = range.length; i < round_up(range.rows, 16); ++i) dst[i] = 0;
 }
 
 template <class T>
 void store_numbers(const Strided& tensor, const T* values, const ChunkRange& range, std::int64_t head) {
-    for (int i = 0; i < range.length; ++i) {
-        store_element(element_at(tensor, range.row, range.token(i), head), tensor.dtype, 0, static_cast<double>(values[i]));
-    }
+    char* target = element_at(tensor, range.row, range.token(0), head);
+    const std::int64_t step = range.reverse ? -tensor.stride[1] : tensor.stride[1];
+    for (int i = 0; i < range.length; ++i) store_element(target, tensor.dtype, i * step, static_cast<double>(values[i]));
 }
 
 // Columns [first_column, first_column + columns) of state (n, head); zero where the tensor is absent.

@@ -101,7 +101,7 @@ struct TokenTiles {
 
   private:
     GateParameters<T> parameters(std::int64_t head) {
-        for (int j = 0; j < bias.row; ++j) {
+        for (int j = 0; j < bias.row && args.gate_formula != GateFormula::log_decay; ++j) {
             const bool inside = !args.bias_per_channel || j < args.K;
             bias.data[j] = args.dt_bias == nullptr || !inside
                                ? T(0)

@@ -9,7 +9,7 @@ namespace headrace::cpu {
 
 // The part of a chunk that grows with C (scores, C x V products) is work the recurrence does not have, so C is as small
 // as keeps the state's traffic from L2 below the arithmetic: one walk over the state per chunk.
-constexpr int default_chunk = 32, short_chunk = 16;
+constexpr int default_chunk = 32;
 constexpr int smallest_chunk = 16, largest_chunk = 64;
 
 // The recurrent form walks a strip of the state three times per token: 128 x 64 floats are 32 KiB, two thirds of L1.
@@ -23,15 +23,16 @@ inline std::int64_t state_bytes(const Problem& problem) {
     return problem.K * problem.V * static_cast<std::int64_t>(problem.wide ? 8 : 4);
 }
 
-// A forward with states of up to short_chunk_state bytes takes short chunks (up to 14 % less time): half the scores, and tiles
-// that stay in L1. Larger states want fewer walks over them; a backward, which saves a state per chunk, fewer states; products
-// in bf16, which are fast, fewer operands to pack and to round (kda took 4 % less time and had 11 % more error).
-constexpr std::int64_t short_chunk_state = std::int64_t{64} << 10;
+// A forward with states of up to smallest_chunk_state bytes takes the smallest chunks (up to 14 % less time): half the
+// scores, and tiles that stay in L1. Larger states want fewer walks over them; a backward, which saves a state per chunk,
+// fewer states; products in bf16, which are fast, fewer operands to pack and to round (kda took 4 % less time and had 11 %
+// more error).
+constexpr std::int64_t smallest_chunk_state = std::int64_t{64} << 10;
 inline int chunk_of(const Problem& problem, bool bf16_products) {
     if (problem.chunk != 0) return std::clamp(problem.chunk, smallest_chunk, largest_chunk);
-    const bool is_short =
-        problem.direction == Direction::forward && !bf16_products && state_bytes(problem) <= short_chunk_state;
-    return is_short ? short_chunk : default_chunk;
+    const bool smallest =
+        problem.direction == Direction::forward && !bf16_products && state_bytes(problem) <= smallest_chunk_state;
+    return smallest ? smallest_chunk : default_chunk;
 }
 
 // With so few tokens and heads an output may be one sum, or a few, that cancel by chance: of 2000 random backwards in fp32

@@ -73,6 +73,12 @@ struct ChannelGate {
     }
 
     Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }
+    // Whether a quarter of the channels decay by no more than `least_decay` within the chunk.
+    bool keeps(T least_decay) const {
+        int count = 0;
+        for (int c = 0; c < columns; ++c) count += high[c] >= least_decay;
+        return 4 * count >= columns;
+    }
 
     // As ScalarGate's, but a decay per element.
     DecayedRows<T> from_chunk_start(KeyRows<T> x, T factor) const { return {x.rows, nullptr, start, factor}; }
@@ -175,6 +181,7 @@ struct ChannelGate {
                 reg<T> total = {};
                 for (int i = 0; i < length; ++i) total += load<T>(log_decay.at(i) + c);
                 store<T>(high + c, exp<T>(total));
+                store<T>(low + c, reg<T>{});
             }
             return;
         }

@@ -35,11 +35,10 @@ class ChunkImplementation : public IsaImplementation {
             return "bf16 dot products need at least " + std::to_string(channels) +
                    " key channels, 32 value channels and 32 tokens, to average their roundings";
         }
-        // With beta near 2 a token reflects the state along its key instead of erasing it there. Where no gate forgets either,
-        // or channel gates that may be near 1 round the keys too, roundings add up to 1.4 of the bar.
-        const bool scalar_gate = problem.step_gate || problem.head_gate;
-        if (isa_.bf16_only && problem.options.beta_form == BetaForm::two_sigmoid && (problem.channel_gate || !scalar_gate)) {
-            return "a beta of up to 2 keeps what bf16 rounds, unless one gate for all channels forgets it";
+        // With beta near 2 a token reflects the state along its key instead of erasing it there, and what was rounded stays,
+        // also of keys that channel gates near 1 decay and round.
+        if (isa_.bf16_only && problem.options.beta_form == BetaForm::two_sigmoid && problem.channel_gate) {
+            return "a beta of up to 2 keeps what bf16 rounds of keys under channel gates";
         }
         // A gate's gradient is an inner product of states; that of few heads may cancel far below its terms.
         if (isa_.bf16_only && wants_gate_gradient(problem) && problem.N * problem.HV < 8) {

@@ -135,9 +135,8 @@ struct ChunkKernel {
     }
 
     void load_chunk(const ChunkRange& range, std::int64_t head, int first_value, int values, bool scores = true) {
-        ops.start_chunk(range.rows);
         tokens.load_head(range, head, first_value, values);
-        ops.gate.prepare(tokens.log_decay, range.length, range.rows, scores);
+        ops.start_chunk(range.length, range.rows, tokens.log_decay, tokens.beta, scores);
     }
 
     // Names the rows that are loaded next, key rows only for key_head >= 0.

@@ -12,8 +12,9 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
-// A: arithmetic of all products but those of Small: an output's product with its read scores, and under channel gates the
-// erase scores and an output's read scores. The delta rule keeps these in fp32 where A is bf16 (docs/decisions/003).
+// A: arithmetic of all products but those of Small: an output's product with its read scores, under channel gates the erase
+// scores and an output's read scores, and writes into states that hardly forget. The delta rule keeps these in fp32 where A is
+// bf16 (docs/decisions/003).
 template <class A, class Small, class GateType>
 struct ChunkOps {
     using T = typename A::real;
@@ -27,6 +28,8 @@ struct ChunkOps {
         Tile tile{};
         Copies<A> packed{};
     };
+
+    static constexpr bool mixed = !std::is_same_v<A, Small>;
 
     GateType gate;
     Packer<A> packer;          // operands that several products of a chunk share
@@ -42,12 +45,15 @@ struct ChunkOps {
     int rows = 0, K = 0, V = 0;
     bool undecayed_error = false;
     bool coarse_scores = false;  // a gradient's read scores are products of A; an output's are nearer to its bound
+    bool fine_write = false;     // this chunk's write into the state is a product of Small
+    T lasting = 0;               // the decay of a chunk from which on a state counts as hardly forgetting: e^{-0.005 C}
 
     // delta: whether a chunk has the products of the delta rule too; gate_gradient: whether that may be wanted.
     void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward, bool delta, bool gate_gradient) {
         K = key_columns;
         V = value_columns;
-        coarse_scores = backward && !std::is_same_v<A, Small>;
+        coarse_scores = backward && mixed;
+        lasting = static_cast<T>(__builtin_exp(-0.005 * chunk));
         gate.carve(arena, chunk, K, gate_gradient);
         inverse = arena.tile<T>(16, 16);
         weighted_values = arena.tile<T>(chunk, V);
@@ -63,9 +69,12 @@ struct ChunkOps {
         if (packs_all) states.carve(arena, static_cast<std::size_t>(std::max(K * (V / 2 + 16), K / 2 * (V + 16))));  // left, right
         carve_packer(arena, small, chunk, packs_all ? 3 : 1);
     }
-    void start_chunk(int padded_rows) {
+    // scores: whether those are wanted, or only what the state needs.
+    void start_chunk(int length, int padded_rows, Tile log_decay, const T* beta, bool scores) {
         rows = padded_rows;
         packer.reset();
+        gate.prepare(log_decay, length, rows, scores);
+        fine_write = mixed && keeps_roundings(beta);
     }
 
     // After a tile was filled by others.
@@ -134,7 +143,7 @@ struct ChunkOps {
     }
     void read_and_score(Tile dst, Decayed x, Right<A> state, Tile P, Tile b) {
         passing.reset();
-        if constexpr (std::is_same_v<A, Small>) {
+        if constexpr (!mixed) {
             read(dst, x, state, {},
                  Joined<A>{passing.left(P, rows, rows), packer.right_once(b, rows, V), rows / A::pack, Part::a_lower});
         } else {  // an output stands closer to its bound than a gradient
@@ -156,12 +165,20 @@ struct ChunkOps {
     }
     // next = decayed S + x^T b (+ y^T z), next may be S; x, y [C,K], b, z [C,V]
     void decay_and_write(State next, State S, Decayed x, Tile b) {
+        if constexpr (mixed) {
+            if (fine_write) {
+                small.reset();
+                matmul<Small>(next.tile.data, next.tile.row, written_keys(small, x), written_values(small, small, x, b, weighted_values),
+                              K, V, rows, Part::full, decayed(S.tile), prefetch());
+                return renew(next);
+            }
+        }
         passing.reset();
         write(next, x, b, decayed(S.tile), Alone{});
     }
     void decay_and_write(State next, State S, Decayed x, Tile b, Decayed y, Tile z) {
         passing.reset();
-        write(next, x, b, decayed(S.tile), Joined<A>{written_keys(y), written_values(y, z, other_values), rows / A::pack});
+        write(next, x, b, decayed(S.tile), Joined<A>{written_keys(passing, y), written_values(packer, passing, y, z, other_values), rows / A::pack});
     }
     // dst = lower part of a b^T, a and b [C,V]
     void outer_lower(Tile dst, Tile a, Tile b) {
@@ -172,6 +189,13 @@ struct ChunkOps {
     void solve_transposed(Tile x, Tile n) { solve_unit_lower<Unrounded>(x, n, inverse, rows, V, Side::transposed); }
 
   private:
+    // A state that hardly forgets keeps the roundings of many writes: those of decayed keys, and where beta > 1 reflects it
+    // instead of erasing, any.
+    bool keeps_roundings(const T* beta) const {
+        bool reflects = false;
+        for (int i = 0; i < rows; ++i) reflects |= beta[i] > 1;
+        return (GateType::per_channel || reflects) && gate.keeps(lasting);
+    }
     // Room for so many operands of up to C x K, C x V or C x C; an assertion in the packer watches the counts.
     template <class Arithmetic>
     void carve_packer(Arena& arena, Packer<Arithmetic>& target, int chunk, int operands) const {
@@ -204,17 +228,19 @@ struct ChunkOps {
     }
     template <class Other>
     void write(State S, Decayed x, Tile b, Start<T> start, const Other& other) {
-        matmul<A>(S.tile.data, S.tile.row, written_keys(x), written_values(x, b, weighted_values), K, V, rows, Part::full, start, prefetch(), other,
-                  S.packed);
+        matmul<A>(S.tile.data, S.tile.row, written_keys(passing, x), written_values(packer, passing, x, b, weighted_values), K, V, rows,
+                  Part::full, start, prefetch(), other, S.packed);
     }
-    // The operands of x^T b
-    Left<A> written_keys(Decayed x) {
-        if (!x.weights) return passing.left_transposed(x.rows, rows, K);
-        return passing.left_transposed(x.rows, x.weights, x.scale, weighted_keys, rows, K);
+    // The operands of x^T b; `shared` packs those that other products share.
+    template <class Any>
+    Left<Any> written_keys(Packer<Any>& own, Decayed x) const {
+        if (!x.weights) return own.left_transposed(x.rows, rows, K);
+        return own.left_transposed(x.rows, x.weights, x.scale, weighted_keys, rows, K);
     }
-    Right<A> written_values(Decayed x, Tile b, Tile spare) {
-        if (x.factor == nullptr) return packer.right_once(b, rows, V);
-        return passing.right(b, x.factor, spare, rows, V);
+    template <class Any>
+    Right<Any> written_values(Packer<Any>& shared, Packer<Any>& own, Decayed x, Tile b, Tile spare) const {
+        if (x.factor == nullptr) return shared.right_once(b, rows, V);
+        return own.right(b, x.factor, spare, rows, V);
     }
     auto prefetch() {
         return [this] { next_chunk.next(); };

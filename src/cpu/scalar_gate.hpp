@@ -73,6 +73,8 @@ struct ScalarGate {
     }
 
     Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }
+    // Whether the chunk decays by no more than `least_decay`.
+    bool keeps(T least_decay) const { return high[0] >= least_decay; }
 
     // factor * x e^{G}, factor * x e^{G - g} or x e^{G_L - G} of key rows, as rows and what is left to multiply them by.
     // Rows stay as they came: in bf16 they are exact, the factors are applied to fp32 sums. Only the last two stay valid.

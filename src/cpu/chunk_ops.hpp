@@ -46,14 +46,14 @@ struct ChunkOps {
     bool undecayed_error = false;
     bool coarse_scores = false;  // a gradient's read scores are products of A; an output's are nearer to its bound
     bool fine_write = false;     // this chunk's write into the state is a product of Small
-    T lasting = 0;               // the decay of a chunk from which on a state counts as hardly forgetting: e^{-0.005 C}
+    T lasting = 0;               // the decay of a chunk from which on a state counts as hardly forgetting: e^{-0.008 C}
 
     // delta: whether a chunk has the products of the delta rule too; gate_gradient: whether that may be wanted.
     void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward, bool delta, bool gate_gradient) {
         K = key_columns;
         V = value_columns;
         coarse_scores = backward && mixed;
-        lasting = static_cast<T>(__builtin_exp(-0.005 * chunk));
+        lasting = static_cast<T>(__builtin_exp(-0.008 * chunk));
         gate.carve(arena, chunk, K, gate_gradient);
         inverse = arena.tile<T>(16, 16);
         weighted_values = arena.tile<T>(chunk, V);

@@ -12,8 +12,8 @@ namespace headrace::cpu {
 constexpr int default_chunk = 32;
 constexpr int smallest_chunk = 16, largest_chunk = 64;
 
-// The recurrent form walks a strip of the state three times per token: 128 x 64 floats are 32 KiB, two thirds of L1.
-constexpr int recurrent_strip_bytes = 256;
+// The recurrent form walks its columns of a state three times per token: up to this size they lie in L2 from the second on.
+constexpr std::int64_t recurrent_columns_bytes = std::int64_t{512} << 10;
 
 // A core's share of the last-level cache. Outputs of this size are stored past the caches: they would leave nothing behind
 // there that a consumer could still find.
@@ -76,9 +76,16 @@ inline int key_heads_walked(const Problem& problem, int chunk) {
     return heads_walked(problem, problem.H, problem.group * state_bytes(problem), chunk);
 }
 
+// The same for the recurrent form: as few blocks as the threads can share evenly, each of which prepares keys and gates
+// anew (whole heads instead of 64 columns: 10 to 30 % less time).
 inline int recurrent_value_columns(const Problem& problem) {
-    const std::int64_t columns = recurrent_strip_bytes / static_cast<std::int64_t>(problem.wide ? 8 : 4);
-    return static_cast<int>(std::min<std::int64_t>(problem.V, columns));
+    const std::int64_t heads = problem.N * problem.HV, threads = problem.threads;
+    std::int64_t blocks = 1;
+    while (heads * blocks % threads != 0 && heads * blocks < 8 * threads && problem.V / (blocks + 1) >= 32) ++blocks;
+    const std::int64_t shared = (problem.V + blocks - 1) / blocks;
+    const std::int64_t column_bytes = problem.K * (problem.wide ? 8 : 4);
+    const std::int64_t most = std::max<std::int64_t>(32, recurrent_columns_bytes / std::max<std::int64_t>(column_bytes, 1) / 16 * 16);
+    return static_cast<int>(std::min({problem.V, (shared + 15) / 16 * 16, most}));
 }
 
 }  // namespace headrace::cpu

@@ -51,11 +51,13 @@ class Recurrent : public IsaImplementation {
     }
     void run_forward(const Problem& problem, const KernelArgs& args, const Scratch& scratch) const {
         const std::int64_t strips = (problem.V + args.value_columns - 1) / args.value_columns;
-        parallel_for(problem.N * problem.HV * strips, problem.threads, [&](std::int64_t task, int thread) {
+        const Shares shares = problem.direction == Direction::step ? Shares::fixed : Shares::dynamic;
+        const auto strip = [&](std::int64_t task, int thread) {
             const int first = static_cast<int>(task % strips) * args.value_columns;
             const std::int64_t head = task / strips % problem.HV, n = task / strips / problem.HV;
             kernels(problem).forward(args, n, head, first, std::min(args.value_columns, args.V - first), scratch.of(thread));
-        });
+        };
+        parallel_for(problem.N * problem.HV * strips, problem.threads, strip, shares);
     }
     // HEADRACE_DEBUG_NAN: the states after the last tokens, computed once more unless the pool holds them.
     void report_states(const Problem& problem) const {

@@ -46,9 +46,12 @@ class FlushSubnormals {
     std::uint64_t saved_;
 };
 
+// Who takes a task: whoever is free, or in every call the same thread, which finds in its caches what it left there.
+enum class Shares { dynamic, fixed };
+
 // body(task, thread) for every task in [0, tasks). Which thread runs a task never changes a result.
 template <class Body>
-void parallel_for(std::int64_t tasks, int threads, const Body& body) {
+void parallel_for(std::int64_t tasks, int threads, const Body& body, Shares shares = Shares::dynamic) {
     if (tasks <= 0) return;
     const int count = tasks < threads ? static_cast<int>(tasks) : threads;
     if (count == 1) {
@@ -60,8 +63,13 @@ void parallel_for(std::int64_t tasks, int threads, const Body& body) {
     {
         const FlushSubnormals mode;
         const int thread = omp_get_thread_num();
-#pragma omp for schedule(dynamic, 1)
-        for (std::int64_t task = 0; task < tasks; ++task) body(task, thread);
+        if (shares == Shares::fixed) {
+            const std::int64_t last = tasks * (thread + 1) / count;
+            for (std::int64_t task = tasks * thread / count; task < last; ++task) body(task, thread);
+        } else {
+#pragma omp for schedule(dynamic, 1) nowait
+            for (std::int64_t task = 0; task < tasks; ++task) body(task, thread);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <cstdint>
 #include <initializer_list>
 #include <new>
 #include <string>
@@ -36,8 +37,32 @@ inline DType dtype_of(const nb::dlpack::dtype& type, const char* name) {
                std::to_string(type.code) + " with " + std::to_string(type.bits) + " bits");
 }
 
-// Keeps the arrays of a call alive and shows them as views. An argument is None, an array, or (array of uint16, "bf16")
-// where a framework has no name for the type.
+// The part of DLPack's exchange interface (version 1) that is used here: functions that a framework's type of tensors offers.
+struct DlpackExchange {
+    struct {
+        std::uint32_t major, minor;
+    } version;
+    void* previous;
+    void* owning_functions[3];
+    int (*tensor_of)(void* object, nb::dlpack::dltensor* tensor);  // borrowed; 0, or another number and a Python error
+};
+
+// A tensor as its framework holds it, without a call of Python's (1 microsecond each); false where only __dlpack__ or the
+// buffer protocol may say, as for classes derived from the framework's.
+inline bool borrow(nb::handle argument, nb::dlpack::dltensor* tensor) {
+    static PyObject* const name = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
+    PyObject* const type_contents = reinterpret_cast<PyTypeObject*>(argument.type().ptr())->tp_dict;
+    PyObject* const capsule = type_contents != nullptr ? PyDict_GetItemWithError(type_contents, name) : nullptr;
+    if (capsule == nullptr || !PyCapsule_IsValid(capsule, "dlpack_exchange_api")) return false;
+    const auto* api = static_cast<const DlpackExchange*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+    if (api->version.major != 1 || api->tensor_of == nullptr) return false;
+    if (api->tensor_of(argument.ptr(), tensor) == 0) return tensor->strides != nullptr;
+    PyErr_Clear();
+    return false;
+}
+
+// Shows the arrays of a call as views, which are valid as long as this and the call's arguments. An argument is None, an
+// array, or (array of uint16, "bf16") where a framework has no name for the type.
 class Arrays {
   public:
     // arguments: a list in the order of names and views.
@@ -51,26 +76,30 @@ class Arrays {
     void read(nb::handle argument, const char* name, TensorView* view) {
         if (argument.is_none()) return;
         const bool renamed = nb::isinstance<nb::tuple>(argument);
-        Array array;
-        if (!nb::try_cast<Array>(renamed ? nb::handle(argument[0].ptr()) : argument, array)) {
-            type_error(std::string(name) + ": expected an array on the CPU, got " +
-                       nb::cast<std::string>(nb::str(argument.type())));
-        }
-        if (array.device_type() != nb::device::cpu::value) {
+        nb::dlpack::dltensor array;
+        if (!borrow(argument, &array)) array = keep(renamed ? nb::handle(argument[0].ptr()) : argument, name);
+        if (array.device.device_type != nb::device::cpu::value) {
             throw nb::value_error((std::string(name) + ": expected an array on the CPU").c_str());
         }
-        if (array.ndim() == 0 || array.ndim() > TensorView::max_rank) {  // a view without dimensions is one not given
-            throw nb::value_error((std::string(name) + ": expected 1 to 4 dimensions, got " +
-                                   std::to_string(array.ndim())).c_str());
+        if (array.ndim == 0 || array.ndim > TensorView::max_rank) {  // a view without dimensions is one not given
+            throw nb::value_error((std::string(name) + ": expected 1 to 4 dimensions, got " + std::to_string(array.ndim)).c_str());
         }
-        view->dtype = renamed ? DType::bf16 : dtype_of(array.dtype(), name);
-        view->data = const_cast<void*>(array.data());
-        view->rank = static_cast<int>(array.ndim());
+        view->dtype = renamed ? DType::bf16 : dtype_of(array.dtype, name);
+        view->data = static_cast<char*>(array.data) + array.byte_offset;
+        view->rank = array.ndim;
         for (int d = 0; d < view->rank; ++d) {
-            view->shape[d] = array.shape(static_cast<std::size_t>(d));
-            view->strides[d] = array.stride(static_cast<std::size_t>(d));
+            view->shape[d] = array.shape[d];
+            view->strides[d] = array.strides[d];
         }
-        kept_.push_back(std::move(array));
+    }
+    nb::dlpack::dltensor keep(nb::handle argument, const char* name) {
+        Array array;
+        if (!nb::try_cast<Array>(argument, array)) {
+            type_error(std::string(name) + ": expected an array on the CPU, got " + nb::cast<std::string>(nb::str(argument.type())));
+        }
+        kept_.push_back(array);
+        return {const_cast<void*>(array.data()), {array.device_type(), array.device_id()}, static_cast<std::int32_t>(array.ndim()),
+                array.dtype(), const_cast<std::int64_t*>(array.shape_ptr()), const_cast<std::int64_t*>(array.stride_ptr()), 0};
     }
     std::vector<Array> kept_;
 };

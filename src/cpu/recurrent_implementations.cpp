@@ -50,14 +50,14 @@ class Recurrent : public IsaImplementation {
         return isa_.kernels().recurrent[problem.wide || in_double][problem.rule == Rule::delta];
     }
     void run_forward(const Problem& problem, const KernelArgs& args, const Scratch& scratch) const {
-        const std::int64_t strips = (problem.V + args.value_columns - 1) / args.value_columns;
+        const std::int64_t blocks = (problem.V + args.value_columns - 1) / args.value_columns;
         const Shares shares = problem.direction == Direction::step ? Shares::fixed : Shares::dynamic;
-        const auto strip = [&](std::int64_t task, int thread) {
-            const int first = static_cast<int>(task % strips) * args.value_columns;
-            const std::int64_t head = task / strips % problem.HV, n = task / strips / problem.HV;
+        const auto one_block = [&](std::int64_t task, int thread) {
+            const int first = static_cast<int>(task % blocks) * args.value_columns;
+            const std::int64_t head = task / blocks % problem.HV, n = task / blocks / problem.HV;
             kernels(problem).forward(args, n, head, first, std::min(args.value_columns, args.V - first), scratch.of(thread));
         };
-        parallel_for(problem.N * problem.HV * strips, problem.threads, strip, shares);
+        parallel_for(problem.N * problem.HV * blocks, problem.threads, one_block, shares);
     }
     // HEADRACE_DEBUG_NAN: the states after the last tokens, computed once more unless the pool holds them.
     void report_states(const Problem& problem) const {

@@ -250,12 +250,13 @@ void change_tokens(CallTensors& made, std::int64_t begin, std::int64_t end) {
     }
 }
 
+// Also where states hardly forget, which bf16 kernels write otherwise than the states of later tokens with resets.
 TEST(Numerics, N6_LaterTokensChangeNoBit) {
     for (const Operator op : operators()) {
-        for (const char* type : {" f32", " bf16", " f16", " f64"}) {
+        for (const char* form : {" k32 v24 chunk=64 f32", " k32 v24 chunk=64 bf16", " k32 v24 chunk=64 f16",
+                                 " k32 v24 chunk=64 f64", " k64 v32 chunk=16 gates=zero bf16"}) {
             for (const char* order : {"", " reverse"}) {
-                const std::string text =
-                    line_text(op, ":fwd b2 t75 h2 k32 v24 chunk=64 threads=1 state=in") + type + order;
+                const std::string text = line_text(op, ":fwd b2 t75 h2 threads=1 state=in") + form + order;
                 for (const ProblemLine& line : forced_lines(text)) {
                     const CallTensors made = harness::make_tensors(line);
                     ASSERT_TRUE(run(made.call).ok()) << format(line);
@@ -299,10 +300,11 @@ TEST(Numerics, N6_AShorterSequenceIsAPrefix) {
     for (const Operator op : operators()) {
         for (const char* type : {" f32", " bf16"}) {
             for (const ProblemLine& line :
-                 forced_lines(line_text(op, ":fwd b2 t75 h2 k32 v24 chunk=64 threads=1") + type)) {
+                 forced_lines(line_text(op, ":fwd b2 t75 h2 k64 v32 chunk=64 threads=1") + type)) {
                 const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);
                 ASSERT_TRUE(run(whole.call).ok()) << format(line);
                 for (const std::int64_t length : {1, 16, 37, 74}) {
+                    if (length < 32 && line.force == "avx512_bf16.chunk") continue;  // which takes 32 tokens or more
                     ASSERT_TRUE(run(tokens_of(prefix.call, 0, length)).ok()) << format(line);
                     EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
                                 harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
@@ -317,7 +319,7 @@ TEST(Numerics, N7_TheSameBitsFromRunToRunAndForAnyNumberOfThreads) {
     for (const Operator op : operators()) {
         for (const char* words : {":fwd state=inout", ":bwd state=inout", ":step"}) {
             for (const char* type : {" f32", " bf16"}) {
-                const std::string text = line_text(op, words) + " b1 t75 h1 hv3 k32 v80 chunk=16 gates=random" + type;
+                const std::string text = line_text(op, words) + " b1 t75 h1 hv3 k64 v80 chunk=16 gates=random" + type;
                 for (ProblemLine line : forced_lines(text)) {
                     std::map<std::string, Bytes> first;
                     for (const int threads : {1, 2, 3, 4, 4, 1}) {

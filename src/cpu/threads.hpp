@@ -64,8 +64,8 @@ void parallel_for(std::int64_t tasks, int threads, const Body& body, Shares shar
         const FlushSubnormals mode;
         const int thread = omp_get_thread_num();
         if (shares == Shares::fixed) {
-            const std::int64_t last = tasks * (thread + 1) / count;
-            for (std::int64_t task = tasks * thread / count; task < last; ++task) body(task, thread);
+#pragma omp for schedule(static) nowait
+            for (std::int64_t task = 0; task < tasks; ++task) body(task, thread);
         } else {
 #pragma omp for schedule(dynamic, 1) nowait
             for (std::int64_t task = 0; task < tasks; ++task) body(task, thread);

@@ -126,15 +126,15 @@ def test_overhead_of_a_call(operator):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("operator, tokens", [("gated_delta_rule", 1024), ("kda", 256)])
-def test_a_training_step_is_many_times_faster_than_the_fallback(operator, tokens):
-    """The mark is 10 times at T 4096, H 16 (docs/performance.md); of fewer tokens, on a busy machine, half of that."""
-    steps = bench.contenders(operator, bench.inputs(operator, tokens, 4, 128))
+@pytest.mark.parametrize("operator, tokens, heads", [("gated_delta_rule", 4096, 16), ("kda", 256, 4)])
+def test_a_training_step_is_many_times_faster_than_the_fallback(operator, tokens, heads):
+    """The mark is 10 times, with K = V = 128. kda's fallback is so slow that it is met at a size of milliseconds."""
+    steps = bench.contenders(operator, bench.inputs(operator, tokens, heads, 128))
     calls = {name: steps[name] for name in ("headrace", "transformers, chunked PyTorch")}
 
     def factor():
-        ours, fallback = (min(step.both for step in taken) for taken in bench.in_turns(calls, rounds=6).values())
+        ours, fallback = (min(step.both for step in taken) for taken in bench.in_turns(calls, rounds=1).values())
         return fallback / ours
 
-    enough, figures = in_three_tries(factor, lambda figure: figure >= 5)
+    enough, figures = in_three_tries(factor, lambda figure: figure >= 10)
     assert enough, figures

@@ -151,7 +151,7 @@ stage_aarch64() {
     install_missing g++-aarch64-linux-gnu qemu-user-static
     local headrace=(qemu-aarch64-static -L /usr/aarch64-linux-gnu build/aarch64/tools/headrace/headrace)
     build aarch64 headrace_cli || return
-    step "aarch64: random problems, seed $seed" "${headrace[@]}" check --random 500 --seed "$seed"
+    step "aarch64: random problems, seed $seed" "${headrace[@]}" check --random 300 --seed "$seed"
 }
 
 install_missing "${build_packages[@]}" clang libomp-dev llvm libgtest-dev pkg-config "${python_packages[@]}"

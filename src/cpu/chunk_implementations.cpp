@@ -40,8 +40,7 @@ class ChunkImplementation : public IsaImplementation {
         if (isa_.bf16_only && problem.options.beta_form == BetaForm::two_sigmoid && problem.channel_gate) {
             return "a beta of up to 2 keeps what bf16 rounds of keys under channel gates";
         }
-        // A gate's gradient is an inner product of states; that of few heads may cancel far below its terms.
-        if (isa_.bf16_only && wants_gate_gradient(problem) && problem.N * problem.HV < 8) {
+        if (isa_.bf16_only && few_gate_sums(problem)) {
             return "gate gradients of fewer than 8 heads and sequences rest on too few sums to average bf16 roundings";
         }
         if (isa_.bf16_only && problem.direction == Direction::backward && !problem.d_out.d_o.given()) {
@@ -71,6 +70,8 @@ class ChunkImplementation : public IsaImplementation {
         const Gradients& g = problem.grads;
         return g.d_g.given() || g.d_g_gamma.given() || g.d_A_log.given() || g.d_dt_bias.given();
     }
+    // A gate's gradient is an inner product of states; that of few heads may cancel far below its terms.
+    static bool few_gate_sums(const Problem& problem) { return wants_gate_gradient(problem) && problem.N * problem.HV < 8; }
     static std::int64_t longest(const Problem& problem) {
         std::int64_t tokens = 0;
         for (const Sequence& s : problem.sequences) tokens = std::max(tokens, s.end - s.begin);
@@ -84,10 +85,11 @@ class ChunkImplementation : public IsaImplementation {
         layout.args.chunk = chunk_of(problem, isa_.bf16_only);
         layout.args.walk = 1;
         // Saved states may be in the type of the inputs; everything else is in the tile type. A gradient through the final
-        // state alone may rest on a few tokens, too few to average the roundings of saved states.
+        // state alone may rest on a few tokens, and gate gradients of few heads on few sums: too few to average the roundings
+        // of saved states.
         if (problem.wide) {
             layout.args.state_dtype = DType::f64;
-        } else if (problem.direction == Direction::backward && !problem.d_out.d_o.given()) {
+        } else if (problem.direction == Direction::backward && (!problem.d_out.d_o.given() || few_gate_sums(problem))) {
             layout.args.state_dtype = DType::f32;
         }
         return layout;

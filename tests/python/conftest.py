@@ -23,6 +23,12 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "alone: measures times, so nothing else should run beside it")
 
 
+@pytest.fixture(autouse=True)
+def seed():
+    """What a test draws does not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def problem():
     """problem(op, ...) -> the tensors that `op` takes, float64 values that `dtype` represents exactly."""

@@ -91,6 +91,8 @@ def compare(op, problem, T, D, offsets=None, H=1, form="chunk", chunks_served=No
         assert ratio(state, expected[1]) <= bars[0], dtype
         for name, x in mine.items():
             bar = bars[1] if name in ("q", "k", "v", "p", "initial_state") else bars[2]
+            if name == "g" and H < 8:  # few sums, which may cancel: nothing inside is rounded
+                bar = RATIOS[torch.float32][2]
             assert ratio(x.grad, reference[name].grad) <= bar, (dtype, name)
         assert chunks_served is None or chunks_served(dtype)
 

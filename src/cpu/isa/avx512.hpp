@@ -1,11 +1,11 @@
-// avx512: 512-bit vectors (F, BW, DQ, VL).
+// avx512: 512-bit vectors (F, BW, DQ, VL); avx512_bf16 has them too.
 #pragma once
 
 #include <immintrin.h>
 
 #include "core/types.hpp"
 
-namespace headrace::cpu::inline avx512 {
+namespace headrace::cpu::inline HEADRACE_ISA {
 
 inline constexpr int register_bytes = 64;
 // 8x2 tile: 16 accumulators hide the FMA latency; 10 loads for 16 FMAs stay below two loads a cycle.
@@ -26,4 +26,4 @@ HEADRACE_INLINE void store_f16(std::uint16_t* destination, __m512 value) {
 HEADRACE_INLINE void stream(float* destination, __m512 value) { _mm512_stream_ps(destination, value); }
 HEADRACE_INLINE void stream(double* destination, __m512d value) { _mm512_stream_pd(destination, value); }
 
-}  // namespace headrace::cpu::inline avx512
+}  // namespace headrace::cpu::inline HEADRACE_ISA

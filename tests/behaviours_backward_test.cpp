@@ -330,7 +330,7 @@ TEST(Backward, B7_SavedStatesInF32OrInTheTypeOfTheInputs) {
     int saving = 0;
     for (const Operator op : operators()) {
         for (const std::string type : {"bf16", "f16"}) {
-            const std::string text = line_text(op, ":bwd t300 h2 k32 v32 threads=1 state=inout ") + type;
+            const std::string text = line_text(op, ":bwd t80 h8 k32 v32 threads=1 state=inout ") + type;
             for (ProblemLine line : forced_lines(text)) {
                 std::map<DType, std::size_t> bytes;
                 std::map<DType, Bytes> d_q;
@@ -358,6 +358,23 @@ TEST(Backward, B7_SavedStatesInF32OrInTheTypeOfTheInputs) {
         }
     }
     EXPECT_GT(saving, 0);
+}
+
+// Their sums are few and may cancel, which roundings of states would not.
+TEST(Backward, B7_GateGradientsOfFewHeadsComeFromStatesInF32) {
+    const auto saved = [](const std::string& text) {
+        for (const PlanEntry& entry : workspace_entries(line_of(text))) {
+            if (entry.name == "saved states") return entry.dtype;
+        }
+        throw std::runtime_error(text + ": no saved states");
+    };
+    for (const std::string op : {"simple_gla", "kda"}) {
+        EXPECT_EQ(saved(op + ":bwd t80 h7 k32 bf16"), DType::f32);
+        EXPECT_EQ(saved(op + ":bwd t80 h7 k32 bf16 saved=bf16"), DType::f32);
+        EXPECT_EQ(saved(op + ":bwd t80 h8 k32 bf16"), DType::bf16);
+        EXPECT_EQ(saved(op + ":bwd b2 t80 h4 k32 bf16"), DType::bf16);
+    }
+    EXPECT_EQ(saved("delta_rule:bwd t80 h1 k32 bf16"), DType::bf16);  // has no gate
 }
 
 // All outputs written, nothing read from outputs or workspace, nothing around any buffer touched.

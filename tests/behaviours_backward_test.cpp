@@ -1,4 +1,5 @@
 // B1 to B8: every form of the backward, forced and found to have run, with any wish of gradients, exact at every gate.
+// over 400 lines: the rows of one page share their helpers.
 #include <algorithm>
 #include <cstring>
 #include <set>

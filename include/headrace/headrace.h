@@ -172,7 +172,8 @@ typedef struct headrace_options {
     int32_t chunk;                /* hint: 0 (the library's choice) or a power of two from 16 to 256 */
     int32_t num_steps;            /* hint: chunks per scheduling step; never changes a bit of the result */
     int32_t has_state_dtype;      /* 0: states saved for the backward have the dtype of q */
-    int32_t state_dtype;          /* theirs (headrace_dtype, F32 or that of q), where has_state_dtype is not 0 */
+    int32_t state_dtype;          /* theirs (headrace_dtype, F32 or that of q), where has_state_dtype is not 0; F32 in
+                                     any case where few sums rest on them (docs/numerics.md) */
     int32_t threads;              /* 0: as many as OpenMP would use */
     const char* force;            /* name of the implementation to use; NULL: the library's choice */
 } headrace_options;

@@ -123,7 +123,8 @@ struct Options {
     bool allow_positive_gates = false;          // otherwise a positive gate is an error
     int chunk = 0;                              // hint: 0 (the backend's choice) or a power of two from 16 to 256
     int num_steps = 0;                          // hint: chunks per scheduling step; never changes a bit of the result
-    std::optional<DType> state_dtype;           // of states saved for the backward: f32 or dtype of q (the default)
+    std::optional<DType> state_dtype;           // of states saved for the backward: f32 or dtype of q (the default);
+                                                // f32 in any case where few sums rest on them (docs/numerics.md)
     int threads = 0;                            // 0: as many as OpenMP would use
     const char* force = nullptr;                // name of the implementation to use (see explain); overrides HEADRACE_FORCE
 };

@@ -93,7 +93,7 @@ stage_random() {
 python_tests() {
     local name=$1 log=$logs/${1//[^a-z0-9]/_}.log summary
     shift
-    run "$name" "${launcher[@]}" timeout 1200 "$venv/bin/python" -m pytest -q -rfE --strict-markers "$@" tests/python
+    run "$name" "${launcher[@]}" timeout 1200 "$venv/bin/python" -m pytest -q -rfE --strict-markers "$@"
     summary=$(tail -n 1 "$log")
     if [[ $summary =~ ([0-9]+)\ passed ]]; then passed=$((passed + BASH_REMATCH[1])); else failed=$((failed + 1)); fi
     if [[ $summary =~ ([0-9]+)\ failed ]]; then failed=$((failed + BASH_REMATCH[1])); fi
@@ -101,18 +101,25 @@ python_tests() {
     printf '    %s\n' "$summary"
 }
 
+# The wheel is built beside the requirements, which keep one core busy.
+wheel_and_requirements() {
+    local status=0
+    pip_install -r tests/python/requirements.txt &
+    "$venv/bin/python" -m pip wheel --no-deps --wheel-dir "$1" . || status=1
+    wait $! && return $status
+}
+
 # The package as a user installs it, from a wheel in an environment of its own.
 stage_python() {
-    local wheels=build/wheels
+    local wheels=build/wheels alone
     step "python: environment" python3 -m venv "$venv" || return
-    step "python: requirements" pip_install -r tests/python/requirements.txt || return
     rm -rf "$wheels"
-    step "python: pip wheel ." "$venv/bin/python" -m pip wheel --no-deps --wheel-dir "$wheels" . || return
+    step "python: pip wheel ., requirements" wheel_and_requirements "$wheels" || return
     step "python: install the wheel" pip_install --no-deps --force-reinstall "$wheels"/headrace-*.whl || return
-    step "python: mypy" "$venv/bin/python" -m mypy
-    python_tests "python: tests" -m "not alone" -n "$jobs"
+    python_tests "python: tests" -m "not alone" -n "$jobs" tests/python
     local launcher=(env -u OMP_WAIT_POLICY)  # as a user's process has it
-    python_tests "python: tests that measure" -m alone
+    mapfile -t alone < <(grep -l "pytest.mark.alone" tests/python/test_*.py)
+    python_tests "python: tests that measure" -m alone "${alone[@]}"
 }
 
 stage_clang() {

@@ -8,15 +8,15 @@
 # -fno-math-errno: sqrt becomes a single instruction. -fno-fast-math: exp needs its additions in the order they are written,
 # and NaN and infinity, even in a build with -ffast-math.
 # -Wno-maybe-uninitialized: g++ 12's own AVX-512 intrinsics set it off.
-# -fno-sanitize=pointer-overflow: half of the time that a kernel compiles under UBSan; the generic copy of the same lines
-# keeps the check.
+# -fno-sanitize=pointer-overflow: half of the time that a kernel compiles under UBSan. The generic copy keeps the check for
+# the same lines; avx512_bf16, which has lines of its own, keeps it too.
 function(headrace_add_isa name)
     cmake_parse_arguments(isa "" "" "SOURCES;FLAGS;DEFINITIONS" ${ARGN})
     add_library(headrace_isa_${name} OBJECT ${isa_SOURCES})
     target_compile_definitions(headrace_isa_${name} PRIVATE HEADRACE_ISA=${name} ${isa_DEFINITIONS})
     target_compile_options(headrace_isa_${name} PRIVATE $<$<CONFIG:Release>:-O3> -fno-fast-math -ffp-contract=fast -fno-math-errno
                            $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> ${isa_FLAGS})
-    if(HEADRACE_SANITIZE AND isa_FLAGS)
+    if(HEADRACE_SANITIZE AND name MATCHES "^(avx2|avx512)$")
         target_compile_options(headrace_isa_${name} PRIVATE -fno-sanitize=pointer-overflow)
     endif()
     set_target_properties(headrace_isa_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)

@@ -34,4 +34,4 @@ jobs=$(nproc)
 
 # The Python environment that both use: `python3 -m venv "$venv"` makes it, or leaves it as it is.
 venv=build/venv
-pip_install() { "$venv/bin/python" -m pip install --no-compile --progress-bar off "$@"; }
+pip_install() { "$venv/bin/python" -m pip install --progress-bar off "$@"; }

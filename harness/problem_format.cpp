@@ -55,9 +55,13 @@ void write_gates(Writer& writer, const ProblemLine& line) {
     writer.value("gate", name_of_gate(line.gate), name_of_gate(standard));
     writer.value("gamma", line.gamma);
     writer.value("gates", gate_value_names[static_cast<int>(line.gates)], gate_value_names[0]);
+    const ProblemLine defaults;
+    writer.value("forget", text_of(line.forget), text_of(defaults.forget));
+    writer.value("share", text_of(line.share), text_of(defaults.share));
     writer.word(line.gate_raw && !line.lower_bound, "rawgate");
     writer.value("bound", line.lower_bound);
     writer.value("beta", beta_form_names[line.beta_form], beta_form_names[0]);
+    if (line.betas) writer.word(true, "betas=" + text_of(line.betas->least) + "," + text_of(line.betas->most));
     writer.word(line.value_gate, "gv");
     writer.word(line.elementwise_beta, "betav");
 }

@@ -57,8 +57,12 @@ constexpr Rule rules[] = {
     {"gate", Form::value, "none, head, step, channel, step+head or channel+head",
      [](Text t, Line& l) { return read_gate(t, &l.gate); }},
     {"gamma", Form::value, "a number <= 0", [](Text t, Line& l) { return read_number(t, &l.gamma) && *l.gamma <= 0; }},
-    {"gates", Form::value, "random, zero, strong, reset or minus_inf",
+    {"gates", Form::value, "random, zero, strong, reset, minus_inf or lasting",
      [](Text t, Line& l) { return read_enum(t, gate_value_names, &l.gates); }},
+    {"forget", Form::value, "a number from 0 to 1",
+     [](Text t, Line& l) { return read_number(t, &l.forget) && l.forget >= 0 && l.forget <= 1; }},
+    {"share", Form::value, "a number from 0 to 1",
+     [](Text t, Line& l) { return read_number(t, &l.share) && l.share >= 0 && l.share <= 1; }},
     {"chunk", Form::value, "a power of two from 16 to 256", [](Text t, Line& l) { return read_chunk(t, &l.chunk); }},
     {"num_steps", Form::value, "1 to 4096", [](Text t, Line& l) { return read_integer(t, 1, 4096, &l.num_steps); }},
     {"varlen", Form::value, "token offsets from 0 that do not decrease, as in 0,100,4096; at most 65536 up to 16777216",
@@ -75,6 +79,8 @@ constexpr Rule rules[] = {
      }},
     {"beta", Form::value, "value, sigmoid or two_sigmoid",
      [](Text t, Line& l) { return read_enum(t, beta_form_names, &l.beta_form); }},
+    {"betas", Form::value, "two numbers from 0 to 2, as in 1.9,2",
+     [](Text t, Line& l) { return read_range(t, &l.betas) && l.betas->least >= 0 && l.betas->most <= 2; }},
     {"gv", Form::flag, "", [](Text, Line& l) { return l.value_gate = true; }},
     {"betav", Form::flag, "", [](Text, Line& l) { return l.elementwise_beta = true; }},
     {"scale", Form::value, "a number", [](Text t, Line& l) { return read_number(t, &l.scale); }},
@@ -217,6 +223,10 @@ Status check_gates(const Words& words, const ProblemLine& line) {
         return error(word, "a gate of " + std::string(name_of(line.op)) + ": " + names);
     }
     if (line.gamma && !has_head(line.gate)) return error(words.text("gamma"), "a head gate, as in gate=head");
+    for (const char* key : {"forget", "share"}) {
+        if (words.has(key) && line.gates != GateValues::lasting) return error(words.text(key), "gates=lasting");
+    }
+    if (words.has("share") && !has_channel(line.gate)) return error(words.text("share"), "a channel gate");
     if (!line.gate_raw) return {};
     if (!has_step(line.gate) && !has_channel(line.gate)) {
         return error(words.text(line.lower_bound ? "bound" : "rawgate"), "a step or channel gate");
@@ -274,9 +284,12 @@ Status check(const Words& words, const ProblemLine& line) {
     if (Status status = check_lengths(words, line); !status.ok()) return status;
     if (Status status = check_step(words, line); !status.ok()) return status;
     if (!has_delta_rule(line.op)) {
-        for (const char* key : {"beta", "betav"}) {
+        for (const char* key : {"beta", "betas", "betav"}) {
             if (words.has(key)) return error(words.text(key), "a delta-rule operator");
         }
+    }
+    if (line.betas && line.betas->most > 1 && line.beta_form == 1) {
+        return error(words.text("betas"), "at most 1 with beta=sigmoid");
     }
     if (line.state_dtype && *line.state_dtype != DType::f32 && *line.state_dtype != line.dtype) {
         return error(words.text("saved"), std::string("f32 or ") + name_of(line.dtype));

@@ -12,8 +12,15 @@ namespace headrace::harness {
 
 enum class GateKind { none, head, step, channel, step_head, channel_head };  // "step+head", "channel+head" in text
 // How gate values are drawn: random = logsigmoid-like values of trained models; zero; strong = around -20 with some
-// near 0; reset = random with -1000 and -1e30 at random positions; minus_inf = random with -inf at random positions.
-enum class GateValues { random, zero, strong, reset, minus_inf };
+// near 0; reset = random with -1000 and -1e30 at random positions; minus_inf = random with -inf at random positions;
+// lasting = uniform between -forget and 0, of channel gates on a share of the channels (the others random).
+enum class GateValues { random, zero, strong, reset, minus_inf, lasting };
+
+// What uniform numbers are drawn from.
+struct Range {
+    double least, most;
+    bool operator==(const Range&) const = default;
+};
 
 // One problem:  OPERATOR:fwd|bwd|step b2 t4096 h16 hv32 k128 v128 f64|f32|bf16|f16 [options]
 // What is left out has a default: b1 t256 h4 hv=h k64 v=k f32, the operator's own gate, gates=random, seed=1.
@@ -25,6 +32,7 @@ struct ProblemLine {
     GateKind gate = GateKind::none;
     std::optional<double> gamma;  // gamma=-0.7: the same head gate on every head; without it slopes per head
     GateValues gates = GateValues::random;
+    double forget = 0.001, share = 1;   // gates=lasting: forget=0.001, share=0.25
     int chunk = 0, num_steps = 0;
     std::vector<std::int64_t> varlen;          // varlen=0,100,4096: cu_seqlens; sets T to the last and B to 1
     bool state_in = false, state_out = false;  // state=none|in|out|inout (backward: out = with d_final_state)
@@ -32,6 +40,7 @@ struct ProblemLine {
     bool gate_raw = false;              // gate=raw form: A_log, dt_bias given: option word `rawgate`
     std::optional<double> lower_bound;  // `bound=-5`: bounded form, implies rawgate
     int beta_form = 0;                  // `beta=value|sigmoid|two_sigmoid`
+    std::optional<Range> betas;         // `betas=1.9,2`: what beta is in the end, in each of its forms
     bool value_gate = false;            // `gv`: value-side gate (recurrent form only)
     bool elementwise_beta = false;      // `betav`: beta of shape [B,T,HV,V] (recurrent form only)
     std::optional<double> scale;        // scale=1

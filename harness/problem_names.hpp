@@ -12,7 +12,7 @@ struct GateName {
 inline constexpr GateName gate_names[] = {{GateKind::none, "none"},           {GateKind::head, "head"},
                                           {GateKind::step, "step"},           {GateKind::channel, "channel"},
                                           {GateKind::step_head, "step+head"}, {GateKind::channel_head, "channel+head"}};
-inline constexpr const char* gate_value_names[] = {"random", "zero", "strong", "reset", "minus_inf"};
+inline constexpr const char* gate_value_names[] = {"random", "zero", "strong", "reset", "minus_inf", "lasting"};
 inline constexpr const char* beta_form_names[] = {"value", "sigmoid", "two_sigmoid"};
 inline constexpr const char* direction_names[] = {"fwd", "bwd", "step"};
 inline constexpr const char* state_names[] = {"none", "in", "out", "inout"};

@@ -49,6 +49,18 @@ inline bool read_number(std::string_view text, std::optional<double>* out) {
     return true;
 }
 
+// Two numbers, the first no larger.
+inline bool read_range(std::string_view text, std::optional<Range>* out) {
+    const std::size_t comma = text.find(',');
+    Range range{};
+    if (comma == std::string_view::npos || !read_number(text.substr(0, comma), &range.least) ||
+        !read_number(text.substr(comma + 1), &range.most) || range.least > range.most) {
+        return false;
+    }
+    *out = range;
+    return true;
+}
+
 // The position of the text in a list of names.
 template <std::size_t count>
 int index_of(std::string_view text, const char* const (&names)[count]) {

@@ -101,6 +101,20 @@ void draw_sizes(Drawing& draw, ProblemLine& line) {
     shrink(line);
 }
 
+// States that hardly forget, or in some channels only.
+void draw_lasting(Drawing& draw, ProblemLine& line) {
+    line.forget = draw.pick({0.0001, 0.001, 0.01, 0.05});
+    if (has_channel(line.gate)) line.share = draw.pick({1.0, 1.0, 0.5, 0.2, 0.05});
+}
+
+// Up to 2, as values and as logits. Comba erases from the undecayed state with a key of its own: above 1 its states grow.
+void draw_beta(Drawing& draw, ProblemLine& line) {
+    line.beta_form = static_cast<int>(draw.pick<std::int64_t>({0, 0, 1, 2}));
+    if (!draw.chance(30)) return;
+    const double most = line.beta_form == 1 || line.op == Operator::comba ? 1 : 2;
+    line.betas = Range{most * draw.pick({0.0, 0.5, 0.9, 1.0}), most};
+}
+
 void draw_gates(Drawing& draw, ProblemLine& line) {
     const std::vector<GateKind>& allowed = allowed_gates(line.op);
     line.gate = draw.chance(50) ? allowed.front() : draw.pick(allowed);
@@ -109,11 +123,13 @@ void draw_gates(Drawing& draw, ProblemLine& line) {
     }
     const bool streamed = has_step(line.gate) || has_channel(line.gate);
     if (draw.chance(50)) {
-        line.gates = draw.pick({GateValues::zero, GateValues::strong, GateValues::reset, GateValues::minus_inf});
+        line.gates = draw.pick({GateValues::zero, GateValues::strong, GateValues::reset, GateValues::minus_inf,
+                                GateValues::lasting});
     }
+    if (line.gates == GateValues::lasting) draw_lasting(draw, line);
     line.gate_raw = streamed && line.gates != GateValues::minus_inf && draw.chance(25);
     if (line.gate_raw && draw.chance(40)) line.lower_bound = draw.pick({-5.0, -1.0, -0.25});
-    if (has_delta_rule(line.op)) line.beta_form = static_cast<int>(draw.pick<std::int64_t>({0, 0, 1, 2}));
+    if (has_delta_rule(line.op)) draw_beta(draw, line);
     line.value_gate = draw.chance(4);
     line.elementwise_beta = has_delta_rule(line.op) && draw.chance(4);
 }

@@ -35,9 +35,10 @@ double head_slope(std::int64_t head, std::int64_t heads) {
 }
 
 // One log decay <= 0. `decay` scales the random ones: trained heads differ from each other by orders of magnitude.
-double log_decay(const Stream& stream, std::int64_t i, GateValues gates, double decay) {
+double log_decay(const Stream& stream, std::int64_t i, GateValues gates, double decay, double forget) {
     const std::uint64_t dice = mix(stream.bits(i)) % 64;
     if (gates == GateValues::zero) return 0;
+    if (gates == GateValues::lasting) return -forget * stream.uniform(i);
     if (gates == GateValues::strong) {
         const double x = stream.normal(i);
         return dice < 13 ? -0.01 * std::abs(x) : -20 + 2 * x;
@@ -50,10 +51,11 @@ double log_decay(const Stream& stream, std::int64_t i, GateValues gates, double 
 }
 
 // The pre-activation of a gate; the log decay that comes of it follows `gates` as above, softplus or bounded.
-double gate_preactivation(const Stream& stream, std::int64_t i, GateValues gates) {
+double gate_preactivation(const Stream& stream, std::int64_t i, GateValues gates, double forget) {
     const std::uint64_t dice = mix(stream.bits(i)) % 64;
     const double x = stream.normal(i);
     if (gates == GateValues::zero) return -1000 + x;
+    if (gates == GateValues::lasting) return std::log(1e-30 + forget) - std::abs(x);
     if (gates == GateValues::strong) return dice < 13 ? -8 + x : 20 + 2 * x;
     // exp(-exp(A_log) 2e4) is 0 in every type, and f16 holds 2e4
     if (gates == GateValues::reset && dice < 3) return 2e4;
@@ -177,7 +179,8 @@ class Maker {
     // f32 (f64 for f64); with some seeds the 16-bit type of the problem, unless f16 would lose a gradient to underflow.
     DType dtype_of_gate(int which) const {
         const bool tiny = line_.gates == GateValues::strong || line_.gates == GateValues::reset ||
-                          line_.gates == GateValues::minus_inf || line_.gamma.value_or(0) < -1.5;
+                          line_.gates == GateValues::minus_inf || line_.gates == GateValues::lasting ||
+                          line_.gamma.value_or(0) < -1.5;
         if (size_of(line_.dtype) > 2 || (line_.dtype == DType::f16 && tiny)) return wide_;
         const bool narrow = variant(line_, gate_dtype, 4) == 1 && (variant(line_, gate_dtype_of, 8) >> which & 1);
         return narrow ? line_.dtype : wide_;
@@ -185,7 +188,10 @@ class Maker {
 
     void add_gates() {
         if (has_head(line_.gate)) {
-            const double factor = line_.gates == GateValues::zero ? 0 : line_.gates == GateValues::strong ? 20 : 1;
+            const double factor = line_.gates == GateValues::zero      ? 0
+                                  : line_.gates == GateValues::strong  ? 20
+                                  : line_.gates == GateValues::lasting ? line_.forget
+                                                                       : 1;
             fill(add("g_gamma", dtype_of_gate(0), {line_.HV}),
                  [&](std::int64_t h) { return line_.gamma ? *line_.gamma : factor * head_slope(h, line_.HV); });
         }
@@ -203,11 +209,14 @@ class Maker {
             decays[h] = std::ldexp(1, static_cast<int>(-2 * stream.below(-1 - static_cast<std::int64_t>(h), 4)));
         }
         const bool raw = line_.gate_raw && name == "g";
+        const Stream share(line_.seed, "share");
         fill_rows(add(name, dtype, shape), inner, [&](std::int64_t row, std::int64_t count, double* values) {
             const double decay = decays[static_cast<std::size_t>(row % line_.HV)];
             for (std::int64_t i = 0; i < count; ++i) {
-                values[i] = raw ? gate_preactivation(stream, row * inner + i, line_.gates)
-                                : log_decay(stream, row * inner + i, line_.gates, decay);
+                const bool lasts = line_.share == 1 || share.uniform(row % line_.HV * inner + i) < line_.share;
+                const GateValues gates = lasts ? line_.gates : GateValues::random;
+                values[i] = raw ? gate_preactivation(stream, row * inner + i, gates, line_.forget)
+                                : log_decay(stream, row * inner + i, gates, decay, line_.forget);
             }
         });
     }
@@ -224,12 +233,20 @@ class Maker {
         add_normal("dt_bias", dtype_of_gate(2), sizes, 0.3);
     }
 
+    // As a value or the logit that gives it.
+    double beta_between(Range range, double position) const {
+        const double beta = range.least + position * (range.most - range.least);
+        const double share = beta / (line_.beta_form == 2 ? 2 : 1);
+        if (line_.beta_form == 0) return beta;
+        return std::clamp(std::log(share) - std::log1p(-share), -30.0, 30.0);
+    }
     void add_beta() {
         if (!delta_) return;
         const Stream stream(line_.seed, "beta");
         Shape shape = {line_.B, line_.T, line_.HV};
         if (line_.elementwise_beta) shape.push_back(line_.V);
         fill(add("beta", dtype_of_gate(1), shape), [&](std::int64_t i) {
+            if (line_.betas) return beta_between(*line_.betas, stream.uniform(i));
             if (line_.beta_form == 0) return 0.02 + 0.96 * stream.uniform(i);
             const double logit = 1.5 * stream.normal(i);
             // comba erases from the undecayed state: beta above 1 would make it grow

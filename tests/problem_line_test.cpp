@@ -106,6 +106,15 @@ TEST(ProblemLine, EveryGateOfEveryOperatorIsAcceptedOrRefused) {
     }
 }
 
+TEST(ProblemLine, StatesThatHardlyForgetAreAskedForInNumbers) {
+    const ProblemLine line = parsed("kda:fwd gates=lasting forget=5e-4 share=0.25 betas=1.9,2 beta=two_sigmoid");
+    EXPECT_EQ(line.gates, GateValues::lasting);
+    EXPECT_EQ(line.forget, 5e-4);
+    EXPECT_EQ(line.share, 0.25);
+    EXPECT_EQ(line.betas, (Range{1.9, 2}));
+    EXPECT_EQ(format(line), "kda:fwd gates=lasting forget=5e-04 share=0.25 beta=two_sigmoid betas=1.9,2");
+}
+
 TEST(ProblemLine, MessagesNameTheWordAndWhatWasExpected) {
     const std::pair<const char*, const char*> cases[] = {
         {"gla:fwd chunk=20", "chunk=20: expected a power of two from 16 to 256"},
@@ -125,7 +134,17 @@ TEST(ProblemLine, MessagesNameTheWordAndWhatWasExpected) {
         {"gla:fwd gamma=nan", "gamma=nan: expected a number <= 0"},
         {"gla:fwd gamma=-inf", "gamma=-inf: expected a number <= 0"},
         {"gla:fwd gamma=-1 gate=channel", "gamma=-1: expected a head gate, as in gate=head"},
-        {"gla:fwd gates=weak", "gates=weak: expected random, zero, strong, reset or minus_inf"},
+        {"gla:fwd gates=weak", "gates=weak: expected random, zero, strong, reset, minus_inf or lasting"},
+        {"gla:fwd forget=0.1", "forget=0.1: expected gates=lasting"},
+        {"gla:fwd gates=lasting forget=2", "forget=2: expected a number from 0 to 1"},
+        {"gla:fwd share=0.5", "share=0.5: expected gates=lasting"},
+        {"simple_gla:fwd gates=lasting share=0.5", "share=0.5: expected a channel gate"},
+        {"gla:fwd gates=lasting share=-1", "share=-1: expected a number from 0 to 1"},
+        {"gla:fwd betas=0,1", "betas=0,1: expected a delta-rule operator"},
+        {"kda:fwd betas=1", "betas=1: expected two numbers from 0 to 2, as in 1.9,2"},
+        {"kda:fwd betas=2,1", "betas=2,1: expected two numbers from 0 to 2, as in 1.9,2"},
+        {"kda:fwd betas=1,2.1", "betas=1,2.1: expected two numbers from 0 to 2, as in 1.9,2"},
+        {"kda:fwd betas=1,2 beta=sigmoid", "betas=1,2: expected at most 1 with beta=sigmoid"},
         {"gla:fwd gates=minus_inf rawgate", "gates=minus_inf: expected no rawgate: its gates are finite"},
         {"retention:fwd rawgate", "rawgate: expected a step or channel gate"},
         {"kda:fwd bound=-6", "bound=-6: expected a number from -5 to below 0"},

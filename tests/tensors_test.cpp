@@ -249,8 +249,25 @@ TEST(MakeTensors, GateValuesAreWhatTheLineSays) {
     EXPECT_NEAR(count(reset, [](double g) { return g == -1000; }), 2.0 / 64, 0.02);
     EXPECT_NEAR(count(reset, [](double g) { return g < -0.9e30; }), 1.0 / 64, 0.01);
     EXPECT_NEAR(count(gates("gates=minus_inf"), [=](double g) { return g == -infinity; }), 3.0 / 64, 0.02);
+    const std::vector<double> lasting = gates("gates=lasting forget=0.01");
+    for (double g : lasting) EXPECT_TRUE(g <= 0 && g >= -0.01) << g;
+    EXPECT_NEAR(count(lasting, [](double g) { return g < -0.005; }), 0.5, 0.05);
+    const std::vector<double> shared = make_tensors(parsed("gla:fwd t50 h8 k64 gates=lasting forget=0 share=0.25")).tensors.at("g").values();
+    EXPECT_NEAR(count(shared, [](double g) { return g == 0; }), 0.25, 0.06);
+    for (std::size_t i = 8 * 64; i < shared.size(); ++i) EXPECT_EQ(shared[i] == 0, shared[i - 8 * 64] == 0);  // channels stay what they are
     for (const char* words : {"gates=reset bf16 seed=106", "gates=strong f16 seed=106", "gates=random gv"}) {
         for (double g : gates(words)) EXPECT_LE(g, 0) << words;
+    }
+}
+
+TEST(MakeTensors, BetasAreWhatTheLineSaysInEveryForm) {
+    for (const char* form : {"value", "sigmoid", "two_sigmoid"}) {
+        const double most = std::string(form) == "sigmoid" ? 1 : 2, factor = std::string(form) == "value" ? 0 : most;
+        const std::string line = "kda:fwd t200 h2 betas=" + std::string(most > 1 ? "1.9,2" : "0.9,1") + " beta=" + form;
+        for (double x : make_tensors(parsed(line)).tensors.at("beta").values()) {
+            const double beta = factor == 0 ? x : factor / (1 + std::exp(-x));
+            EXPECT_TRUE(beta >= most - 0.1001 && beta <= most + 1e-6) << line << ": " << beta;
+        }
     }
 }
 

@@ -72,12 +72,15 @@ struct ChannelGate {
         }
     }
 
+    // e^{G_L - G_i} of the channels from c on
+    reg<T> decay_to_end(int i, int c) const { return load<T>(end.at(i) + c); }
     Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }
-    // Whether a quarter of the channels decay by no more than `least_decay` within the chunk.
-    bool keeps(T least_decay) const {
+    // Whether channels that decay by no more than `least_decay` keep what bf16 rounds of a write, decayed keys among it: a
+    // quarter of the channels, or if tokens reflect the state any.
+    bool keeps(T least_decay, bool reflects) const {
         int count = 0;
         for (int c = 0; c < columns; ++c) count += high[c] >= least_decay;
-        return 4 * count >= columns;
+        return reflects ? count > 0 : 4 * count >= columns;
     }
 
     // As ScalarGate's, but a decay per element.

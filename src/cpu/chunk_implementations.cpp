@@ -35,11 +35,6 @@ class ChunkImplementation : public IsaImplementation {
             return "bf16 dot products need at least " + std::to_string(channels) +
                    " key channels, 32 value channels and 32 tokens, to average their roundings";
         }
-        // With beta near 2 a token reflects the state along its key instead of erasing it there, and what was rounded stays,
-        // also of keys that channel gates near 1 decay and round.
-        if (isa_.bf16_only && problem.options.beta_form == BetaForm::two_sigmoid && problem.channel_gate) {
-            return "a beta of up to 2 keeps what bf16 rounds of keys under channel gates";
-        }
         if (isa_.bf16_only && few_gate_sums(problem)) {
             return "gate gradients of fewer than 8 heads and sequences rest on too few sums to average bf16 roundings";
         }

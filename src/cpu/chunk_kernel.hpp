@@ -36,6 +36,7 @@ struct ChunkKernel {
 
     const KernelArgs& args;
     int key_columns, value_columns;
+    std::int64_t estimate_elements;
     TokenTiles<T> tokens;
     Ops ops;
     algorithms::ChunkInputs<Ops> in;
@@ -44,6 +45,7 @@ struct ChunkKernel {
     struct States {  // of the heads of the task, one after the other
         T* tiles = nullptr;                      // [K,V] each
         Unit *right = nullptr, *left = nullptr;  // [K/2,V] and [K,V/2] each, where products round
+        T* roundings = nullptr;                  // StateRoundings' estimate of each, where products round
     };
     States states, adjoints;
     long state_row = 0;
@@ -57,6 +59,7 @@ struct ChunkKernel {
         : args(arguments),
           key_columns(round_up(args.K, 16)),
           value_columns(round_up(use == forward_only ? args.value_columns : args.V, 16)),
+          estimate_elements(StateRoundings<T>::elements(key_columns)),
           tokens(args, arena, args.chunk, value_columns, GateType::per_channel ? Norm::in_rows : Norm::apart) {
         const int C = args.chunk;
         ops.undecayed_error = args.undecayed_error;
@@ -109,6 +112,7 @@ struct ChunkKernel {
         States all{arena.take<T>(elements)};
         if (A::pack == 2) all.right = arena.take<Unit>(elements / A::pack);
         if (A::pack == 2 && with_left) all.left = arena.take<Unit>(elements / A::pack);
+        if (Ops::mixed) all.roundings = arena.take<T>(static_cast<std::size_t>(count * estimate_elements));
         return all;
     }
     State state_of(const States& all, std::int64_t j) const {
@@ -134,9 +138,15 @@ struct ChunkKernel {
         return {s.row, s.begin, s.end, first, length, round_up(length, 16), args.reverse};
     }
 
-    void load_chunk(const ChunkRange& range, std::int64_t head, int first_value, int values, bool scores = true) {
+    T* roundings_of(const States& all, std::int64_t j) const {
+        return all.roundings == nullptr ? nullptr : all.roundings + j * estimate_elements;
+    }
+    void clear_roundings(const States& all, std::int64_t count) const {
+        for (std::int64_t i = 0; all.roundings != nullptr && i < count * estimate_elements; ++i) all.roundings[i] = 0;
+    }
+    void load_chunk(const ChunkRange& range, std::int64_t head, int first_value, int values, T* estimate, bool scores = true) {
         tokens.load_head(range, head, first_value, values);
-        ops.start_chunk(range.length, range.rows, tokens.log_decay, tokens.beta, scores);
+        ops.start_chunk(range.length, range.rows, tokens.log_decay, in, estimate, scores);
     }
 
     // Names the rows that are loaded next, key rows only for key_head >= 0.
@@ -163,11 +173,12 @@ struct ChunkKernel {
         for (std::int64_t j = 0; j < heads; ++j) {
             enter_state(walking_state(j), args.initial_state, n, head + j, first, count);
         }
+        clear_roundings(states, heads);
         for (std::int64_t chunk = 0; chunk < chunks(n); ++chunk) {
             const ChunkRange range = range_of(n, chunk);
             for (std::int64_t j = 0; j < heads; ++j) {
                 if (j == 0 || starts_group(head + j)) tokens.load_keys(range, (head + j) / args.group);
-                load_chunk(range, head + j, first, count);
+                load_chunk(range, head + j, first, count, roundings_of(states, j));
                 prefetch_next_head(n, chunk, head, j, heads, first, count, true);
                 algorithms::chunk_forward<delta>(ops, in, forward_tiles, walking_state(j), walking_state(j), o);
                 store_tokens(args.o, o, range, head + j, first, count);
@@ -200,6 +211,7 @@ struct ChunkKernel {
             if (saved_as_operand()) state.packed.left_row = value_columns / A::pack;
             return state;
         };
+        clear_roundings(states, heads);
         for (std::int64_t j = 0; j < heads && chunks(n) > 0; ++j) {
             enter_state(place(0, j), args.initial_state, n, head + j, 0, args.V);
         }
@@ -210,7 +222,7 @@ struct ChunkKernel {
                 if (!saved_in_place() && !saved_as_operand()) save(slot.states, slot.index(chunk, j), walking_state(j).tile);
                 if (last_chunk && !delta) continue;
                 if (j == 0 || starts_group(head + j)) tokens.load_keys(range, (head + j) / args.group, false);
-                load_chunk(range, head + j, 0, args.V, delta);
+                load_chunk(range, head + j, 0, args.V, roundings_of(states, j), delta);
                 prefetch_next_head(n, chunk, head, j, heads, 0, args.V, false);
                 if (delta) take_residuals(forward_tiles, slot, slot.index(chunk, j));
                 const State next = last_chunk ? walking_state(j) : place(chunk + 1, j);
@@ -272,6 +284,7 @@ struct ChunkKernel {
         for (std::int64_t j = 0; j < heads(); ++j) {
             enter_state(adjoint_state(j), entering, n, key_head * args.group + j, 0, args.V);
         }
+        clear_roundings(adjoints, heads());
     }
     void end_heads(std::int64_t n, std::int64_t key_head) {
         for (std::int64_t j = 0; j < heads(); ++j) {
@@ -324,7 +337,7 @@ struct ChunkKernel {
         tokens.load_keys(range, here.key_head);
         for (std::int64_t member = 0; member < args.group; ++member) {
             const std::int64_t head = here.key_head * args.group + member, j = first + member;
-            load_chunk(range, head, 0, args.V);
+            load_chunk(range, head, 0, args.V, wanted.adjoint ? roundings_of(adjoints, j) : nullptr);
             load_tokens(d_o, args.d_o, range, head, 0, args.V);
             const std::int64_t saved = slot.index(here.chunk, j);
             const State D = pass == Pass::gradients ? State{restore(saved_adjoint, slot.adjoints, saved)} : adjoint_state(j);

@@ -9,6 +9,7 @@
 #include "cpu/prefetch.hpp"
 #include "cpu/rows.hpp"
 #include "cpu/scalar_gate.hpp"
+#include "cpu/state_roundings.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
@@ -29,6 +30,12 @@ struct ChunkOps {
         Copies<A> packed{};
     };
 
+    // What a read multiplies: the state in A, and as it is for reads in Small.
+    struct StateOperand {
+        Right<A> rounded{};
+        Tile tile{};
+    };
+
     static constexpr bool mixed = !std::is_same_v<A, Small>;
 
     GateType gate;
@@ -36,6 +43,7 @@ struct ChunkOps {
     Packer<A> passing;         // those of one product
     Packer<A> states;          // one state
     Packer<Small> small;       // of one product
+    StateRoundings<T> roundings;
     Prefetcher next_chunk;
     Tile inverse;                         // [16,16]
     Tile weighted_values, other_values;   // [C,V] spare
@@ -45,6 +53,7 @@ struct ChunkOps {
     int rows = 0, K = 0, V = 0;
     bool undecayed_error = false;
     bool coarse_scores = false;  // a gradient's read scores are products of A; an output's are nearer to its bound
+    bool fine_read = false;      // reads that this chunk's write follows from are products of Small
     bool fine_write = false;     // this chunk's write into the state is a product of Small
     T lasting = 0;               // the decay of a chunk from which on a state counts as hardly forgetting: e^{-0.008 C}
 
@@ -52,6 +61,7 @@ struct ChunkOps {
     void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward, bool delta, bool gate_gradient) {
         K = key_columns;
         V = value_columns;
+        if (mixed) roundings.carve(arena, K);
         coarse_scores = backward && mixed;
         lasting = static_cast<T>(__builtin_exp(-0.008 * chunk));
         gate.carve(arena, chunk, K, gate_gradient);
@@ -69,12 +79,20 @@ struct ChunkOps {
         if (packs_all) states.carve(arena, static_cast<std::size_t>(std::max(K * (V / 2 + 16), K / 2 * (V + 16))));  // left, right
         carve_packer(arena, small, chunk, packs_all ? 3 : 1);
     }
-    // scores: whether those are wanted, or only what the state needs.
-    void start_chunk(int length, int padded_rows, Tile log_decay, const T* beta, bool scores) {
+    // scores: whether those are wanted, or only what the state needs. estimate: StateRoundings' of the state that the chunk
+    // reads and writes, or null where it writes none.
+    void start_chunk(int length, int padded_rows, Tile log_decay, const Inputs& in, T* estimate, bool scores) {
         rows = padded_rows;
         packer.reset();
         gate.prepare(log_decay, length, rows, scores);
-        fine_write = mixed && keeps_roundings(beta);
+        fine_read = fine_write = false;
+        if (mixed && estimate != nullptr) {
+            roundings.begin_chunk(estimate, gate, in.beta, in.k, in.e, length);
+            fine_read = roundings.fine;
+            // A state that hardly forgets keeps the roundings of many writes: those of decayed keys, and where a token reflects it
+            // instead of erasing, any.
+            fine_write = fine_read || gate.keeps(lasting, roundings.reflects);
+        }
     }
 
     // After a tile was filled by others.
@@ -82,10 +100,10 @@ struct ChunkOps {
         if constexpr (A::pack == 2) Packer<A>::copy(S.packed, S.tile, K, V);
     }
     // Valid until the next of either.
-    Right<A> right_state(State S) {
-        if (S.packed.right != nullptr) return {S.packed.right, S.packed.right_row};
+    StateOperand right_state(State S) {
+        if (S.packed.right != nullptr) return {{S.packed.right, S.packed.right_row}, S.tile};
         states.reset();
-        return states.right(S.tile, K, V);
+        return {states.right(S.tile, K, V), S.tile};
     }
     Left<A> left_state(State S) {
         if (S.packed.left != nullptr) return {S.packed.left, S.packed.left_row, 1};
@@ -134,27 +152,36 @@ struct ChunkOps {
     }
 
     // dst[C,V] = a + x[C,K] S;  dst = x S + P b or P^T b, P lower;  dst[C,K] = a[C,V] S^T
-    void add_read(Tile dst, Tile a, Decayed x, Right<A> state) {
+    void add_read(Tile dst, Tile a, Decayed x, const StateOperand& state) {
         Start<T> start{Start<T>::add};
         start.source = a.data;
         start.source_row = a.row;
+        if constexpr (mixed) {
+            if (fine_read) return read_in_small(dst, x, state.tile, start, Alone{});
+        }
         passing.reset();
-        read(dst, x, state, start, Alone{});
+        read(passing, packer, dst, x, state.rounded, start, Alone{});
     }
-    void read_and_score(Tile dst, Decayed x, Right<A> state, Tile P, Tile b) {
+    void read_and_score(Tile dst, Decayed x, const StateOperand& state, Tile P, Tile b) {
         passing.reset();
         if constexpr (!mixed) {
-            read(dst, x, state, {},
+            read(passing, packer, dst, x, state.rounded, {},
                  Joined<A>{passing.left(P, rows, rows), packer.right_once(b, rows, V), rows / A::pack, Part::a_lower});
         } else {  // an output stands closer to its bound than a gradient
             small.reset();
-            read(dst, x, state, {},
+            read(passing, packer, dst, x, state.rounded, {},
                  Joined<Small>{small.left(P, rows, rows), small.right(b, rows, V), rows / Small::pack, Part::a_lower});
         }
     }
-    void read_and_score_transposed(Tile dst, Decayed x, Right<A> state, Tile P, Tile b) {
+    void read_and_score_transposed(Tile dst, Decayed x, const StateOperand& state, Tile P, Tile b) {
+        if constexpr (mixed) {
+            if (fine_read) {
+                return read_in_small(dst, x, state.tile, {},
+                                     Joined<Small>{small.left_transposed(P, rows, rows), small.right(b, rows, V), rows, Part::a_upper});
+            }
+        }
         passing.reset();
-        read(dst, x, state, {},
+        read(passing, packer, dst, x, state.rounded, {},
              Joined<A>{passing.left_transposed(P, rows, rows), packer.right_once(b, rows, V), rows / A::pack, Part::a_upper});
     }
     // as (S a^T)^T: rows of values are fewer to transpose than a state.
@@ -177,6 +204,15 @@ struct ChunkOps {
         write(next, x, b, decayed(S.tile), Alone{});
     }
     void decay_and_write(State next, State S, Decayed x, Tile b, Decayed y, Tile z) {
+        if constexpr (mixed) {
+            if (fine_read) {
+                small.reset();
+                matmul<Small>(next.tile.data, next.tile.row, written_keys(small, x), written_values(small, small, x, b, weighted_values),
+                              K, V, rows, Part::full, decayed(S.tile), prefetch(),
+                              Joined<Small>{written_keys(small, y), written_values(small, small, y, z, other_values), rows});
+                return renew(next);
+            }
+        }
         passing.reset();
         write(next, x, b, decayed(S.tile), Joined<A>{written_keys(passing, y), written_values(packer, passing, y, z, other_values), rows / A::pack});
     }
@@ -189,13 +225,6 @@ struct ChunkOps {
     void solve_transposed(Tile x, Tile n) { solve_unit_lower<Unrounded>(x, n, inverse, rows, V, Side::transposed); }
 
   private:
-    // A state that hardly forgets keeps the roundings of many writes: those of decayed keys, and where beta > 1 reflects it
-    // instead of erasing, any.
-    bool keeps_roundings(const T* beta) const {
-        bool reflects = false;
-        for (int i = 0; i < rows; ++i) reflects |= beta[i] > 1;
-        return (GateType::per_channel || reflects) && gate.keeps(lasting);
-    }
     // Room for so many operands of up to C x K, C x V or C x C; an assertion in the packer watches the counts.
     template <class Arithmetic>
     void carve_packer(Arena& arena, Packer<Arithmetic>& target, int chunk, int operands) const {
@@ -213,12 +242,16 @@ struct ChunkOps {
         }
         return 0;
     }
-    template <class Other>
-    void read(Tile dst, Decayed x, Right<A> state, Start<T> start, const Other& other) {
+    template <class Any, class Other>
+    void read(Packer<Any>& own, Packer<Any>& shared, Tile dst, Decayed x, Right<Any> state, Start<T> start, const Other& other) {
         start.factor = x.factor;
-        const Left<A> left = x.weights ? passing.left(x.rows, x.weights, x.scale, weighted_keys, rows, K)
-                                       : packer.left_once(x.rows, rows, K);
-        matmul<A>(dst.data, dst.row, left, state, rows, V, K, Part::full, start, prefetch(), other);
+        const Left<Any> left = x.weights ? own.left(x.rows, x.weights, x.scale, weighted_keys, rows, K)
+                                         : shared.left_once(x.rows, rows, K);
+        matmul<Any>(dst.data, dst.row, left, state, rows, V, K, Part::full, start, prefetch(), other);
+    }
+    template <class Other>
+    void read_in_small(Tile dst, Decayed x, Tile state, Start<T> start, const Other& other) {
+        read(small, small, dst, x, Right<Small>{state.data, state.row}, start, other);
     }
     Start<T> decayed(Tile S) const {
         Start<T> start = gate.decay_state();

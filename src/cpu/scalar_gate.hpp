@@ -72,9 +72,11 @@ struct ScalarGate {
         for (int c = 0; c < columns; c += n) store_split(high + c, low + c, broadcast<double>(since_start));
     }
 
+    // e^{G_L - G_i} of the channels from c on
+    reg<T> decay_to_end(int i, int /*c*/) const { return broadcast<T>(end[i]); }
     Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }
-    // Whether the chunk decays by no more than `least_decay`.
-    bool keeps(T least_decay) const { return high[0] >= least_decay; }
+    // Whether a state that decays by no more than `least_decay` keeps what bf16 rounds of a write: only if tokens reflect it.
+    bool keeps(T least_decay, bool reflects) const { return reflects && high[0] >= least_decay; }
 
     // factor * x e^{G}, factor * x e^{G - g} or x e^{G_L - G} of key rows, as rows and what is left to multiply them by.
     // Rows stay as they came: in bf16 they are exact, the factors are applied to fp32 sums. Only the last two stay valid.

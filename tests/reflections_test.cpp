@@ -1,0 +1,160 @@
+// The bf16 kernels of the delta rule where tokens reflect the state (beta up to 2) and gates hardly forget.
+#include <algorithm>
+#include <random>
+#include <sstream>
+
+#include "behaviours.hpp"
+
+namespace headrace::test {
+namespace {
+
+bool serves_bf16(const std::string& text) {
+    for (const std::string& name : accepting(line_of(text))) {
+        if (name.find("bf16") != std::string::npos) return true;
+    }
+    return false;
+}
+
+// The bf16 kernels take them by the numbers: beta as a value and as a logit is the same beta.
+TEST(Reflections, BetaNearTwoAsValuesAndAsLogits) {
+    for (const char* words :
+         {"kda:fwd t4096 h4 k64 v32 l2norm gates=lasting forget=0.0005", "kda:fwd t4096 h2 k128 v32 l2norm gates=zero",
+          "kda:fwd t4096 h4 k64 v32 gates=lasting forget=0.01 share=0.05", "gated_delta_rule:fwd t4096 h2 k128 v32 gates=zero",
+          "delta_rule:fwd t4096 h2 k128 v32", "comba:fwd t2048 h4 k128 v32 gates=lasting",
+          "kda:bwd t2048 h8 k64 v32 l2norm gates=lasting forget=0.0005", "delta_rule:bwd t2048 h8 k64 v32"}) {
+        for (const char* betas : {"1.9,1.9", "2,2", "0,2"}) {
+            for (const char* form : {"value", "two_sigmoid"}) {
+                expect_right(std::string(words) + " bf16 state=inout betas=" + betas + " beta=" + form);
+            }
+        }
+    }
+}
+
+// A key longer than 1 reflects with a smaller beta: the product counts. sqrt(2) k with beta / 2 erases what k does with beta.
+TEST(Reflections, LongKeysCountLikeLargeBetas) {
+    for (const char* op : {"delta_rule", "gated_delta_rule", "kda"}) {
+        const std::string gates = std::string(op) == "delta_rule" ? "" : " gates=zero";
+        CallTensors made = harness::make_tensors(line_of(std::string(op) + ":fwd t4096 h2 k128 v32 bf16 betas=2,2" + gates));
+        harness::Tensor &k = made.tensors.at("k"), &beta = made.tensors.at("beta");
+        for (std::int64_t i = 0; i < k.numel(); ++i) k.set(i, std::sqrt(2.0) * k.get(i));
+        for (std::int64_t i = 0; i < beta.numel(); ++i) beta.set(i, 0.9999 * beta.get(i) / 2);
+        expect_right_call(made, op);
+    }
+}
+
+// Keys of few channels: what is read through them is not averaged over all.
+TEST(Reflections, KeysOfFewChannels) {
+    for (const char* words : {"gated_delta_rule:fwd t2000 h2 k64 v32 bf16 gates=lasting forget=0.1 betas=2,2",
+                              "kda:fwd t2000 h2 k64 v32 bf16 gates=lasting forget=0.1 betas=1.5,2",
+                              "delta_rule:fwd t2000 h2 k64 v32 bf16 betas=1.8,2"}) {
+        for (const std::int64_t used : {1, 2, 8}) {
+            CallTensors made = harness::make_tensors(line_of(words));
+            harness::Tensor& k = made.tensors.at("k");
+            for (std::int64_t row = 0; row < k.numel() / 64; ++row) {
+                double square = 0;
+                for (std::int64_t c = 0; c < used; ++c) square += k.get(row * 64 + c) * k.get(row * 64 + c);
+                for (std::int64_t c = 0; c < 64; ++c) {
+                    k.set(row * 64 + c, c < used ? k.get(row * 64 + c) / std::sqrt(square) * 0.999 : 0);
+                }
+            }
+            expect_right_call(made, std::string(words) + " in " + std::to_string(used) + " channels");
+        }
+    }
+}
+
+// What is read in fp32 is decided by tokens that are past.
+TEST(Reflections, LaterTokensChangeNoBit) {
+    for (const char* words : {"kda:fwd l2norm gates=lasting", "gated_delta_rule:fwd gates=zero", "delta_rule:fwd", "comba:fwd gates=zero"}) {
+        const ProblemLine line = line_of(std::string(words) + " t500 h2 k64 v32 bf16 betas=0,2 chunk=32 threads=1");
+        const CallTensors whole = harness::make_tensors(line);
+        ASSERT_TRUE(run(whole.call).ok());
+        for (const std::int64_t length : {33, 100, 250, 499}) {
+            const CallTensors prefix = harness::make_tensors(line);
+            ASSERT_TRUE(run(tokens_of(prefix.call, 0, length)).ok());
+            EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
+                        harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
+                << words << ": length " << length;
+        }
+    }
+}
+
+// ---- a search for the worst error ----
+
+struct Point {
+    std::string op, direction, form;
+    std::int64_t T, K;
+    double least_beta, most_beta, forget, share;
+    bool l2norm;
+    int seed;
+
+    std::string line() const {
+        constexpr std::int64_t work = 40'000'000;  // states updated
+        const std::int64_t V = 32, heads = std::clamp<std::int64_t>(work / (T * K * V), direction == "bwd" ? 8 : 1, 8);
+        std::ostringstream text;
+        text << op << ":" << direction << " t" << (direction == "bwd" ? std::min<std::int64_t>(T, work / (8 * K * V)) : T) << " h"
+             << heads << " k" << K << " v" << V << " bf16 beta=" << form << " betas=" << std::min(least_beta, most_beta) << ","
+             << std::max(least_beta, most_beta) << " seed=" << seed;
+        if (op != "delta_rule") text << " gates=lasting forget=" << forget;
+        if (op == "kda") text << " share=" << share;
+        if (l2norm) text << " l2norm";
+        return text.str();
+    }
+};
+
+class Search {
+  public:
+    explicit Search(unsigned seed) : random_(seed) {}
+
+    // Draws a third of the points at random, the others near the worst that were found.
+    std::pair<double, std::string> worst_of(int points) {
+        std::vector<std::pair<double, Point>> found;
+        for (int i = 0; i < points; ++i) {
+            const Point point = i < points / 3 ? draw() : near(found[below(std::min<std::size_t>(found.size(), 4))].second);
+            const harness::CheckResult result = harness::check(line_of(point.line()));
+            double worst = 0;
+            for (const harness::TensorError& error : result.errors) worst = std::max(worst, error.error / error.bar);
+            EXPECT_TRUE(result.ok) << result.repeat << "\n" << result.message;
+            found.emplace_back(worst, point);
+            std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+        }
+        return {found.front().first, found.front().second.line()};
+    }
+
+  private:
+    std::size_t below(std::size_t count) { return random_() % count; }
+    double uniform() { return static_cast<double>(random_()) / 4294967296.0; }
+    template <typename T>
+    T pick(std::initializer_list<T> choices) {
+        return choices.begin()[below(choices.size())];
+    }
+    double pick_beta() { return pick({0.0, 0.5, 1.0, 1.5, 1.9, 2.0, 2.0}); }
+    double pick_forget() { return pick({0.0, 1e-4, 1e-3, 1e-2, 2e-2, 5e-2}); }
+    std::int64_t pick_length() { return pick<std::int64_t>({500, 2000, 4000, 8000, 16384}); }
+    Point draw() {
+        return {pick<std::string>({"kda", "kda", "gated_delta_rule", "comba", "delta_rule"}), pick<std::string>({"fwd", "fwd", "bwd"}),
+                pick<std::string>({"value", "two_sigmoid"}), pick_length(), pick<std::int64_t>({64, 128, 256}), pick_beta(),
+                pick_beta(), pick_forget(), pick({1.0, 0.5, 0.25, 0.1, 0.03}), below(2) == 0, static_cast<int>(1 + below(1000))};
+    }
+    Point near(Point point) {
+        switch (below(6)) {
+            case 0: point.T = pick_length(); break;
+            case 1: point.least_beta = std::clamp(point.least_beta + 0.4 * (uniform() - 0.5), 0.0, 2.0); break;
+            case 2: point.most_beta = std::clamp(point.most_beta + 0.4 * (uniform() - 0.5), 0.0, 2.0); break;
+            case 3: point.forget = std::min(1.0, point.forget * std::exp(2 * (uniform() - 0.5))); break;
+            case 4: point.share = pick({1.0, 0.5, 0.25, 0.1, 0.03}); break;
+            default: point.K = pick<std::int64_t>({64, 128, 256});
+        }
+        return point;
+    }
+    std::mt19937 random_;
+};
+
+// HEADRACE_SEARCH=N looks at N points instead; docs/numerics.md says what a long search found.
+TEST(Reflections, TheWorstOfASearchIsWithinTheBar) {
+    const char* longer = std::getenv("HEADRACE_SEARCH");
+    const auto [worst, line] = Search(longer != nullptr ? std::random_device()() : 1).worst_of(longer != nullptr ? std::atoi(longer) : 45);
+    std::printf("worst: %.3f of its bar in %s%s\n", worst, line.c_str(), serves_bf16(line) ? "" : " (no bf16 kernels here)");
+}
+
+}  // namespace
+}  // namespace headrace::test

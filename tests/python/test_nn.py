@@ -1,5 +1,7 @@
 """headrace.torch.nn: parameters as in flash-linear-attention, values and gradients against plain compositions."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -223,14 +225,78 @@ def test_short_convolution_by_tokens():
     expected = module(x)[0]
     state = x.new_zeros(4, 6, 3)
     with torch.no_grad():
-        cache = state[:2].clone()
+        cache, packed = state[:2].clone(), state[:2].clone()
         for t in range(5):
             y, same = module(x[:, t : t + 1], cache=cache, output_final_state=True)
             assert same is cache
             torch.testing.assert_close(y[:, 0], expected[:, t])
-            torch.testing.assert_close(module.step(x[:, t], state, torch.tensor([3, 1])), expected[:, t])
+            y, none = module(x[:, t].unsqueeze(0), cache=packed, cu_seqlens=torch.arange(3))
+            assert none is None  # and yet the cache moves on
+            torch.testing.assert_close(y[0], expected[:, t])
+            y, same = module.step(x[:, t], None, state, True, indices=torch.tensor([3, 1]))
+            assert same is state
+            torch.testing.assert_close(y, expected[:, t])
+        cu_seqlens = torch.tensor([0, 2, 2])  # as many tokens as sequences, but not one in each
+        before = packed.clone()
+        _, last = module(x[:1, :2], cache=packed, output_final_state=True, cu_seqlens=cu_seqlens)
+        assert torch.equal(packed, before) and torch.equal(last[1], before[1]) and not torch.equal(last[0], before[0])
     torch.testing.assert_close(cache, x[:, 2:].transpose(1, 2))
+    torch.testing.assert_close(packed, cache)
     assert not state[[0, 2]].any()
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["unkept", "kept"])
+@pytest.mark.parametrize("cached", [False, True], ids=["first", "cached"])
+@pytest.mark.parametrize("added", [False, True], ids=["plain", "residual"])
+@pytest.mark.parametrize("form", ["[N, 1, D]", "[N, D]", "[1, N, D]"])
+def test_steps_of_a_short_convolution_as_in_flash_linear_attention(form, added, cached, kept):
+    """ShortConvolution.step(x, residual, cache, output_final_state, cu_seqlens) -> (y, cache), by position."""
+    module = hn.ShortConvolution(6, 4, bias=True)
+    history, token, residual = torch.randn(3, 6, 4) * cached, torch.randn(3, 6), torch.randn(3, 6)
+    joined = torch.cat([history, token.unsqueeze(-1)], -1)[..., 1:]
+    expected = F.silu((joined * module.weight.squeeze(1)).sum(-1) + module.bias) + (residual if added else 0)
+    shape = {"[N, 1, D]": (3, 1, 6), "[N, D]": (3, 6), "[1, N, D]": (1, 3, 6)}[form]
+    cache = history.clone() if cached else None
+    with torch.no_grad():
+        y, after = module.step(token.view(shape), residual.view(shape) if added else None, cache, kept,
+                               torch.arange(4) if form == "[1, N, D]" else None)
+    torch.testing.assert_close(y, expected.view(shape))
+    for state in ([after] if kept else []) + ([cache] if cached else []):
+        torch.testing.assert_close(state, joined)
+    assert after is cache if kept and cached else (after is not None) == kept
+
+
+def test_misuse_of_a_short_convolution():
+    """Every message names the argument as the module calls it, and the cache is as before."""
+    module, x, cache = hn.ShortConvolution(6, 4), torch.randn(3, 1, 6), torch.randn(3, 6, 4)
+    before, row = cache.clone(), x.transpose(0, 1)
+    offsets, uneven = torch.arange(4), torch.tensor([0, 0, 1, 3])
+    with torch.no_grad():
+        for call, message in {
+            lambda: module.step(x, cache, None): r"residual: expected shape \[3, 1, 6\] as x, got \[3, 6, 4\]",
+            lambda: module.step(x, None, cache[:2]): r"cache: expected shape \[3, 6, 4\], got \[2, 6, 4\]",
+            lambda: module.step(x, None, cache[..., 1:]): r"cache: expected shape \[3, 6, 4\], got \[3, 6, 3\]",
+            lambda: module.step(x, None, cache, torch.ones(2)): "output_final_state: expected True or False",
+            lambda: module.step(row, None, cache, True, uneven): "cu_seqlens: expected one token in each sequence",
+            lambda: module.step(row, None, cache, True, offsets + 1): "cu_seqlens: expected one token in each sequence",
+            lambda: module.step(x, None, cache, True, offsets): "cu_seqlens: expected one token in each sequence",
+            lambda: module(x, torch.randn(6)): r"residual: expected shape \[3, 1, 6\] as x, got \[6\]",
+            lambda: module(x, mask=torch.ones(3, 2)): r"mask: expected shape \[3, 1\] as x, got \[3, 2\]",
+            lambda: module(x, cache=cache[:2]): r"cache: expected shape \[3, 6, 4\], got \[2, 6, 4\]",
+            lambda: module(x, cp_context=object()): "cp_context: expected None, got a context",
+            lambda: module(x, cu_seqlens_cpu=offsets): "cu_seqlens_cpu: expected together with cu_seqlens",
+        }.items():
+            with pytest.raises((ValueError, TypeError), match=message):
+                call()
+            assert torch.equal(cache, before)
+    with pytest.raises(ValueError, match="expected no gradients in a step"):
+        module.step(x, None, cache)
+
+
+def test_residuals_of_a_short_convolution_keep_the_type_of_x():
+    module, x = hn.ShortConvolution(6, 4).bfloat16(), torch.randn(2, 5, 6).bfloat16()
+    y = module(x, torch.ones(2, 5, 6))[0]
+    assert y.dtype == torch.bfloat16 and torch.equal(y, module(x)[0] + torch.ones((), dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("activation", ["swish", "silu", "sigmoid"])
@@ -245,6 +311,26 @@ def test_rms_norm_gated(activation):
     module.groups = 1
     torch.testing.assert_close(module(x), F.rms_norm(x, (12,), module.weight, 1e-3))
     assert hn.FusedRMSNormGated is hn.RMSNormGated
+    module.reset_parameters()
+    assert torch.equal(module.weight, torch.ones(12))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_residuals_of_the_gated_norm(groups):
+    module = hn.RMSNormGated(12, groups=groups)
+    with torch.no_grad():
+        module.weight.add_(torch.randn(12))
+    x, g, residual = torch.randn(3, 2, 5, 12)
+    y, s = module(x, g, residual, True)  # by position, as in flash-linear-attention
+    assert torch.equal(s, x + residual)
+    torch.testing.assert_close(y, module(s, g))
+    torch.testing.assert_close(module(x, g, residual), y)
+    half = copy.deepcopy(module).bfloat16()
+    for wide, dtype in ((False, torch.bfloat16), (True, torch.float32)):
+        y, s = half(x.bfloat16(), g.bfloat16(), prenorm=True, residual_in_fp32=wide)
+        assert (y.dtype, s.dtype) == (torch.bfloat16, dtype) and torch.equal(s, x.bfloat16().to(dtype))
+    with pytest.raises((ValueError, RuntimeError)):
+        module(x, g, residual[..., :6])
 
 
 # ---- errors ----

@@ -29,7 +29,10 @@ REFUSED = {"head_first"}  # read by flash-linear-attention to raise an error
 
 
 def definitions():
-    """What fla.ops and fla.modules define by name, classes by their __init__; importing the package needs a GPU."""
+    """What fla.ops and fla.modules define by name, classes by their __init__; importing the package needs a GPU.
+
+    Methods of classes stand there as "Class.method".
+    """
     package = Path(importlib.util.find_spec("fla").submodule_search_locations[0])
     found = {}
     for path in sorted([*package.glob("ops/*/*.py"), *package.glob("modules/*/*.py")]):
@@ -39,6 +42,9 @@ def definitions():
             elif isinstance(node, ast.ClassDef):
                 makers = (part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
                 found.setdefault(node.name, []).extend(makers)
+                for part in node.body:
+                    if isinstance(part, ast.FunctionDef):
+                        found.setdefault(f"{node.name}.{part.name}", []).append(part)
             elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in found:
                 found[node.targets[0].id] = found[node.value.id]
     return found
@@ -88,6 +94,23 @@ def test_parameters_around_the_operators_stand_where_those_of_fla_stand(name, mi
     expected = [pair for pair in positional(theirs(name)) if pair[0] != "self"]
     assert list(parameters)[: len(expected)] == [place for place, _ in expected]
     assert all(parameters[place].default == default for place, default in expected if default is not ...)
+
+
+@pytest.mark.parametrize("mine", [ShortConvolution, FusedRMSNormGated])
+def test_methods_of_modules_are_those_of_fla(mine):
+    """Each public one is there, its parameters by name and place; an option that is not is refused by its name."""
+    name = "ShortConvolution" if mine is ShortConvolution else "FusedRMSNormGated"
+    methods = [key.split(".")[1] for key in DEFINITIONS if key.startswith(f"{name}.")]
+    assert "forward" in methods
+    for method in (method for method in methods if not method.startswith("_")):
+        found, (node,) = inspect.getattr_static(mine, method), DEFINITIONS[f"{name}.{method}"]
+        if isinstance(found, property):
+            continue
+        parameters = inspect.signature(found).parameters
+        expected = positional(node)
+        assert list(parameters)[: len(expected)] == [place for place, _ in expected], method
+        assert all(parameters[place].default == default for place, default in expected if default is not ...), method
+        assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values()), method
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional, Sequence, Tuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headrace.torch.nn._cache import Cache
-from headrace.torch.nn._modules import ShortConvolution, steps_in_place
+from headrace.torch.nn._modules import ShortConvolution
 from headrace.torch.nn._padding import repad, take, unpad
 
 Maybe = Optional[Tensor]
@@ -17,6 +18,12 @@ Maybe = Optional[Tensor]
 def heads(x: Tensor, size: int) -> Tensor:
     """[B, T, heads * size] as [B, T, heads, size]."""
     return x.view(*x.shape[:-1], x.shape[-1] // size, size)
+
+
+def steps_in_place(x: Tensor, state: Tensor, keep: bool, cu_seqlens: Maybe) -> bool:
+    """Whether x [B, T, ...] is one token after a state that may be overwritten, because no gradient needs it."""
+    return (keep and x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled()
+            and not state.requires_grad)
 
 
 class Layer(nn.Module):
@@ -102,6 +109,8 @@ class Layer(nn.Module):
         states = None
         if self.use_short_conv:
             convolutions = self.q_conv1d, self.k_conv1d, self.v_conv1d
+            if past is not None and not keep:
+                past = tuple(cache.clone() for cache in past)  # a convolution may overwrite its own
             projected, states = zip(*(
                 convolution(y, cache=cache, output_final_state=keep, cu_seqlens=cu_seqlens)
                 for convolution, y, cache in zip(convolutions, projected, past or (None, None, None))))

@@ -6,7 +6,7 @@ import importlib
 import re
 
 
-OLDEST = {"torch": (2, 6), "jax": (0, 10)}  # as the extras of pyproject.toml say
+OLDEST = {"torch": (2, 6), "jax": (0, 10), "transformers": (5, 15)}  # as the extras of pyproject.toml say
 
 
 def require(front: str, framework: str) -> None:

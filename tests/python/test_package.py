@@ -126,7 +126,7 @@ def test_installed_files():
 def test_metadata():
     metadata = importlib.metadata.metadata("headrace")
     assert metadata["License-Expression"] == "MIT" and metadata["Description-Content-Type"] == "text/markdown"
-    assert set(metadata.get_all("Provides-Extra")) == {"torch", "jax", "bench"}
+    assert set(metadata.get_all("Provides-Extra")) == {"torch", "jax", "transformers", "bench"}
     assert "Typing :: Typed" in metadata.get_all("Classifier")
 
 

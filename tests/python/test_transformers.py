@@ -3,18 +3,19 @@
 import collections
 import copy
 import functools
+import importlib
 import re
 
 import pytest
 import torch
 import transformers.models.kimi_linear.modeling_kimi_linear as kimi
 import transformers.models.qwen3_next.modeling_qwen3_next as qwen
+import transformers_runs
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DataCollatorWithFlattening
+from transformers_runs import LINEAR_LAYERS, gradients_of, in_pieces, logits_and_gradients, module_of, random_tokens
 
-from headrace.integrations.transformers import MODELS, disable, enable, main, measure, tiny_model
-
-LINEAR_LAYERS = 2
+from headrace.integrations.transformers import MODELS, disable, enable, main, measure
 
 
 @pytest.fixture(autouse=True)
@@ -24,30 +25,12 @@ def undone():
     disable()
 
 
-@functools.lru_cache(maxsize=None)
-def net_of(name):
-    torch.manual_seed(0)
-    return tiny_model(name, layers=LINEAR_LAYERS + 1).eval()
+net_of = functools.lru_cache(maxsize=None)(transformers_runs.net_of)
 
 
 @pytest.fixture(params=MODELS)
 def model(request):
     return request.param, net_of(request.param)
-
-
-def random_tokens(*shape):
-    return torch.randint(256, shape, generator=torch.Generator().manual_seed(1))
-
-
-def gradients_of(net):
-    return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
-
-
-def logits_and_gradients(net, tokens, **arguments):
-    net.zero_grad()
-    output = net(input_ids=tokens, labels=tokens, **arguments)
-    output.loss.backward()
-    return output.logits.detach(), gradients_of(net)
 
 
 def assert_same(actual, expected):
@@ -105,25 +88,26 @@ def test_generation(model):
     enable([name])
     with Calls() as calls:
         actual = net.generate(tokens, **settings)
-    assert calls.count == {"forward": LINEAR_LAYERS * 12, "short_convolution": LINEAR_LAYERS}  # prefill, eleven tokens
+    assert calls.count == {"forward": LINEAR_LAYERS * 12, "short_convolution": LINEAR_LAYERS,
+                           "short_convolution_step": LINEAR_LAYERS * 11}  # prefill, eleven tokens
     assert torch.equal(actual.sequences, expected.sequences)
     for a, b in zip(actual.logits, expected.logits):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_prefill_in_pieces(model):
+@pytest.mark.parametrize("ends", [(17, 40), (17, 18, 19, 25, 26), (1, 2, 3)], ids=["pieces", "tokens", "from one"])
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_calls_on_a_cache(model, ends, padded):
+    """Logits and states, which stay where they are in memory, as in_pieces looks; with autograd too."""
     name, net = model
-    tokens = random_tokens(2, 40)
-
-    @torch.no_grad()
-    def run():
-        first = net(input_ids=tokens[:, :17], use_cache=True)
-        second = net(input_ids=tokens[:, 17:], past_key_values=first.past_key_values, use_cache=True)
-        return torch.cat((first.logits, second.logits), dim=1)
-
-    expected = run()
-    enable([name])
-    torch.testing.assert_close(run(), expected, rtol=1e-4, atol=1e-4)
+    mask = torch.ones(2, ends[-1], dtype=torch.long)
+    mask[0, : ends[0] // 2] = not padded
+    for grad in (False, True):
+        expected = in_pieces(net, random_tokens(2, ends[-1]), ends, mask, grad)
+        enable([name])
+        actual = in_pieces(net, random_tokens(2, ends[-1]), ends, mask, grad)
+        disable()
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "glm5_next"])  # its full attention mixes them
@@ -175,25 +159,77 @@ def test_arguments_of_the_functions():
     torch.testing.assert_close(twice, 2 * ours)
     for name, expected in convolved.items():
         torch.testing.assert_close(qwen.causal_conv1d_fn(x, weight, activation=name), expected, rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="causal_conv1d_fn"):  # the model's own refusal: there are no offsets
-        kimi.causal_conv1d_fn(x, weight, seq_idx=torch.zeros(2, 11, dtype=torch.int32))
+    for call in (lambda **apart: kimi.causal_conv1d_fn(x, weight, **apart),
+                 lambda **apart: qwen.torch_chunk_gated_delta_rule(q, k, v, g=g, beta=beta, **apart)):
+        with pytest.raises(ValueError, match="cu_seq_lens_q: expected beside seq_idx, to keep .* apart, got None"):
+            call(seq_idx=torch.zeros(2, 11, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("activation", [None, "silu", "swish", "gelu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("kept", [3, 4, 7])  # inputs in the state: a convolution over four needs three
+def test_convolution_on_a_state(kept, tokens, dtype, activation):
+    """causal_conv1d_update, also of states of a cache that records and of slices of them; gradients too."""
+    weight, bias = torch.randn(6, 4, requires_grad=True), torch.randn(6, requires_grad=True)
+    buffer, x = torch.randn(2, 6, kept + 2), torch.randn(2, tokens, 6).transpose(1, 2).to(dtype)
+
+    def run():
+        for grad in (False, True):
+            state = buffer.clone().to(dtype)[..., 1 : kept + 1]
+            held = state.data_ptr()
+            inputs = x.clone().requires_grad_(grad)
+            with torch.set_grad_enabled(grad):
+                y = qwen.causal_conv1d_update(inputs, state, weight.to(dtype), bias.to(dtype), activation)
+            assert y.dtype == dtype and state.data_ptr() == held
+            yield y.detach(), state.detach()
+            if grad:
+                yield torch.autograd.grad(y.float().square().sum(), (inputs, weight, bias))
+
+    expected = list(run())
+    enable(["qwen3_next"])
+    bar = 1e-5 if dtype == torch.float32 else 5e-2  # of bfloat16 the plain function rounds every intermediate
+    for actual, plain in zip(run(), expected, strict=True):
+        for a, b in zip(actual, plain, strict=True):
+            torch.testing.assert_close(a, b, rtol=bar, atol=bar)
+
+
+def test_misuse_of_the_convolution_on_a_state():
+    enable(["qwen3_next"])
+    with pytest.raises(ValueError, match="conv_state: expected at least 3 inputs, got 2"):
+        qwen.causal_conv1d_update(torch.randn(2, 6, 1), torch.randn(2, 6, 2), torch.randn(6, 4))
+    with pytest.raises(TypeError, match="conv_state_indices"):
+        qwen.causal_conv1d_update(torch.randn(2, 6, 1), torch.randn(2, 6, 4), torch.randn(6, 4), conv_state_indices=0)
 
 
 def test_other_devices_keep_the_models_functions():
     enable()
     with Calls() as calls:
         o, _ = qwen.torch_recurrent_gated_delta_rule(*operands("meta"))
-        y = qwen.causal_conv1d_fn(torch.empty(2, 6, 11, device="meta"), torch.empty(6, 4, device="meta"))
-    assert (o.shape, y.shape, calls.count) == ((1, 9, 2, 16), (2, 6, 11), {})
+        x, state, weight = (torch.empty(*sizes, device="meta") for sizes in ((2, 6, 11), (2, 6, 4), (6, 4)))
+        y, step = qwen.causal_conv1d_fn(x, weight), qwen.causal_conv1d_update(x[..., :1], state, weight)
+    assert (o.shape, y.shape, step.shape, calls.count) == ((1, 9, 2, 16), (2, 6, 11), (2, 6, 1), {})
 
 
 def test_disable_puts_everything_back():
-    before = qwen.torch_chunk_gated_delta_rule, qwen.causal_conv1d_fn
+    modules = [module_of(name) for name in MODELS]
+    before = [dict(vars(module)) for module in modules]
     assert enable() == list(MODELS)
-    assert qwen.torch_chunk_gated_delta_rule is not before[0] and qwen.causal_conv1d_fn is not before[1]
+    enabled = [dict(vars(module)) for module in modules]
+    for old, new in zip(before, enabled):
+        assert len([name for name in old if old[name] is not new[name]]) == 4
     enable()  # twice is as good as once
+    assert [dict(vars(module)) for module in modules] == enabled
     disable()
-    assert (qwen.torch_chunk_gated_delta_rule, qwen.causal_conv1d_fn) == before
+    for module, old in zip(modules, before):
+        assert vars(module).keys() == old.keys() and all(vars(module)[name] is old[name] for name in old)
+
+
+def test_versions_whose_models_keep_their_functions_are_refused(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("transformers"), "__version__", "5.14.1")
+    with pytest.raises(ImportError, match="headrace.integrations.transformers: expected transformers 5.15 or newer, "
+                                          "got 5.14.1"):
+        enable()
 
 
 @pytest.mark.alone

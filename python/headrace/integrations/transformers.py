@@ -12,32 +12,34 @@ plain functions do not do. `python -m headrace.integrations.transformers` measur
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
-import importlib.util
 import inspect
 import time
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
 
 from headrace._measuring import MEMORY, MEMORY_HELP, in_turns, keep_memory
-from headrace.torch import chunk_gated_delta_rule, chunk_kda, short_convolution
-
-if TYPE_CHECKING:
-    import torch
+from headrace._versions import require
+from headrace.torch import chunk_gated_delta_rule, chunk_kda, short_convolution, short_convolution_step
 
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid", "kimi_linear", "bailing_hybrid",
           "glm5_next")
 
-# Names of the plain functions in the models' modules, and what computes the same.
-_OPERATORS: Dict[str, Callable] = {
-    "torch_chunk_gated_delta_rule": chunk_gated_delta_rule,
-    "torch_recurrent_gated_delta_rule": chunk_gated_delta_rule,
-    "chunk_kimi_delta_attention": chunk_kda,
-    "recurrent_kimi_delta_attention": chunk_kda,
-}
-_CONVOLUTION = "causal_conv1d_fn"
-
 _originals: Dict[Tuple[ModuleType, str], Callable] = {}  # (module, name): the function that stood there
+
+
+def _offsets(arguments: Dict[str, Any]) -> Optional[torch.Tensor]:
+    """Where the sequences of a packed row begin, None if there is one in each row."""
+    offsets = arguments.get("cu_seqlens")
+    if offsets is None:
+        offsets = arguments.get("cu_seq_lens_q")  # some types pass it on under this name
+    if offsets is None and arguments.get("seq_idx") is not None:
+        raise ValueError("cu_seq_lens_q: expected beside seq_idx, to keep packed sequences apart, got None "
+                         "(DataCollatorWithFlattening gives it with return_flash_attn_kwargs=True)")
+    return offsets
 
 
 def _operator(function: Callable, original: Callable) -> Callable:
@@ -47,35 +49,77 @@ def _operator(function: Callable, original: Callable) -> Callable:
     def replaced(query, key, value, g, beta, **arguments):
         if query.device.type != "cpu":
             return original(query, key, value, g=g, beta=beta, **arguments)
-        arguments.setdefault("cu_seqlens", arguments.get("cu_seq_lens_q"))  # some types pass it on under this name
-        return function(query, key, value, g, beta, **{name: x for name, x in arguments.items() if name in known})
+        options = {name: x for name, x in arguments.items() if name in known and name != "cu_seqlens"}
+        return function(query, key, value, g, beta, cu_seqlens=_offsets(arguments), **options)
 
     return replaced
+
+
+def _convolved(x: torch.Tensor, activation: Optional[str], convolution: Callable) -> torch.Tensor:
+    """activation(convolution of x), both [B, D, T]; `convolution` takes and gives [B, T, D] and knows "silu"."""
+    from transformers.activations import ACT2FN
+
+    fused = activation if activation in ("silu", "swish") else None
+    y = convolution(x.transpose(1, 2), activation=fused).transpose(1, 2)
+    return y if activation == fused else ACT2FN[activation](y)
 
 
 def _convolution(original: Callable) -> Callable:
-    """short_convolution in place of `original`, whose hidden_states [B, D, T] are the transpose of [B, T, D]."""
-    from transformers.activations import ACT2FN
+    """short_convolution in place of `original`."""
 
     def replaced(hidden_states, weight, bias=None, activation=None, **arguments):
-        offsets = arguments.get("cu_seq_lens_q")
-        if hidden_states.device.type != "cpu" or (offsets is None and arguments.get("seq_idx") is not None):
+        if hidden_states.device.type != "cpu":
             return original(hidden_states, weight, bias, activation=activation, **arguments)
-        fused = activation if activation in ("silu", "swish") else None
-        y, _ = short_convolution(hidden_states.transpose(1, 2), weight, bias, activation=fused, cu_seqlens=offsets)
-        return (y if activation == fused else ACT2FN[activation](y)).transpose(1, 2)
+        return _convolved(hidden_states, activation, lambda x, activation: short_convolution(
+            x, weight, bias, activation=activation, cu_seqlens=_offsets(arguments))[0])
 
     return replaced
+
+
+def _convolution_of_a_token(original: Callable) -> Callable:
+    """short_convolution_step in place of `original`: conv_state [B, D, S], the last S inputs, changes in place."""
+
+    def replaced(hidden_states, conv_state, weight, bias=None, activation=None):
+        if hidden_states.device.type != "cpu":
+            return original(hidden_states, conv_state, weight, bias, activation)
+        tokens, kept = hidden_states.shape[-1], conv_state.shape[-1]
+        tensors = (hidden_states, conv_state, weight, bias)
+        differentiated = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        if tokens == 1 and kept == weight.shape[-1] and not differentiated:
+            return _convolved(hidden_states, activation, lambda x, activation: short_convolution_step(
+                x, conv_state, weight, bias, activation))
+        if kept + 1 < weight.shape[-1]:
+            raise ValueError(f"conv_state: expected at least {weight.shape[-1] - 1} inputs, got {kept}")
+        joined = torch.cat([conv_state, hidden_states], dim=-1)  # the states of a cache that records may be longer
+        conv_state.copy_(joined[..., tokens:])
+        y = _convolved(joined, activation, lambda x, activation: short_convolution(
+            x, weight, bias, activation=activation)[0])
+        return y[..., kept:].to(hidden_states.dtype)
+
+    return replaced
+
+
+# What stands in place of each function of the models' modules, all of which transformers binds to causal_conv1d or
+# flash-linear-attention where these can be imported, on whatever device.
+_REPLACEMENTS: Dict[str, Callable[[Callable], Callable]] = {
+    "torch_chunk_gated_delta_rule": functools.partial(_operator, chunk_gated_delta_rule),
+    "torch_recurrent_gated_delta_rule": functools.partial(_operator, chunk_gated_delta_rule),
+    "chunk_kimi_delta_attention": functools.partial(_operator, chunk_kda),
+    "recurrent_kimi_delta_attention": functools.partial(_operator, chunk_kda),
+    "causal_conv1d_fn": _convolution,
+    "causal_conv1d_update": _convolution_of_a_token,
+}
+_OPERATORS = [name for name in _REPLACEMENTS if not name.startswith("causal_conv1d")]
 
 
 def enable(models: Sequence[str] = MODELS) -> List[str]:
     """Replaces the functions of these model types; returns the types that the installed transformers has.
 
-    models: names of folders in transformers.models. Raises ImportError without transformers, ValueError for a type
-    without such functions, RuntimeError if none of MODELS is there.
+    models: names of folders in transformers.models. Raises ImportError without transformers 5.15 or newer, whose models
+    look their functions up when they run, ValueError for a type without such functions, RuntimeError if none of MODELS
+    is there.
     """
-    if importlib.util.find_spec("transformers") is None:
-        raise ImportError("headrace.integrations.transformers: expected transformers to be installed")
+    require("headrace.integrations.transformers", "transformers")
     found = []
     for model in models:
         name = f"transformers.models.{model}.modeling_{model}"
@@ -87,11 +131,10 @@ def enable(models: Sequence[str] = MODELS) -> List[str]:
             raise
         if not any(hasattr(module, function) for function in _OPERATORS):
             raise ValueError(f"models: expected types with plain functions of these operators, got '{model}'")
-        for function in (*_OPERATORS, _CONVOLUTION):
+        for function, replacement in _REPLACEMENTS.items():
             if hasattr(module, function) and (module, function) not in _originals:
                 original = _originals[module, function] = getattr(module, function)
-                setattr(module, function, _convolution(original) if function == _CONVOLUTION
-                        else _operator(_OPERATORS[function], original))
+                setattr(module, function, replacement(original))
         found.append(model)
     if not found:
         raise RuntimeError(f"transformers: expected a version that has one of {', '.join(MODELS)}")
@@ -141,8 +184,6 @@ def tiny_model(model: str, hidden: int = 128, layers: int = 2, heads: int = 4, h
 
 def measure(model: str, tokens: int, rounds: int) -> Tuple[float, float]:
     """Seconds of a training step of a tiny model, the least of some in turns: (its own functions, headrace's)."""
-    import torch
-
     torch.manual_seed(0)
     net, text = tiny_model(model, hidden=256, layers=4, heads=8, head_dim=64), torch.randint(256, (1, tokens))
 

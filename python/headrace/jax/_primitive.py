@@ -51,16 +51,12 @@ class Settings:
         return {name: kinds[type(value)](value) for name, value in values.items()}
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _Names:
-    """Names of tensors that travel beside residuals."""
-
-    names: tuple
-
-
 def _bits(names: Iterable[str], places: Sequence[str]) -> np.int64:
     return np.int64(sum(1 << places.index(name) for name in names))
+
+
+def _names(bits: int, places: Sequence[str]) -> list:
+    return [name for i, name in enumerate(places) if bits >> i & 1]
 
 
 def state_shape(settings: Settings, q: jax.Array, v: jax.Array, cu_seqlens: jax.Array | None) -> tuple:
@@ -139,13 +135,16 @@ def _unfold(name, x, size):
 
 
 def _mappable(function):
-    """`function` of tensors by name; vmap makes one call of it with more heads, or a loop where the offsets differ."""
+    """`function` of tensors by name; vmap makes one call of it with more heads, or a loop where the offsets differ.
+
+    Of no elements too it makes the loop, whose results have their shapes though nothing runs.
+    """
     mappable = custom_vmap(function)
 
     @mappable.def_vmap
     def rule(size, mapped, tensors):
         mapped = mapped[0]
-        if mapped.get("cu_seqlens"):
+        if mapped.get("cu_seqlens") or size == 0:
             rows = {name: x for name, x in tensors.items() if mapped[name]}
             values = jax.lax.map(lambda row: mappable({**tensors, **row}), rows)
         else:
@@ -163,16 +162,20 @@ def _operator(settings, tensors):
 
 def _operator_forward(settings, tensors):
     values = {name: x.value for name, x in tensors.items()}
-    wanted = tuple(name for name in DIFFERENTIABLE if name in tensors and tensors[name].perturbed)
-    return _operator(settings, values), (values, _Names(wanted))
+    wanted = _bits([name for name in DIFFERENTIABLE if name in tensors and tensors[name].perturbed], DIFFERENTIABLE)
+    # Which gradients are wanted travels to the backward as the shape of an array without elements. JAX keeps the shapes
+    # of residuals with each trace of this function, but of their tree (None, static nodes, which are inputs) only that
+    # of the last trace: a tree that depends on `perturbed` would give one gradient's names to another.
+    return _operator(settings, values), (values, np.empty((0, wanted), bool))
 
 
 def _operator_backward(settings, residuals, d_outputs):
     tensors, wanted = residuals
+    wanted = _names(wanted.shape[1], DIFFERENTIABLE)
     gradients = {}
     d_outputs = {f"d_{name}": x for name, x in d_outputs.items() if not isinstance(x, SymbolicZero)}
-    if wanted.names and d_outputs:
-        gradients = _mappable(partial(_backward, settings, wanted.names))({**tensors, **d_outputs})
+    if wanted and d_outputs:
+        gradients = _mappable(partial(_backward, settings, wanted))({**tensors, **d_outputs})
     return ({name: gradients.get(name) for name in tensors},)
 
 

@@ -1,4 +1,4 @@
-"""The custom operators behind the layer functions: kernels, shapes without data, and autograd, as in _library."""
+"""The custom operators behind the layer functions: kernels, shapes without data, autograd and vmap, as in _library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from headrace import _core
 from headrace._arguments import count_sequences
-from headrace.torch._library import like, once, placed, register, without_gradients
+from headrace.torch import _vmap
+from headrace.torch._library import Function, like, once, placed, register, without_gradients
 
 Maybe = Optional[Tensor]
 
@@ -47,12 +48,11 @@ def _convolution_gradients(x, weight, bias, initial_state, cu_seqlens, d_y, d_fi
     return like([x, weight, bias, initial_state], wanted)
 
 
-class _Convolution(torch.autograd.Function):
+class _Convolution(Function):
     @staticmethod
     def forward(ctx, *arguments):
         *tensors, ctx.final_state, ctx.activation = arguments
-        with torch._C._AutoDispatchBelowAutograd():
-            y, state = torch.ops.headrace.short_convolution(*arguments)
+        y, state = Function.run("short_convolution", *arguments)
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         if not ctx.final_state:
@@ -73,7 +73,7 @@ class _Convolution(torch.autograd.Function):
 
 def _convolution_with_autograd(*arguments):
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:4]):
-        return _Convolution.apply(*arguments)
+        return _Convolution.record(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.headrace.short_convolution(*arguments)
 
@@ -121,12 +121,11 @@ def _norm_gradients(x, gate, weight, d_y, wanted, eps, activation):
     return like([x, gate, weight], wanted)
 
 
-class _Norm(torch.autograd.Function):
+class _Norm(Function):
     @staticmethod
     def forward(ctx, *arguments):
         *tensors, ctx.eps, ctx.activation = arguments
-        with torch._C._AutoDispatchBelowAutograd():
-            y = torch.ops.headrace.rms_norm_gated(*arguments)
+        y = Function.run("rms_norm_gated", *arguments)
         ctx.save_for_backward(*tensors)
         return y
 
@@ -139,14 +138,47 @@ class _Norm(torch.autograd.Function):
 
 def _norm_with_autograd(*arguments):
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:3]):
-        return _Norm.apply(*arguments)
+        return _Norm.record(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.headrace.rms_norm_gated(*arguments)
 
 
-register("short_convolution", short_convolution, _convolution_outputs, _convolution_with_autograd)
+# ---- registration ----
+
+# Where channels stand in the arguments of the convolution; cu_seqlens has none.
+_CHANNELS = (2, 0, 0, 1, None)
+# Where rows stand in those of the norm; the weight has none, nor has its gradient.
+_ROWS = (-2, -2, None)
+
+
+def _channels_of_outputs(*arguments):
+    return 2, 1 if arguments[5] else 0
+
+
+def _channels_of_gradients(*arguments):
+    return [_CHANNELS[i] for i in arguments[7]]
+
+
+def _rows_of_output(*arguments):
+    return -2
+
+
+def _rows_of_gradients(*arguments):
+    wanted = arguments[4]
+    return None if 2 in wanted else [_ROWS[i] for i in wanted]
+
+
+register("short_convolution", short_convolution, _convolution_outputs, _convolution_with_autograd,
+         _vmap.folded("short_convolution", _convolution_outputs, _CHANNELS, _channels_of_outputs))
 register("short_convolution_backward", short_convolution_backward, _convolution_gradients,
-         once("short_convolution_backward"))
-register("short_convolution_step", short_convolution_step, _step_outputs, _step_without_gradients, mutates=("state",))
-register("rms_norm_gated", rms_norm_gated, _norm_outputs, _norm_with_autograd)
-register("rms_norm_gated_backward", rms_norm_gated_backward, _norm_gradients, once("rms_norm_gated_backward"))
+         once("short_convolution_backward"),
+         _vmap.folded("short_convolution_backward", _convolution_gradients, (*_CHANNELS, 2, 1),
+                      _channels_of_gradients))
+register("short_convolution_step", short_convolution_step, _step_outputs, _step_without_gradients,
+         _vmap.refused("state: expected no vmap over a step, which changes it in place and whose rows are a batch "
+                       "already"),
+         mutates=("state",))
+register("rms_norm_gated", rms_norm_gated, _norm_outputs, _norm_with_autograd,
+         _vmap.folded("rms_norm_gated", _norm_outputs, _ROWS, _rows_of_output))
+register("rms_norm_gated_backward", rms_norm_gated_backward, _norm_gradients, once("rms_norm_gated_backward"),
+         _vmap.folded("rms_norm_gated_backward", _norm_gradients, (*_ROWS, -2), _rows_of_gradients))

@@ -1,7 +1,8 @@
-"""The custom operators headrace::forward and headrace::backward: kernels, shapes without data, and autograd.
+"""The custom operators headrace::forward and headrace::backward: kernels, shapes without data, autograd and vmap.
 
 Registered at the dispatcher's keys by hand: the autograd that torch.library generates takes longer per call (about 90
-microseconds for an operator of 22 arguments) than a short sequence takes to compute.
+microseconds for an operator of 22 arguments) than a short sequence takes to compute. The transforms of torch.func
+arrive at the same keys, one level after the other.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 from headrace import _core
 from headrace._arguments import DIFFERENTIABLE, count_sequences, options
+from headrace.torch import _vmap
 
 Maybe = Optional[Tensor]
 
@@ -137,12 +142,37 @@ def _backward_shapes(op, q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initi
 _TENSORS = len(DIFFERENTIABLE) + 1  # places 1 to _TENSORS of the forward's arguments; op stands at 0
 
 
-class _Forward(torch.autograd.Function):
+class Function(_SingleLevelFunction):
+    """An autograd.Function of an autograd kernel: it belongs to one level of torch.func, that of the kernel's tensors.
+
+    Its forward has autograd switched off. That holds for its own level: run() goes on to the next one as it would
+    without this one.
+    """
+
+    apply: Callable[..., Any]  # of the base in C++
+
+    @classmethod
+    def record(cls, *arguments):
+        if not torch._C._are_functorch_transforms_active():
+            return cls.apply(*arguments)
+        with enable_single_level_autograd_function():
+            return cls.apply(*arguments)
+
+    @staticmethod
+    def run(name, *arguments):
+        operator = getattr(torch.ops.headrace, name)
+        if not torch._C._are_functorch_transforms_active():
+            with torch._C._AutoDispatchBelowAutograd():
+                return operator(*arguments)
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+
+class _Forward(Function):
     @staticmethod
     def forward(ctx, op, *arguments):
         tensors, final_state, rest = arguments[:_TENSORS], arguments[_TENSORS], arguments[_TENSORS + 1 :]
-        with torch._C._AutoDispatchBelowAutograd():
-            o, state = torch.ops.headrace.forward(op, *tensors, final_state, *rest)
+        o, state = Function.run("forward", op, *arguments)
         ctx.op, ctx.final_state, ctx.rest = op, final_state, rest
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
@@ -158,15 +188,16 @@ class _Forward(torch.autograd.Function):
             d_final_state = None
         if not wanted or (d_o is None and d_final_state is None):
             return (None,) * (1 + arguments)
-        # Where no second derivative can be asked for, autograd's kernel would only cost time.
-        with nullcontext() if torch.is_grad_enabled() else torch._C._AutoDispatchBelowAutograd():
+        # Where nobody can ask for a derivative of the gradients, autograd's kernel would only cost time.
+        asked = torch.is_grad_enabled() or forward_ad._current_level >= 0
+        with nullcontext() if asked else torch._C._AutoDispatchBelowAutograd():
             gradients = torch.ops.headrace.backward(ctx.op, *ctx.saved_tensors, d_o, d_final_state, wanted, *ctx.rest)
         return (None, *placed(gradients, wanted, arguments))
 
 
 def _forward_with_autograd(op, *arguments):
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:_TENSORS]):
-        return _Forward.apply(op, *arguments)
+        return _Forward.record(op, *arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.headrace.forward(op, *arguments)
 
@@ -174,13 +205,33 @@ def _forward_with_autograd(op, *arguments):
 _library = torch.library.Library("headrace", "DEF")
 
 
-def register(name: str, kernel: Callable, shapes: Callable, autograd: Callable, mutates: Sequence[str] = ()) -> None:
-    """Defines headrace::<name>: its kernel on CPU tensors, its outputs without data, its autograd."""
+def _refuse_tangents(name: str, arguments: Sequence[Any]) -> None:
+    """No argument is a dual number, whose tangent an operator without forward mode would drop."""
+    if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in arguments):
+        raise NotImplementedError(f"headrace::{name}: forward-mode derivatives are not computed; expected reverse mode "
+                                  "(torch.func.grad, vjp, jacrev)")
+
+
+def register(name: str, kernel: Callable, shapes: Callable, autograd: Callable, vmap: Callable,
+             mutates: Sequence[str] = ()) -> None:
+    """Defines headrace::<name>: its kernel on CPU tensors, its outputs without data, its autograd, its vmap."""
+
+    def derivatives(*arguments):
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(name, arguments)
+        return autograd(*arguments)
+
+    def batched(*arguments):
+        raise NotImplementedError(f"headrace::{name}: vectorize and is_grads_batched of torch.autograd are not served; "
+                                  "expected torch.func (jacrev, vmap)")
+
     schema = torch.library.infer_schema(kernel, mutates_args=mutates)
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, kernel, "CPU")
-    _library.impl(name, autograd, "Autograd")
+    _library.impl(name, derivatives, "Autograd")
+    _library.impl(name, batched, "Batched")  # the key of torch.autograd's own vmap
     torch.library.register_fake(f"headrace::{name}", shapes, lib=_library)
+    torch.library.register_vmap(f"headrace::{name}", vmap, lib=_library)
 
 
 def without_gradients(name: str, error: type, message: str, written: Sequence[int] = ()) -> Callable:
@@ -204,10 +255,42 @@ def without_gradients(name: str, error: type, message: str, written: Sequence[in
 
 
 def once(name: str) -> Callable:
-    """The autograd of an operator that computes gradients."""
-    return without_gradients(name, NotImplementedError,
-                             f"headrace::{name}: second derivatives are not computed; expected create_graph=False")
+    """The autograd of an operator that computes gradients: theirs are refused when they are asked for."""
+
+    class Gradients(Function):
+        @staticmethod
+        def forward(ctx, *arguments):
+            return tuple(Function.run(name, *arguments))
+
+        @staticmethod
+        def backward(ctx, *d_gradients):
+            raise NotImplementedError(f"headrace::{name}: second derivatives are not computed")
+
+    def kernel(*arguments):
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
+            return list(Gradients.record(*arguments))
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(torch.ops.headrace, name)(*arguments)
+
+    return kernel
 
 
-register("forward", forward, _forward_shapes, _forward_with_autograd)
-register("backward", backward, _backward_shapes, once("backward"))
+# ---- vmap ----
+
+# Where heads stand in the forward's arguments, op at first and cu_seqlens at last.
+_HEADS = (None, 2, 2, 2, 2, 2, 2, 0, 2, 0, 0, 1, None)
+_WANTED = _TENSORS + 3  # its place among the backward's arguments, behind d_o and d_final_state
+
+
+def _heads_of_outputs(*arguments):
+    return 2, 1 if arguments[_TENSORS + 1] else 0
+
+
+def _heads_of_gradients(*arguments):
+    return [_HEADS[1 + i] for i in arguments[_WANTED]]
+
+
+register("forward", forward, _forward_shapes, _forward_with_autograd,
+         _vmap.folded("forward", _forward_shapes, _HEADS, _heads_of_outputs))
+register("backward", backward, _backward_shapes, once("backward"),
+         _vmap.folded("backward", _backward_shapes, (*_HEADS, 2, 1), _heads_of_gradients))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headrace import _core
 from headrace._arguments import options
+from headrace.torch import _vmap
 from headrace.torch._library import check_tensors, k_first, register, without_gradients
 
 Maybe = Optional[Tensor]
@@ -38,6 +39,8 @@ def step(
 register("step", step, lambda *arguments: None,
          without_gradients("step", ValueError, "ssm_state_indices: expected no gradients with a pool of states (use "
                            "torch.no_grad), got tensors that require them", written=(11, 15)),
+         _vmap.refused("ssm_state_indices: expected no vmap over a pool of states, which changes in place and whose "
+                       "rows are a batch already"),
          mutates=("pool", "out"))
 
 

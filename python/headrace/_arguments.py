@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 import operator
-from typing import Any, Callable, Iterable
+import sys
+from typing import Any, Callable, Dict, Iterable, Sequence
 
 from headrace import _core
 
@@ -14,51 +16,97 @@ DIFFERENTIABLE = INPUTS[:-1]
 OPERATORS = ("linear_attention", "retention", "simple_gla", "gla", "delta_rule", "gated_delta_rule", "comba", "kda")
 
 
-# The options of a call at the binding, and what each takes.
-OPTIONS = {"scale": "a number", "reverse": "True or False", "qk_l2norm": "True or False", "gate_form": "a name",
-           "lower_bound": "a number", "beta_form": "a name", "allow_positive_gates": "True or False",
-           "chunk": "an integer", "num_steps": "an integer", "threads": "an integer"}
+_LARGEST = sys.float_info.max
 
 
 def number(name: str, value: Any) -> float:
-    """`value`, or what it holds where it is a scalar of some framework."""
-    if isinstance(value, (int, float)):
-        return value
+    """`value`, or what it holds where it is a scalar of some framework: a finite number."""
+    found = value if isinstance(value, (int, float)) and not isinstance(value, bool) else _scalar(name, value)
+    if not -_LARGEST <= found <= _LARGEST:
+        raise ValueError(f"{name}: expected a finite number, got {value}")
+    return found
+
+
+def _scalar(name: str, value: Any) -> float:
     try:
-        if hasattr(value, "__float__"):
+        if hasattr(value, "__float__") and value is not True and value is not False and _kind(value)[:4] not in (
+                "bool", "comp"):
             return float(value)
-    except (TypeError, ValueError, RuntimeError):  # an array of several numbers, in one framework or another
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # an array of several numbers, one that is traced, ...
         pass
     raise TypeError(f"{name}: expected a number, got {value!r}")
 
 
+def _kind(value: Any) -> str:
+    """The name of the type of an array or a scalar of some framework."""
+    return str(getattr(value, "dtype", "")).removeprefix("torch.")
+
+
 def flag(name: str, value: Any) -> bool:
-    """Whether `value` is true."""
+    """`value`, True or False, or what it holds where it is a boolean scalar of some framework."""
+    if value is True or value is False:
+        return value
     try:
-        return bool(value)
-    except (TypeError, ValueError, RuntimeError):  # as in number()
-        raise TypeError(f"{name}: expected True or False, got {value!r}") from None
+        if _kind(value) == "bool" and len(value.shape) == 0:
+            return bool(value)
+    except (TypeError, RuntimeError):  # one that is traced, or has no data
+        pass
+    raise TypeError(f"{name}: expected True or False, got {value!r}")
 
 
-def chunk_hint(chunk_size: Any) -> int:
-    """chunk_size as the library takes it, which sees to the powers of two: 0, its own choice, for None alone."""
+def integer(name: str, value: Any) -> int:
+    """`value`, or what it holds where it is an integer scalar of some framework: an int of 32 bits."""
+    try:
+        found = operator.index(value)
+    except (TypeError, RuntimeError):
+        found = None
+    if found is None or value is True or value is False:
+        raise TypeError(f"{name}: expected an integer, got {value!r}")
+    if not -(2**31) <= found < 2**31:
+        raise ValueError(f"{name}: expected an integer of 32 bits, got {value}")
+    return found
+
+
+def text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected a name, got {value!r}")
+    return value
+
+
+def chunk_hint(chunk_size: Any, name: str = "chunk_size") -> int:
+    """chunk_size as the library takes it: 0, its own choice, for None alone."""
     if chunk_size is None:
         return 0
-    try:
-        chunk = operator.index(chunk_size)
-    except TypeError:
-        raise TypeError(f"chunk_size: expected an integer, got {chunk_size!r}") from None
-    if not 0 < chunk < 2**31:
-        raise ValueError(f"chunk_size: expected a power of two from 16 to 256, got {chunk}")
+    chunk = integer(name, chunk_size)
+    if chunk not in (16, 32, 64, 128, 256):
+        raise ValueError(f"{name}: expected a power of two from 16 to 256, got {chunk}")
     return chunk
 
 
 def depth(layer_idx: Any, num_layers: Any) -> float:
     """The share of a model's layers that stand before this one."""
-    layers = number("num_layers", num_layers)
+    layers, layer = number("num_layers", num_layers), number("layer_idx", layer_idx)
     if layers <= 0:
         raise ValueError(f"num_layers: expected a positive number, got {num_layers}")
-    return number("layer_idx", layer_idx) / layers
+    if not 0 <= layer < layers:
+        raise ValueError(f"layer_idx: expected 0 to num_layers - 1 = {layers - 1}, got {layer_idx}")
+    return layer / layers
+
+
+def check_gate_parameter(name: str, shape: Sequence[int], heads: int, channels: int = 0) -> None:
+    """What must hold for a gate's A_log or dt_bias to be read, flat, as one value for each value head.
+
+    With `channels` also as one for each channel of each head, unless `shape` puts something else behind the heads.
+    """
+    sizes = [size for size in shape if size != 1]
+    behind = [1]  # the values behind each dimension
+    for size in reversed(sizes):
+        behind.append(behind[-1] * size)
+    count = behind[-1]
+    if count == heads or (channels and count == heads * channels and (len(sizes) == 1 or channels in behind)):
+        return
+    other = f" or [{heads}, {channels}]" if channels else ""
+    raise ValueError(f"{name}: expected the values of shape [{heads}]{other}, got shape {list(shape)}")
 
 
 def check_sum(gk: Any, g: Any) -> None:
@@ -79,13 +127,18 @@ def count_sequences(B: int, cu_seqlens: Any) -> int:
 
 def gate_form(use_gate_in_kernel: bool, lower_bound: float | None) -> str:
     """The form in which g is given: a log decay, or a pre-activation of one of two kinds (docs/math.md, 2)."""
+    if lower_bound is not None:
+        bound(lower_bound)
     if not flag("use_gate_in_kernel", use_gate_in_kernel):
         return "log_decay"
-    if lower_bound is None:
-        return "softplus"
+    return "softplus" if lower_bound is None else "bounded"
+
+
+def bound(lower_bound: Any) -> float:
+    """lower_bound, which is checked where the form of the gate does not need it, too."""
     if not -5 <= number("lower_bound", lower_bound) < 0:
         raise ValueError(f"lower_bound: expected a value in [-5, 0), got {lower_bound}")
-    return "bounded"
+    return number("lower_bound", lower_bound)
 
 
 def beta_form(use_beta_sigmoid_in_kernel: bool, allow_neg_eigval: bool) -> str:
@@ -101,21 +154,24 @@ def beta_form(use_beta_sigmoid_in_kernel: bool, allow_neg_eigval: bool) -> str:
 
 def options(scale: float | None, reverse: bool, qk_l2norm: bool, gate: str, lower_bound: float, beta: str,
             chunk: int) -> _core.Options:
-    return options_named(scale=scale, reverse=reverse, qk_l2norm=qk_l2norm, gate_form=gate, lower_bound=lower_bound,
+    """The options of a call, which have been checked."""
+    return _core.Options(scale=scale, reverse=reverse, qk_l2norm=qk_l2norm, gate_form=gate, lower_bound=lower_bound,
                          beta_form=beta, chunk=chunk)
 
 
+# The options of a call at the binding by their names there, and what sees to their values.
+OPTIONS: Dict[str, Callable[[str, Any], Any]] = {
+    "scale": lambda name, value: None if value is None else number(name, value),
+    "lower_bound": lambda name, value: bound(value),
+    **dict.fromkeys(("reverse", "qk_l2norm", "allow_positive_gates"), flag),
+    **dict.fromkeys(("gate_form", "beta_form"), text),
+    **dict.fromkeys(("chunk", "num_steps", "threads"), integer),
+}
+
+
 def options_named(**given: Any) -> _core.Options:
-    """The options `given`, of the names in OPTIONS; a TypeError names the one of the wrong type."""
-    try:
-        return _core.Options(**given)
-    except TypeError:
-        for name, value in given.items():
-            try:
-                _core.Options(**{name: value})
-            except TypeError:
-                raise TypeError(f"{name}: expected {OPTIONS[name]}, got {value!r}") from None
-        raise
+    """The options `given`, of the names in OPTIONS; a TypeError or a ValueError names the one that is wrong."""
+    return _core.Options(**{name: OPTIONS[name](name, value) for name, value in given.items()})
 
 
 def document(functions: Iterable[Callable], module: str | None) -> None:

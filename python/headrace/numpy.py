@@ -6,23 +6,26 @@
     o = hn.step("kda", q, k, v, g=g, beta=beta, pool=states)          # states change in place
 
 Shapes: q, k, p [B, T, H, K]; v, o [B, T, HV, V]; g [B, T, HV] or [B, T, HV, K]; gv [B, T, HV, V]; g_gamma, A_log [HV];
-dt_bias [HV] or [HV, K]; beta [B, T, HV]; states [N, HV, K, V]. Types: float64, float32, float16, and bfloat16 of
-ml_dtypes. Arrays of any strides >= 0 are read where they are. Options are those of headrace::Options: scale, reverse,
-qk_l2norm, gate_form ("log_decay", "softplus", "bounded"), lower_bound, beta_form ("value", "sigmoid", "two_sigmoid"),
-allow_positive_gates, chunk, num_steps, threads; A_log may be left out of a bounded gate and is 0. Errors are ValueError
-or TypeError naming the argument. Formulas: docs/math.md of the project, recurrences in its section 2, gradients in 3.
+dt_bias [HV] or [HV, K], as A_log also in other shapes of as many values; beta [B, T, HV]; states [N, HV, K, V]. Types:
+float64, float32, float16, and bfloat16 of ml_dtypes. Where q, k, v and p have several, the call computes in the least
+that holds them all; o has the type of q, a gradient that of its input. Arrays of any strides >= 0 are read where they
+are, those of the other byte order in a copy; masked arrays are refused. Options are those of headrace::Options: scale,
+reverse, qk_l2norm, gate_form ("log_decay", "softplus", "bounded"), lower_bound, beta_form ("value", "sigmoid",
+"two_sigmoid"), allow_positive_gates, chunk, num_steps, threads; A_log may be left out of a bounded gate and is 0.
+Errors are ValueError or TypeError naming the argument. Formulas: docs/math.md of the project, recurrences in its
+section 2, gradients in 3.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Optional, Sequence, Tuple
 
 import ml_dtypes
 import numpy as np
 
 from headrace import _core
-from headrace._arguments import (DIFFERENTIABLE, INPUTS, OPERATORS, OPTIONS, count_sequences, document,  # noqa: F401
-                                 options_named)
+from headrace._arguments import (DIFFERENTIABLE, INPUTS, OPERATORS, OPTIONS, check_gate_parameter,  # noqa: F401
+                                 count_sequences, document, flag, options_named, text)
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -32,47 +35,98 @@ def _view(array):
     return (array.view(np.uint16), "bf16") if isinstance(array, np.ndarray) and array.dtype == _BF16 else array
 
 
-def _check_arrays(values, required=()):
-    for name, value in values.items():
-        if not isinstance(value, np.ndarray) and (value is not None or name in required):
-            raise TypeError(f"{name}: expected a numpy array, got {type(value).__name__}")
+_FLOATS = (np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), _BF16)
+_TYPES = (*_FLOATS, np.dtype(np.int32), np.dtype(np.int64))
+
+
+def native(name: str, array: np.ndarray) -> np.ndarray:
+    """`array` in the byte order of this machine."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name}: expected an array without a mask, got a masked array (its filled() has none)")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _checked_array(name, value):
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name}: expected a numpy array, got {type(value).__name__}")
+    array = native(name, value)
+    if array.dtype not in _TYPES:
+        raise TypeError(f"{name}: expected float64, float32, bfloat16, float16, int32 or int64, got {array.dtype}")
+    return array
+
+
+def _checked_arrays(values, required=()):
+    """Those of `values` that are not None, as arrays that the binding reads."""
+    return {name: _checked_array(name, value) for name, value in values.items()
+            if value is not None or name in required}
+
+
+def call_type(dtypes):
+    """The least floating type that holds all `dtypes`; float32 that of bfloat16 and float16."""
+    wide = next((dtype for dtype in _FLOATS[:2] if dtype in dtypes), _FLOATS[1])
+    return dtypes[0] if all(dtype == dtypes[0] for dtype in dtypes) else wide
 
 
 def _split(q, k, v, arguments):
-    """(inputs in the order of the binding, options) of a call, the latter taken out of `arguments`."""
+    """(arrays by name, options) of a call, the latter taken out of `arguments`."""
     options = {name: arguments.pop(name) for name in OPTIONS if name in arguments}
     unknown = set(arguments) - set(INPUTS)
     if unknown:
         raise TypeError(f"{sorted(unknown)[0]}: expected one of {', '.join(INPUTS)}, or an option")
-    values = {"q": q, "k": k, "v": v, **arguments}
-    _check_arrays(values, ("q", "k", "v"))
+    arrays = _checked_arrays({"q": q, "k": k, "v": v, **arguments}, ("q", "k", "v"))
     for name in ("q", "k", "v"):
-        if values[name].ndim != 4:
-            raise ValueError(f"{name}: expected 4 dimensions, got shape {list(values[name].shape)}")
-    if options.get("gate_form") == "bounded" and values.get("A_log") is None:
-        values["A_log"] = np.zeros(v.shape[2], np.float32)
-    return [values.get(name) for name in INPUTS], options_named(**options)
+        if arrays[name].ndim != 4:
+            raise ValueError(f"{name}: expected 4 dimensions, got shape {list(arrays[name].shape)}")
+    alike = [name for name in ("q", "k", "v", "p") if name in arrays]
+    for name in alike:
+        if arrays[name].dtype not in _FLOATS:
+            raise TypeError(f"{name}: expected float64, float32, bfloat16 or float16, got {arrays[name].dtype}")
+    dtype = call_type([arrays[name].dtype for name in alike])
+    arrays.update({name: arrays[name].astype(dtype, copy=False) for name in alike})
+    HV, channels = arrays["v"].shape[2], arrays["q"].shape[3] if "g" in arrays and arrays["g"].ndim == 4 else 0
+    for name in {"A_log", "dt_bias"} & arrays.keys():
+        check_gate_parameter(name, arrays[name].shape, HV, channels if name == "dt_bias" else 0)
+        arrays[name] = arrays[name].reshape(-1)
+    if options.get("gate_form") == "bounded":
+        arrays.setdefault("A_log", np.zeros(HV, np.float32))
+    return arrays, options_named(**options)
 
 
-def _state_type(q):
-    return np.float64 if q.dtype == np.float64 else np.float32
+def _state_type(dtype):
+    return np.float64 if dtype == np.float64 else np.float32
 
 
-def _run(direction, op, inputs, first, second, options):
-    _core.run(direction, op, [_view(x) for x in inputs], [_view(x) for x in first], [_view(x) for x in second], options)
+def _dtype_like(given):
+    """The type of results that take after the array given: its own, in this machine's byte order."""
+    return given.dtype.newbyteorder("=")
+
+
+def _checked_names(wanted, given):
+    names = [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
+    for name in names:
+        if name not in given:
+            raise ValueError(f"wanted: expected names of inputs that are given, got {name!r}")
+    return names
+
+
+def _run(direction, op, arrays, first, second, options):
+    inputs = [arrays.get(name) for name in INPUTS]
+    _core.run(direction, text("op", op), [_view(x) for x in inputs], [_view(x) for x in first],
+              [_view(x) for x in second], options)
 
 
 def forward(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, final_state: bool = False,
             **arguments: Any) -> Tuple[np.ndarray, Optional[np.ndarray]]:
     """(o, final state or None) of operator `op`, one of OPERATORS."""
-    inputs, options = _split(q, k, v, arguments)
-    N = count_sequences(q.shape[0], arguments.get("cu_seqlens"))
-    o = np.empty(v.shape, q.dtype)
+    arrays, options = _split(q, k, v, arguments)
+    N = count_sequences(q.shape[0], arrays.get("cu_seqlens"))
+    dtype = arrays["q"].dtype
+    o = np.empty(v.shape, dtype)
     state = None
-    if final_state:
-        state = np.empty((N, v.shape[2], q.shape[3], v.shape[3]), _state_type(q))
-    _run("forward", op, inputs, [o, state], [], options)
-    return o, state
+    if flag("final_state", final_state):
+        state = np.empty((N, v.shape[2], q.shape[3], v.shape[3]), _state_type(dtype))
+    _run("forward", op, arrays, [o, state], [], options)
+    return o.astype(_dtype_like(q), copy=False), state
 
 
 def backward(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, d_o: Optional[np.ndarray] = None,
@@ -82,16 +136,21 @@ def backward(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, d_o: Optio
 
     wanted: the names of the inputs to differentiate by; default all that are given.
     """
-    inputs, options = _split(q, k, v, arguments)
-    _check_arrays({"d_o": d_o, "d_final_state": d_final_state})
     given = {"q": q, "k": k, "v": v, **arguments}
-    names = [name for name in DIFFERENTIABLE if given.get(name) is not None] if wanted is None else list(wanted)
-    for name in names:
-        if given.get(name) is None or name not in DIFFERENTIABLE:
-            raise ValueError(f"wanted: expected names of inputs that are given, got '{name}'")
-    gradients = {name: np.empty(given[name].shape, given[name].dtype) for name in names}
-    _run("backward", op, inputs, [d_o, d_final_state], [gradients.get(name) for name in DIFFERENTIABLE], options)
-    return {f"d_{name}": gradient for name, gradient in gradients.items()}
+    arrays, options = _split(q, k, v, arguments)
+    outside = _checked_arrays({"d_o": d_o, "d_final_state": d_final_state})
+    if "d_o" in outside:
+        if outside["d_o"].dtype != _dtype_like(q):
+            raise ValueError(f"d_o: expected dtype {_dtype_like(q)} as in q, got {outside['d_o'].dtype}")
+        outside["d_o"] = outside["d_o"].astype(arrays["q"].dtype, copy=False)
+    names = [name for name in DIFFERENTIABLE if given.get(name) is not None]
+    if wanted is not None:
+        names = _checked_names(wanted, names)
+    gradients = {name: np.empty(arrays[name].shape, arrays[name].dtype) for name in names}
+    _run("backward", op, arrays, [outside.get("d_o"), outside.get("d_final_state")],
+         [gradients.get(name) for name in DIFFERENTIABLE], options)
+    return {f"d_{name}": x.reshape(given[name].shape).astype(_dtype_like(given[name]), copy=False)
+            for name, x in gradients.items()}
 
 
 def step(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, pool: np.ndarray,
@@ -102,13 +161,16 @@ def step(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, pool: np.ndarr
     indices [N] names the row of each sequence, or [N, S] the row that takes the state after each token; -1 is padding.
     num_accepted_tokens [N]: with 2-D indices, sequence n starts from row indices[n, num_accepted_tokens[n] - 1].
     """
-    inputs, options = _split(q, k, v, arguments)
-    _check_arrays({"pool": pool, "indices": indices, "num_accepted_tokens": num_accepted_tokens}, ("pool",))
+    arrays, options = _split(q, k, v, arguments)
+    states = _checked_arrays({"pool": pool, "indices": indices, "num_accepted_tokens": num_accepted_tokens}, ("pool",))
     if not pool.flags.writeable:
         raise ValueError("pool: expected a writable numpy array, got one that is read-only")
-    o = np.empty(v.shape, q.dtype)
-    _run("step", op, inputs, [o, None], [pool, indices, num_accepted_tokens], options)
-    return o
+    if states["pool"] is not pool:
+        raise ValueError(f"pool: expected the byte order of this machine, got {pool.dtype.str}")
+    o = np.empty(v.shape, arrays["q"].dtype)
+    _run("step", op, arrays, [o, None], [states.get(name) for name in ("pool", "indices", "num_accepted_tokens")],
+         options)
+    return o.astype(_dtype_like(q), copy=False)
 
 
 document((forward, backward, step), __doc__)

@@ -163,8 +163,6 @@ def test_truncated_backpropagation_uses_a_state_twice(problem):
 def test_autocast(problem):
     tensors = problem("kda", dtype=torch.float32)
     tensors["q"] = tensors["q"].bfloat16()
-    with pytest.raises(TypeError, match="k: expected dtype torch.bfloat16 as in q, got torch.float32"):
-        call("kda", tensors)
     with torch.autocast("cpu", torch.bfloat16):
         o, state = call("kda", tensors)
     assert o.dtype == torch.bfloat16 and state.dtype == torch.float32
@@ -172,7 +170,7 @@ def test_autocast(problem):
 
 @pytest.mark.parametrize("name, change, error, message", [
     ("q", lambda x: x.long(), TypeError, "q: expected a floating dtype"),
-    ("k", lambda x: x.double(), TypeError, "k: expected dtype torch.float32 as in q, got torch.float64"),
+    ("k", lambda x: x.long(), TypeError, "k: expected a floating dtype"),
     ("k", lambda x: x[..., :8], ValueError, "k: "),
     ("v", lambda x: x[:, :, :1], ValueError, "v: "),
     ("g", lambda x: x[:, :5], ValueError, "g: "),
@@ -223,10 +221,10 @@ def test_head_gates_of_named_models(problem):
     del_heads = torch.arange(4, dtype=torch.float64)
     o, _ = ht.chunk_retention(t["q"], t["k"], t["v"])
     expected, _ = recurrence("retention", **t, g_gamma=torch.log1p(-(2.0 ** (-5 - del_heads))))
-    assert relative_error(o, expected) < 1e-6  # the gates are float32
+    assert relative_error(o, expected) < 1e-11
     o, _ = ht.chunk_lightning_attn(t["q"], t["k"], t["v"], layer_idx=3, num_layers=20)
     expected, _ = recurrence("retention", **t, g_gamma=-8 / 4 * (1 - 3 / 20) * del_heads)
-    assert relative_error(o, expected) < 1e-6
+    assert relative_error(o, expected) < 1e-11
 
 
 def test_value_gates_and_element_wise_beta(problem):

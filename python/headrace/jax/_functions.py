@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +11,29 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from headrace import _core
-from headrace._arguments import INPUTS, beta_form, check_sum, chunk_hint, depth, flag, gate_form, number, options
+from headrace._arguments import (INPUTS, beta_form, bound, check_gate_parameter, check_sum, chunk_hint, depth, flag,
+                                 gate_form, number, options, text)
 from headrace.jax import _primitive
-from headrace.numpy import _view
+from headrace.numpy import _view, call_type, native
 
 Result = Tuple[Array, Optional[Array]]
 Maybe = Optional[ArrayLike]
 
 
 def _array(name: str, x: Any) -> Array:
+    array = native(name, x) if isinstance(x, np.ndarray) else x
     try:
-        return jnp.asarray(x)
+        return jnp.asarray(array)
     except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"{name}: expected an array, got {type(x).__name__}") from error
+        of = f" of {x.dtype}" if isinstance(x, np.ndarray) else ""
+        raise TypeError(f"{name}: expected an array, got {type(x).__name__}{of}") from error
+
+
+def _floating(name: str, x: Any) -> Array:
+    array = _array(name, x)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(f"{name}: expected a floating dtype, got {array.dtype}")
+    return array
 
 
 def _checked_rank(name: str, x: Array) -> Array:
@@ -34,22 +44,45 @@ def _checked_rank(name: str, x: Array) -> Array:
 
 
 def _checked_arrays(tensors: dict, gate_form: str) -> dict:
-    """The arrays given, and the A_log of a bounded gate without one; what must hold before an output has a shape."""
+    """The arrays given, and the A_log of a bounded gate without one; what must hold before an output has a shape.
+
+    q, k, v and p come in the type of the call, A_log and dt_bias with one dimension.
+    """
     required = ("q", "k", "v", "states")
-    arrays = {name: _array(name, x) for name, x in tensors.items() if x is not None or name in required}
-    q = arrays["q"]
+    given = {name: x for name, x in tensors.items() if x is not None or name in required}
+    arrays = {name: _array(name, x) if name == "cu_seqlens" else _floating(name, x) for name, x in given.items()}
     for name, x in arrays.items():
         if name in ("q", "k", "v"):
             _checked_rank(name, x)
-        if x.ndim == 0:
+        if x.ndim == 0 and name not in ("A_log", "dt_bias"):
             raise ValueError(f"{name}: expected at least one dimension, got a number")
-        if name != "cu_seqlens" and not jnp.issubdtype(x.dtype, jnp.floating):
-            raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}")
-        if name in ("k", "v", "p") and x.dtype != q.dtype:
-            raise TypeError(f"{name}: expected dtype {q.dtype} as in q, got {x.dtype}")
+    arrays.update(_of_one_type({name: arrays[name] for name in ("q", "k", "v", "p") if name in arrays}))
+    q, v, g = arrays["q"], arrays["v"], arrays.get("g")
+    for name in ("A_log", "dt_bias"):
+        if name in arrays:
+            arrays[name] = _gate_parameter(name, arrays[name], q, v, g)
     if gate_form == "bounded":
-        arrays.setdefault("A_log", jnp.zeros(arrays["v"].shape[2], jnp.float32))
+        arrays.setdefault("A_log", jnp.zeros(v.shape[2], jnp.float32))
     return arrays
+
+
+def _of_one_type(arrays: dict) -> dict:
+    dtype = call_type([x.dtype for x in arrays.values()])
+    for name, x in arrays.items():
+        if dtype != x.dtype and x.dtype.itemsize == 1:
+            raise TypeError(f"{name}: expected a floating dtype of 16, 32 or 64 bits, got {x.dtype}")
+    return {name: _in_type(x, dtype) for name, x in arrays.items()}
+
+
+def _in_type(x: Array, dtype: Any) -> Array:
+    return x if x.dtype == dtype else x.astype(dtype)  # the latter takes its time even where there is nothing to do
+
+
+def _gate_parameter(name: str, x: Array, q: Array, v: Array, g: Optional[Array]) -> Array:
+    """A gate's A_log or dt_bias, of one dimension."""
+    channels = q.shape[3] if name == "dt_bias" and g is not None and g.ndim == 4 else 0
+    check_gate_parameter(name, x.shape, v.shape[2], channels)
+    return x if x.ndim == 1 else x.reshape(-1)
 
 
 def _stand_in(shape: tuple, dtype: Any, turned: bool = False) -> object:
@@ -91,11 +124,12 @@ def _settings(op: str, q: Array, scale: Optional[float], reverse: bool, qk_l2nor
               lower_bound: Optional[float], beta_form: str, chunk: Optional[int], state_v_first: bool,
               final_state: bool) -> _primitive.Settings:
     return _primitive.Settings(
-        op=op, final_state=flag("output_final_state", final_state),
+        op=text("op", op), final_state=flag("output_final_state", final_state),
         scale=float(max(q.shape[-1], 1) ** -0.5 if scale is None else number("scale", scale)),
-        reverse=flag("reverse", reverse), qk_l2norm=flag("use_qk_l2norm_in_kernel", qk_l2norm), gate_form=gate_form,
-        lower_bound=-5.0 if lower_bound is None else float(number("lower_bound", lower_bound)), beta_form=beta_form,
-        chunk=chunk_hint(chunk), state_v_first=flag("state_v_first", state_v_first))
+        reverse=flag("reverse", reverse), qk_l2norm=flag("qk_l2norm", qk_l2norm),
+        gate_form=text("gate_form", gate_form),
+        lower_bound=-5.0 if lower_bound is None else float(bound(lower_bound)), beta_form=text("beta_form", beta_form),
+        chunk=chunk_hint(chunk, "chunk"), state_v_first=flag("state_v_first", state_v_first))
 
 
 def attention(
@@ -109,6 +143,7 @@ def attention(
 
     gate_form: "log_decay", "softplus" or "bounded"; beta_form: "value", "sigmoid" or "two_sigmoid"; chunk: a hint.
     """
+    q = _floating("q", q)
     tensors = _checked_arrays({"q": q, "k": k, "v": v, "p": p, "g": g, "gv": gv, "g_gamma": g_gamma, "beta": beta,
                                "A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state,
                                "cu_seqlens": cu_seqlens}, gate_form)
@@ -116,7 +151,7 @@ def attention(
                          state_v_first, output_final_state)
     _check(settings, tensors)
     outputs = _primitive.operator(settings, _primitive.vary_alike(tensors))
-    return outputs["o"], outputs.get("final_state")
+    return _in_type(outputs["o"], q.dtype), outputs.get("final_state")
 
 
 def step(
@@ -131,6 +166,7 @@ def step(
     q), or bfloat16 or float16, to which the new states are rounded. Inside jax.jit they are updated where they are:
     donate the argument, or carry it through jax.lax.scan, and no copy is made.
     """
+    q = _floating("q", q)
     tensors = _checked_arrays({"q": q, "k": k, "v": v, "p": p, "g": g, "gv": gv, "g_gamma": g_gamma, "beta": beta,
                                "A_log": A_log, "dt_bias": dt_bias, "cu_seqlens": cu_seqlens, "states": states},
                               gate_form)
@@ -138,17 +174,25 @@ def step(
                          state_v_first, True)
     _check(settings, tensors)
     outputs = _primitive.step(settings, _primitive.vary_alike(tensors))
-    return outputs["o"], outputs["states"]
+    return _in_type(outputs["o"], q.dtype), outputs["states"]
 
 
-def _gate_inside(use_gate_in_kernel: bool, lower_bound: Optional[float], A_log: Maybe, dt_bias: Maybe) -> dict:
-    """The arguments of a gate that is computed from g inside; A_log and dt_bias of one that is not are left out."""
+def _call(
+    op: str, q: ArrayLike, k: ArrayLike, v: ArrayLike, *, g: Maybe = None, use_gate_in_kernel: bool = False,
+    lower_bound: Optional[float] = None, A_log: Maybe = None, dt_bias: Maybe = None,
+    use_qk_l2norm_in_kernel: bool = False, chunk_size: Optional[int] = None, **rest: Any,
+) -> Result:
+    """attention() by the arguments of the functions below; it checks A_log and dt_bias of a gate from outside."""
     form = gate_form(use_gate_in_kernel, lower_bound)
     if form == "softplus" and A_log is None:
         raise ValueError("A_log: expected an array [HV] with use_gate_in_kernel, got None")
-    if form == "log_decay":
-        return {}
-    return {"gate_form": form, "lower_bound": lower_bound, "A_log": A_log, "dt_bias": dt_bias}
+    parameters: Any = {name: x for name, x in (("A_log", A_log), ("dt_bias", dt_bias)) if x is not None}
+    if form == "log_decay" and parameters:
+        _checked_arrays({"q": q, "k": k, "v": v, "g": g, **parameters}, form)
+        parameters = {}
+    return attention(op, q, k, v, g=g, gate_form=form, lower_bound=lower_bound, **parameters,
+                     qk_l2norm=flag("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
+                     chunk=None if chunk_size is None else chunk_hint(chunk_size), **rest)
 
 
 # ---- additive rule ----
@@ -160,9 +204,9 @@ def chunk_gla(
     dt_bias: Maybe = None, lower_bound: Optional[float] = None,
 ) -> Result:
     """Gated linear attention. g [B, T, HV, K]: log decay of every key channel."""
-    return attention("gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
-                     cu_seqlens=cu_seqlens, output_final_state=output_final_state, state_v_first=state_v_first,
-                     chunk=chunk_size, **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
+    return _call("gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
+                 output_final_state=output_final_state, state_v_first=state_v_first, chunk_size=chunk_size,
+                 use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias)
 
 
 def chunk_simple_gla(
@@ -172,9 +216,10 @@ def chunk_simple_gla(
     A_log: Maybe = None, dt_bias: Maybe = None, lower_bound: Optional[float] = None,
 ) -> Result:
     """Linear attention with one decay per head: g [B, T, HV] per step, g_gamma [HV] constant, or their sum."""
-    return attention("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
-                     cu_seqlens=cu_seqlens, output_final_state=output_final_state, state_v_first=state_v_first,
-                     chunk=chunk_size, **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
+    return _call("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
+                 cu_seqlens=cu_seqlens, output_final_state=output_final_state, state_v_first=state_v_first,
+                 chunk_size=chunk_size, use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound, A_log=A_log,
+                 dt_bias=dt_bias)
 
 
 def fused_chunk_simple_gla(
@@ -199,9 +244,10 @@ def fused_recurrent_gla(
 
     With use_gate_in_kernel gk is a pre-activation.
     """
-    return attention("gla", q, k, v, g=gk, gv=gv, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
-                     cu_seqlens=cu_seqlens, output_final_state=output_final_state, reverse=reverse,
-                     state_v_first=state_v_first, **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
+    return _call("gla", q, k, v, g=gk, gv=gv, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
+                 cu_seqlens=cu_seqlens, output_final_state=output_final_state, reverse=reverse,
+                 state_v_first=state_v_first, use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound,
+                 A_log=A_log, dt_bias=dt_bias)
 
 
 def fused_recurrent_simple_gla(
@@ -211,22 +257,26 @@ def fused_recurrent_simple_gla(
     lower_bound: Optional[float] = None,
 ) -> Result:
     """As chunk_simple_gla; `reverse` runs every sequence from its last token to its first."""
-    return attention("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
-                     cu_seqlens=cu_seqlens, output_final_state=output_final_state, reverse=reverse,
-                     state_v_first=state_v_first, **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
+    return _call("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
+                 cu_seqlens=cu_seqlens, output_final_state=output_final_state, reverse=reverse,
+                 state_v_first=state_v_first, use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound,
+                 A_log=A_log, dt_bias=dt_bias)
 
 
-def _value_heads(v: ArrayLike) -> int:
-    return _checked_rank("v", _array("v", v)).shape[2]
+def _head_gates(q: ArrayLike, k: ArrayLike, v: ArrayLike, decays: Callable[[np.ndarray], np.ndarray]) -> Array:
+    """g_gamma [HV], float64 where the call is, as a function of the heads' numbers."""
+    arrays = [_floating(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
+    heads = np.arange(_checked_rank("v", arrays[2]).shape[2], dtype=np.float64)
+    return jnp.asarray(decays(heads), jnp.promote_types(call_type([x.dtype for x in arrays]), jnp.float32))
 
 
-def _retention_gates(v: ArrayLike) -> Array:
-    return jnp.log1p(-jnp.exp2(-5 - jnp.arange(_value_heads(v), dtype=jnp.float32)))
+def _retention_gates(q: ArrayLike, k: ArrayLike, v: ArrayLike) -> Array:
+    return _head_gates(q, k, v, lambda heads: np.log1p(-np.exp2(-5 - heads)))
 
 
-def _lightning_gates(v: ArrayLike, layer_idx: int, num_layers: int) -> Array:
-    HV = _value_heads(v)
-    return jnp.arange(HV, dtype=jnp.float32) * (-8 / max(HV, 1) * (1 - depth(layer_idx, num_layers)))
+def _lightning_gates(q: ArrayLike, k: ArrayLike, v: ArrayLike, layer_idx: int, num_layers: int) -> Array:
+    rest = 1 - depth(layer_idx, num_layers)
+    return _head_gates(q, k, v, lambda heads: heads * (-8 / max(len(heads), 1) * rest))
 
 
 def chunk_retention(
@@ -235,8 +285,8 @@ def chunk_retention(
     chunk_size: Optional[int] = None,
 ) -> Result:
     """Retention: head h decays by 1 - 2^(-5-h). Under shard_map, h counts the heads of the shard."""
-    return chunk_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state, state_v_first,
-                            cu_seqlens, chunk_size)
+    return chunk_simple_gla(q, k, v, None, _retention_gates(q, k, v), scale, initial_state, output_final_state,
+                            state_v_first, cu_seqlens, chunk_size)
 
 
 def fused_recurrent_retention(
@@ -244,8 +294,8 @@ def fused_recurrent_retention(
     output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False, cu_seqlens: Maybe = None,
 ) -> Result:
     """As chunk_retention; `reverse` runs every sequence from its last token to its first."""
-    return fused_recurrent_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state,
-                                      reverse, state_v_first, cu_seqlens)
+    return fused_recurrent_simple_gla(q, k, v, None, _retention_gates(q, k, v), scale, initial_state,
+                                      output_final_state, reverse, state_v_first, cu_seqlens)
 
 
 def chunk_lightning_attn(
@@ -254,7 +304,7 @@ def chunk_lightning_attn(
     state_v_first: bool = False, chunk_size: Optional[int] = None,
 ) -> Result:
     """Lightning attention: log decay -8 h / H (1 - layer_idx / num_layers) of head h, counted as in chunk_retention."""
-    return chunk_simple_gla(q, k, v, None, _lightning_gates(v, layer_idx, num_layers), scale, initial_state,
+    return chunk_simple_gla(q, k, v, None, _lightning_gates(q, k, v, layer_idx, num_layers), scale, initial_state,
                             output_final_state, state_v_first, cu_seqlens, chunk_size)
 
 
@@ -264,8 +314,8 @@ def fused_recurrent_lightning_attn(
     state_v_first: bool = False,
 ) -> Result:
     """As chunk_lightning_attn; `reverse` runs every sequence from its last token to its first."""
-    return fused_recurrent_simple_gla(q, k, v, None, _lightning_gates(v, layer_idx, num_layers), scale, initial_state,
-                                      output_final_state, reverse, state_v_first, cu_seqlens)
+    return fused_recurrent_simple_gla(q, k, v, None, _lightning_gates(q, k, v, layer_idx, num_layers), scale,
+                                      initial_state, output_final_state, reverse, state_v_first, cu_seqlens)
 
 
 # ---- delta rule ----
@@ -276,9 +326,9 @@ def chunk_delta_rule(
     cu_seqlens: Maybe = None, *, state_v_first: bool = False, chunk_size: Optional[int] = None,
 ) -> Result:
     """The delta rule without a gate. beta [B, T, HV]."""
-    return attention("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
-                     output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel,
-                     state_v_first=state_v_first, chunk=chunk_size)
+    return _call("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
+                 output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+                 state_v_first=state_v_first, chunk_size=chunk_size)
 
 
 def fused_recurrent_delta_rule(
@@ -287,9 +337,9 @@ def fused_recurrent_delta_rule(
     cu_seqlens: Maybe = None, *, reverse: bool = False, state_v_first: bool = False,
 ) -> Result:
     """As chunk_delta_rule; beta may also be [B, T, HV, V], None is 1."""
-    return attention("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
-                     output_final_state=output_final_state, reverse=reverse, qk_l2norm=use_qk_l2norm_in_kernel,
-                     state_v_first=state_v_first)
+    return _call("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
+                 output_final_state=output_final_state, reverse=reverse,
+                 use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, state_v_first=state_v_first)
 
 
 def chunk_gated_delta_rule(
@@ -300,11 +350,12 @@ def chunk_gated_delta_rule(
     chunk_size: Optional[int] = None, *, g_gamma: Maybe = None, lower_bound: Optional[float] = None,
 ) -> Result:
     """The gated delta rule. g, beta [B, T, HV]."""
-    return attention("gated_delta_rule", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale,
-                     initial_state=initial_state, cu_seqlens=cu_seqlens, output_final_state=output_final_state,
-                     qk_l2norm=use_qk_l2norm_in_kernel,
-                     beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
-                     chunk=chunk_size, **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
+    return _call("gated_delta_rule", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
+                 cu_seqlens=cu_seqlens, output_final_state=output_final_state,
+                 use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+                 beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
+                 chunk_size=chunk_size, use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound, A_log=A_log,
+                 dt_bias=dt_bias)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -319,16 +370,16 @@ def fused_recurrent_gated_delta_rule(
     beta may also be [B, T, HV, V]; None is 1.
     """
     if gk is not None and g is not None:
-        if use_gate_in_kernel:
+        if flag("use_gate_in_kernel", use_gate_in_kernel):
             raise ValueError("gk: expected without g where the gate is computed in the kernel, got both")
-        gk, g = _array("gk", gk), _array("g", g)
+        gk, g = _floating("gk", gk), _floating("g", g)
         check_sum(gk, g)
-        gk = gk + g[..., None]
-    return attention("gated_delta_rule" if gk is None else "kda", q, k, v, g=g if gk is None else gk, gv=gv, beta=beta,
-                     g_gamma=g_gamma, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
-                     output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel,
-                     state_v_first=state_v_first, beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval),
-                     **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
+        gk = gk.astype(call_type([jnp.promote_types(x.dtype, jnp.float32) for x in (gk, g)])) + g[..., None]
+    return _call("gated_delta_rule" if gk is None else "kda", q, k, v, g=g if gk is None else gk, gv=gv, beta=beta,
+                 g_gamma=g_gamma, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
+                 output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+                 state_v_first=state_v_first, beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+                 use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias)
 
 
 def chunk_comba(
@@ -340,10 +391,12 @@ def chunk_comba(
     lower_bound: Optional[float] = None,
 ) -> Result:
     """Comba: the gated delta rule with an erase key p [B, T, H, K] against the state before the token's own gate."""
-    return attention("comba", q, k, v, p=p, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
-                     cu_seqlens=cu_seqlens, output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel,
-                     beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
-                     chunk=chunk_size, **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
+    return _call("comba", q, k, v, p=p, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
+                 cu_seqlens=cu_seqlens, output_final_state=output_final_state,
+                 use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+                 beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
+                 chunk_size=chunk_size, use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound, A_log=A_log,
+                 dt_bias=dt_bias)
 
 
 def fused_recurrent_comba(
@@ -369,10 +422,12 @@ def chunk_kda(
     dt_bias: Maybe = None, chunk_size: Optional[int] = None, *, g_gamma: Maybe = None,
 ) -> Result:
     """Kimi delta attention: the delta rule with a log decay of every key channel, g [B, T, HV, K]."""
-    return attention("kda", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
-                     cu_seqlens=cu_seqlens, output_final_state=output_final_state, qk_l2norm=use_qk_l2norm_in_kernel,
-                     beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
-                     chunk=chunk_size, **_gate_inside(use_gate_in_kernel, lower_bound, A_log, dt_bias))
+    return _call("kda", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
+                 cu_seqlens=cu_seqlens, output_final_state=output_final_state,
+                 use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+                 beta_form=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
+                 chunk_size=chunk_size, use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound, A_log=A_log,
+                 dt_bias=dt_bias)
 
 
 def fused_recurrent_kda(

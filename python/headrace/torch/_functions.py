@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from headrace._arguments import INPUTS, beta_form, check_sum, chunk_hint, depth, flag, gate_form, number
+from headrace._arguments import (INPUTS, beta_form, check_gate_parameter, check_sum, chunk_hint, depth, flag, gate_form,
+                                 integer, number)
 from headrace.torch import _library
 from headrace.torch._pool import step_on_pool
 
@@ -16,23 +17,47 @@ Result = Tuple[Tensor, Optional[Tensor]]
 Maybe = Optional[Tensor]
 
 
-def _autocast_type(device: str) -> Optional[torch.dtype]:
-    """The type that q, k, v and p, which arrive in mixed types under autocast, all take; None without autocast."""
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+def _call_type(q: Tensor, k: Tensor, v: Tensor, p: Maybe) -> Tuple[torch.dtype, bool]:
+    """The type in which a call computes, and whether it is autocast's.
+
+    Else it is that of q, k, v and p, of several the least that holds them all. Autocast leaves float64 alone.
+    """
+    dtype, device = q.dtype, q.device.type
+    is_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    if not is_autocast and k.dtype == dtype and v.dtype == dtype and (p is None or p.dtype == dtype):
+        return dtype, False
+    for name, x in (("q", q), ("k", k), ("v", v), ("p", p)):
+        if x is not None:
+            if x.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+                raise TypeError(f"{name}: expected a floating dtype of 16, 32 or 64 bits, got {x.dtype}")
+            dtype = torch.promote_types(dtype, x.dtype)
+    if is_autocast and dtype != torch.float64:
+        return torch.get_autocast_dtype(device), True
+    return dtype, False
+
+
+def _gate_parameter(name: str, x: Maybe, g: Maybe, q: Tensor, v: Tensor) -> Maybe:
+    """A gate's A_log or dt_bias, of one dimension, right in size also where the gate is computed outside."""
+    if x is None:
         return None
-    return torch.get_autocast_dtype(device)
-
-
-def _cast(x: Tensor, dtype: Optional[torch.dtype]) -> Tensor:
-    return x if dtype is None or x.dtype == torch.float64 else x.to(dtype)
+    if not x.dtype.is_floating_point:
+        raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}")
+    channels = q.shape[-1] if name == "dt_bias" and g is not None and g.dim() == 4 else 0
+    check_gate_parameter(name, x.shape, v.shape[2], channels)
+    return x if x.dim() == 1 else x.reshape(-1)
 
 
 def _offsets(cu_seqlens: Maybe, cu_seqlens_cpu: Maybe, device: torch.device) -> Maybe:
-    if cu_seqlens is None and cu_seqlens_cpu is not None:
+    if cu_seqlens_cpu is None:
+        return cu_seqlens
+    _library.check_tensors(("cu_seqlens_cpu",), (cu_seqlens_cpu,), 0)
+    if cu_seqlens is None:
         raise ValueError("cu_seqlens_cpu: expected together with cu_seqlens, of which it is the host copy, got it "
                          "alone")
-    _library.check_tensors(("cu_seqlens_cpu",), (cu_seqlens_cpu,), 0)
-    return cu_seqlens if cu_seqlens_cpu is None or device.type == "cpu" else cu_seqlens_cpu
+    if cu_seqlens_cpu.shape != cu_seqlens.shape or cu_seqlens_cpu.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"cu_seqlens_cpu: expected an int32 or int64 copy of cu_seqlens {list(cu_seqlens.shape)}, got "
+                         f"{cu_seqlens_cpu.dtype} {list(cu_seqlens_cpu.shape)}")
+    return cu_seqlens if device.type == "cpu" else cu_seqlens_cpu
 
 
 def _v_first(state_v_first: bool, transpose_state_layout: Optional[bool]) -> bool:
@@ -52,17 +77,25 @@ def _run(
     scale: Optional[float] = None, reverse: bool = False, l2norm: bool = False, gate: str = "log_decay",
     lower_bound: Optional[float] = None, beta_is: str = "value", chunk_size: Optional[int] = None,
     state_v_first: bool = False, transpose_state_layout: Optional[bool] = None, serving: Optional[dict] = None,
+    decays: Optional[Callable[[Tensor], Tensor]] = None, o_as_v: bool = False,
 ) -> Result:
+    """decays: g_gamma as a function of the heads' numbers, float64. o_as_v: o has the type of v, else that of q."""
     _library.check_tensors(INPUTS, (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens), 3)
-    dtype = _autocast_type(q.device.type)
-    q, k, v, p = _cast(q, dtype), _cast(k, dtype), _cast(v, dtype), p if p is None else _cast(p, dtype)
+    dtype, is_autocast = _call_type(q, k, v, p)
+    o_dtype = dtype if is_autocast else v.dtype if o_as_v else q.dtype
+    if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype or (p is not None and p.dtype != dtype):
+        q, k, v, p = q.to(dtype), k.to(dtype), v.to(dtype), None if p is None else p.to(dtype)
     _library.check_alike(q, k, v)
+    A_log, dt_bias = _gate_parameter("A_log", A_log, g, q, v), _gate_parameter("dt_bias", dt_bias, g, q, v)
     if gate == "log_decay":
         A_log = dt_bias = None  # given for a gate that is computed outside
     elif A_log is None and gate == "softplus":
         raise ValueError("A_log: expected a tensor [HV] with use_gate_in_kernel, got None")
     elif A_log is None:
         A_log = torch.zeros(v.shape[2], device=v.device)
+    if decays is not None:
+        heads = torch.arange(v.shape[2], dtype=torch.float64, device=v.device)
+        g_gamma = decays(heads).to(torch.promote_types(dtype, torch.float32))
     state_v_first = _v_first(state_v_first, transpose_state_layout)
     cu_seqlens = _offsets(cu_seqlens, cu_seqlens_cpu, q.device)
     rest = (None if scale is None else number("scale", scale), flag("reverse", reverse),
@@ -72,9 +105,21 @@ def _run(
     output_final_state = flag("output_final_state", output_final_state)
     tensors = (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens)
     if serving is not None:
-        return step_on_pool(op, tensors, rest, **serving)
+        return _step(op, tensors, rest, o_dtype, **serving)
     o, final_state = torch.ops.headrace.forward(op, *tensors, output_final_state, *rest)
-    return o, final_state if output_final_state else None
+    return o if o.dtype == o_dtype else o.to(o_dtype), final_state if output_final_state else None
+
+
+def _step(op: str, tensors: tuple, rest: tuple, o_dtype: torch.dtype, *, out: Maybe, **states: Maybe) -> Result:
+    """step_on_pool, and o in its type where q, k and v have several."""
+    if tensors[0].dtype == o_dtype:
+        return step_on_pool(op, tensors, rest, out=out, **states)
+    _library.check_tensors(("q", "out"), (tensors[0], out), 1)
+    if out is not None and (out.dtype != o_dtype or out.shape != tensors[2].shape):
+        raise ValueError(f"out: expected dtype {o_dtype} and shape {list(tensors[2].shape)}, got {out.dtype} "
+                         f"{list(out.shape)}")
+    o, pool = step_on_pool(op, tensors, rest, out=None, **states)
+    return o.to(o_dtype) if out is None else out.copy_(o), pool
 
 
 # ---- additive rule ----
@@ -91,7 +136,7 @@ def chunk_gla(
                 output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
                 cu_seqlens_cpu=cu_seqlens_cpu, gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log,
                 dt_bias=dt_bias, lower_bound=lower_bound, chunk_size=chunk_size,
-                transpose_state_layout=transpose_state_layout)
+                transpose_state_layout=transpose_state_layout, o_as_v=True)
 
 
 def fused_recurrent_gla(
@@ -155,8 +200,7 @@ def fused_recurrent_simple_gla(
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
-def _retention_gates(v: Tensor) -> Tensor:
-    heads = torch.arange(_library.value_heads(v), dtype=torch.float32, device=v.device)
+def _retention_decays(heads: Tensor) -> Tensor:
     return torch.log1p(-torch.exp2(-5 - heads))
 
 
@@ -165,8 +209,9 @@ def chunk_retention(
     output_final_state: bool = False, cu_seqlens: Maybe = None, *, state_v_first: bool = False, chunk_size: int = 64,
 ) -> Result:
     """Retention: head h decays by 1 - 2^(-5-h)."""
-    return chunk_simple_gla(q, k, v, None, _retention_gates(v), scale, initial_state, output_final_state, state_v_first,
-                            cu_seqlens, chunk_size=chunk_size)
+    return _run("simple_gla", q, k, v, decays=_retention_decays, scale=scale, initial_state=initial_state,
+                output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
+                chunk_size=_hint(chunk_size, 64))
 
 
 def fused_recurrent_retention(
@@ -175,15 +220,14 @@ def fused_recurrent_retention(
     transpose_state_layout: Optional[bool] = None,
 ) -> Result:
     """As chunk_retention; `reverse` runs every sequence from its last token to its first."""
-    return _run("simple_gla", q, k, v, g_gamma=_retention_gates(v), scale=scale, initial_state=initial_state,
+    return _run("simple_gla", q, k, v, decays=_retention_decays, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first,
                 cu_seqlens=cu_seqlens, transpose_state_layout=transpose_state_layout)
 
 
-def _lightning_gates(v: Tensor, layer_idx: int, num_layers: int) -> Tensor:
-    HV = _library.value_heads(v)
-    heads = torch.arange(HV, dtype=torch.float32, device=v.device)
-    return heads * (-8 / max(HV, 1) * (1 - depth(layer_idx, num_layers)))
+def _lightning_decays(layer_idx: int, num_layers: int) -> Callable[[Tensor], Tensor]:
+    rest = 1 - depth(layer_idx, num_layers)
+    return lambda heads: heads * (-8 / max(heads.shape[0], 1) * rest)
 
 
 def chunk_lightning_attn(
@@ -192,8 +236,9 @@ def chunk_lightning_attn(
     state_v_first: bool = False, chunk_size: int = 64,
 ) -> Result:
     """Lightning attention: log decay -8 h / H (1 - layer_idx / num_layers) of head h."""
-    return chunk_simple_gla(q, k, v, None, _lightning_gates(v, layer_idx, num_layers), scale, initial_state,
-                            output_final_state, state_v_first, cu_seqlens, chunk_size=chunk_size)
+    return _run("simple_gla", q, k, v, decays=_lightning_decays(layer_idx, num_layers), scale=scale,
+                initial_state=initial_state, output_final_state=output_final_state, state_v_first=state_v_first,
+                cu_seqlens=cu_seqlens, chunk_size=_hint(chunk_size, 64))
 
 
 def fused_recurrent_lightning_attn(
@@ -202,8 +247,9 @@ def fused_recurrent_lightning_attn(
     state_v_first: bool = False,
 ) -> Result:
     """As chunk_lightning_attn; `reverse` runs every sequence from its last token to its first."""
-    return fused_recurrent_simple_gla(q, k, v, None, _lightning_gates(v, layer_idx, num_layers), scale, initial_state,
-                                      output_final_state, reverse, state_v_first, cu_seqlens)
+    return _run("simple_gla", q, k, v, decays=_lightning_decays(layer_idx, num_layers), scale=scale,
+                initial_state=initial_state, output_final_state=output_final_state, reverse=reverse,
+                state_v_first=state_v_first, cu_seqlens=cu_seqlens)
 
 
 # ---- delta rule ----
@@ -271,13 +317,17 @@ def fused_recurrent_gated_delta_rule(
             raise ValueError("gk: expected without g where the gate is computed in the kernel, got both")
         _library.check_tensors(("gk", "g"), (gk, g), 2)
         check_sum(gk, g)
-        gk = gk + g.unsqueeze(-1)
+        for name, x in (("gk", gk), ("g", g)):
+            if not x.dtype.is_floating_point:
+                raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}")
+        wide = torch.promote_types(gk.dtype, torch.promote_types(g.dtype, torch.float32))
+        gk = gk.to(wide) + g.unsqueeze(-1)
     return _run("gated_delta_rule" if gk is None else "kda", q, k, v, g=g if gk is None else gk, gv=gv, beta=beta,
                 g_gamma=g_gamma, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
                 l2norm=use_qk_l2norm_in_kernel,
                 gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound,
                 beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
-                cu_seqlens=cu_seqlens, transpose_state_layout=transpose_state_layout,
+                cu_seqlens=cu_seqlens, transpose_state_layout=transpose_state_layout, o_as_v=True,
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 
@@ -329,6 +379,10 @@ def chunk_kda(
     safe_gate, disable_recompute, use_graph and max_num_seqs are hints without effect on results.
     """
     _no_context(cp_context)
+    for name, hint in (("safe_gate", safe_gate), ("disable_recompute", disable_recompute), ("use_graph", use_graph)):
+        flag(name, hint)
+    if max_num_seqs is not None:
+        integer("max_num_seqs", max_num_seqs)
     if flag("return_intermediate_states", return_intermediate_states):
         raise ValueError("return_intermediate_states: expected False, got True: the states between chunks are not kept")
     return _run("kda", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
@@ -353,7 +407,7 @@ def fused_recurrent_kda(
                 initial_state=initial_state, output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
                 gate=gate_form(use_gate_in_kernel, lower_bound), lower_bound=lower_bound,
                 beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
-                cu_seqlens=cu_seqlens, transpose_state_layout=transpose_state_layout,
+                cu_seqlens=cu_seqlens, transpose_state_layout=transpose_state_layout, o_as_v=True,
                 serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
 
 

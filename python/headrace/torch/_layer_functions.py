@@ -58,10 +58,10 @@ def short_convolution(
     """
     _check(2, x=x, weight=weight, bias=bias, initial_state=initial_state, cu_seqlens=cu_seqlens)
     _check_sizes(x, "[B, T, D]", weight)
+    keep = flag("output_final_state", output_final_state)
     y, final_state = torch.ops.headrace.short_convolution(
-        x, weight, bias, initial_state, cu_seqlens, flag("output_final_state", output_final_state),
-        _named(activation, _ACTIVATIONS))
-    return y, final_state if output_final_state else None
+        x, weight, bias, initial_state, cu_seqlens, keep, _named(activation, _ACTIVATIONS))
+    return y, final_state if keep else None
 
 
 def short_convolution_step(
@@ -98,15 +98,16 @@ def rms_norm_gated(
     """
     if bias is not None:
         raise ValueError("bias: expected None, which an RMS norm has, got a bias")
+    is_prenorm, in_fp32 = flag("prenorm", prenorm), flag("residual_in_fp32", residual_in_fp32)
     if residual is None:
-        s, kept = x, torch.float32 if flag("residual_in_fp32", residual_in_fp32) else None
+        s, kept = x, torch.float32 if in_fp32 else None
     else:
         _check(2, x=x, residual=residual)
         _check_shape("residual", residual, x)
         wide = torch.promote_types(x.dtype, torch.float32)
         s, kept = x.to(wide) + residual.to(wide), residual.dtype
     y = gated_norm(s, g, weight, activation, eps).to(x.dtype)
-    return (y, s.to(kept or x.dtype)) if flag("prenorm", prenorm) else y
+    return (y, s.to(kept or x.dtype)) if is_prenorm else y
 
 
 def gated_norm(x: Tensor, g: Optional[Tensor], weight: Optional[Tensor], activation: str, eps: float) -> Tensor:

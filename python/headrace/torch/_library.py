@@ -80,13 +80,6 @@ def check_rank(name: str, x: Tensor) -> None:
                          f"{list(x.shape)}")
 
 
-def value_heads(v: Any) -> int:
-    """HV, of which gates that follow from the head have one each."""
-    check_tensors(("v",), (v,), 1)
-    check_rank("v", v)
-    return v.shape[2]
-
-
 def check_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
     """What must hold before an output can be allocated; the library checks the rest and names the argument."""
     for name, x in (("q", q), ("k", k), ("v", v)):

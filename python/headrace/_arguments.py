@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import operator
 import sys
-from typing import Any, Callable, Dict, Iterable, Sequence
+from typing import Any, Callable, Dict, Iterable, Sequence, TypeVar, cast
 
 from headrace import _core
 
@@ -172,6 +173,36 @@ OPTIONS: Dict[str, Callable[[str, Any], Any]] = {
 def options_named(**given: Any) -> _core.Options:
     """The options `given`, of the names in OPTIONS; a TypeError or a ValueError names the one that is wrong."""
     return _core.Options(**{name: OPTIONS[name](name, value) for name, value in given.items()})
+
+
+_KINDS: Dict[str, Callable[[str, Any], Any]] = {"bool": flag, "float": number, "int": integer}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def checked(function: Function) -> Function:
+    """`function`, which refuses arguments that are no bool, float or int where it is annotated with one of these.
+
+    For constructors: looking through a signature takes longer than a short call of an operator.
+    """
+    signature = inspect.signature(function)
+    kinds = {}
+    for name, parameter in signature.parameters.items():
+        annotation = str(parameter.annotation)  # a text in modules that have annotations from __future__
+        kind = annotation.removeprefix("Optional[").removesuffix("]")
+        if kind in _KINDS:
+            kinds[name] = _KINDS[kind], kind != annotation
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **options: Any) -> Any:
+        for name, value in signature.bind(*args, **options).arguments.items():
+            if name in kinds:
+                check, is_optional = kinds[name]
+                if value is not None or not is_optional:
+                    check(name, value)
+        return function(*args, **options)
+
+    return cast(Function, wrapper)
 
 
 def document(functions: Iterable[Callable], module: str | None) -> None:

@@ -39,17 +39,20 @@ _FLOATS = (np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), _BF
 _TYPES = (*_FLOATS, np.dtype(np.int32), np.dtype(np.int64))
 
 
-def native(name: str, array: np.ndarray) -> np.ndarray:
+def _native(name: str, array: np.ndarray) -> np.ndarray:
     """`array` in the byte order of this machine."""
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{name}: expected an array without a mask, got a masked array (its filled() has none)")
+    array = np.asarray(array)  # of no derived class, of which some never lose a dimension
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _checked_array(name, value):
     if not isinstance(value, np.ndarray):
         raise TypeError(f"{name}: expected a numpy array, got {type(value).__name__}")
-    array = native(name, value)
+    array = _native(name, value)
+    if array.ndim > 4 and name not in ("A_log", "dt_bias"):
+        raise ValueError(f"{name}: expected 1 to 4 dimensions, got {array.ndim}")
     if array.dtype not in _TYPES:
         raise TypeError(f"{name}: expected float64, float32, bfloat16, float16, int32 or int64, got {array.dtype}")
     return array
@@ -61,7 +64,7 @@ def _checked_arrays(values, required=()):
             if value is not None or name in required}
 
 
-def call_type(dtypes):
+def _call_type(dtypes):
     """The least floating type that holds all `dtypes`; float32 that of bfloat16 and float16."""
     wide = next((dtype for dtype in _FLOATS[:2] if dtype in dtypes), _FLOATS[1])
     return dtypes[0] if all(dtype == dtypes[0] for dtype in dtypes) else wide
@@ -81,7 +84,7 @@ def _split(q, k, v, arguments):
     for name in alike:
         if arrays[name].dtype not in _FLOATS:
             raise TypeError(f"{name}: expected float64, float32, bfloat16 or float16, got {arrays[name].dtype}")
-    dtype = call_type([arrays[name].dtype for name in alike])
+    dtype = _call_type([arrays[name].dtype for name in alike])
     arrays.update({name: arrays[name].astype(dtype, copy=False) for name in alike})
     HV, channels = arrays["v"].shape[2], arrays["q"].shape[3] if "g" in arrays and arrays["g"].ndim == 4 else 0
     for name in {"A_log", "dt_bias"} & arrays.keys():
@@ -165,7 +168,7 @@ def step(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, pool: np.ndarr
     states = _checked_arrays({"pool": pool, "indices": indices, "num_accepted_tokens": num_accepted_tokens}, ("pool",))
     if not pool.flags.writeable:
         raise ValueError("pool: expected a writable numpy array, got one that is read-only")
-    if states["pool"] is not pool:
+    if not pool.dtype.isnative:
         raise ValueError(f"pool: expected the byte order of this machine, got {pool.dtype.str}")
     o = np.empty(v.shape, arrays["q"].dtype)
     _run("step", op, arrays, [o, None], [states.get(name) for name in ("pool", "indices", "num_accepted_tokens")],

@@ -14,14 +14,14 @@ from headrace import _core
 from headrace._arguments import (INPUTS, beta_form, bound, check_gate_parameter, check_sum, chunk_hint, depth, flag,
                                  gate_form, number, options, text)
 from headrace.jax import _primitive
-from headrace.numpy import _view, call_type, native
+from headrace.numpy import _call_type, _native, _view
 
 Result = Tuple[Array, Optional[Array]]
 Maybe = Optional[ArrayLike]
 
 
 def _array(name: str, x: Any) -> Array:
-    array = native(name, x) if isinstance(x, np.ndarray) else x
+    array = _native(name, x) if isinstance(x, np.ndarray) else x
     try:
         return jnp.asarray(array)
     except (TypeError, ValueError, OverflowError) as error:
@@ -67,7 +67,7 @@ def _checked_arrays(tensors: dict, gate_form: str) -> dict:
 
 
 def _of_one_type(arrays: dict) -> dict:
-    dtype = call_type([x.dtype for x in arrays.values()])
+    dtype = _call_type([x.dtype for x in arrays.values()])
     for name, x in arrays.items():
         if dtype != x.dtype and x.dtype.itemsize == 1:
             raise TypeError(f"{name}: expected a floating dtype of 16, 32 or 64 bits, got {x.dtype}")
@@ -267,7 +267,7 @@ def _head_gates(q: ArrayLike, k: ArrayLike, v: ArrayLike, decays: Callable[[np.n
     """g_gamma [HV], float64 where the call is, as a function of the heads' numbers."""
     arrays = [_floating(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
     heads = np.arange(_checked_rank("v", arrays[2]).shape[2], dtype=np.float64)
-    return jnp.asarray(decays(heads), jnp.promote_types(call_type([x.dtype for x in arrays]), jnp.float32))
+    return jnp.asarray(decays(heads), jnp.promote_types(_call_type([x.dtype for x in arrays]), jnp.float32))
 
 
 def _retention_gates(q: ArrayLike, k: ArrayLike, v: ArrayLike) -> Array:
@@ -374,7 +374,7 @@ def fused_recurrent_gated_delta_rule(
             raise ValueError("gk: expected without g where the gate is computed in the kernel, got both")
         gk, g = _floating("gk", gk), _floating("g", g)
         check_sum(gk, g)
-        gk = gk.astype(call_type([jnp.promote_types(x.dtype, jnp.float32) for x in (gk, g)])) + g[..., None]
+        gk = gk.astype(_call_type([jnp.promote_types(x.dtype, jnp.float32) for x in (gk, g)])) + g[..., None]
     return _call("gated_delta_rule" if gk is None else "kda", q, k, v, g=g if gk is None else gk, gv=gv, beta=beta,
                  g_gamma=g_gamma, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens,
                  output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,

@@ -8,6 +8,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
+from headrace._arguments import checked
 from headrace.torch import fused_recurrent_comba, fused_recurrent_gated_delta_rule, fused_recurrent_kda
 from headrace.torch.nn._layer import Layer, heads
 from headrace.torch.nn._modules import RMSNormGated
@@ -72,6 +73,7 @@ class GatedDeltaNet(_DeltaLayer):
     flash-linear-attention's layer; `mode` changes nothing, the library chooses the form. Raises ValueError.
     """
 
+    @checked
     def __init__(self, hidden_size: int = 2048, expand_v: float = 2, head_dim: int = 256, num_heads: int = 6,
                  num_v_heads: Optional[int] = None, mode: str = "chunk", use_gate: bool = True,
                  use_short_conv: bool = True, allow_neg_eigval: bool = False, conv_size: int = 4,
@@ -98,6 +100,7 @@ class Comba(_DeltaLayer):
     Raises ValueError.
     """
 
+    @checked
     def __init__(self, hidden_size: int = 2048, expand_v: float = 2, head_dim: int = 256, num_heads: int = 6,
                  num_v_heads: Optional[int] = None, mode: str = "chunk", use_short_conv: bool = True,
                  use_output_gate: bool = True, use_output_correction: bool = True, use_inner_decay: bool = True,
@@ -128,6 +131,7 @@ class KimiDeltaAttention(_DeltaLayer):
     ValueError.
     """
 
+    @checked
     def __init__(self, hidden_size: int = 2048, expand_v: float = 1, head_dim: int = 128, num_heads: int = 16,
                  num_v_heads: Optional[int] = None, mode: str = "chunk", use_short_conv: bool = True,
                  allow_neg_eigval: bool = False, safe_gate: bool = False, lower_bound: Optional[float] = None,

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headrace._arguments import checked
 from headrace.torch import fused_recurrent_gla, fused_recurrent_simple_gla
 from headrace.torch.nn._layer import Layer, heads
 from headrace.torch.nn._modules import RMSNormGated
@@ -101,11 +102,12 @@ class GatedLinearAttention(_AdditiveLayer):
     ValueError.
     """
 
+    @checked
     def __init__(self, mode: str = "chunk", hidden_size: int = 1024, expand_k: float = 0.5, expand_v: float = 1.0,
                  num_heads: int = 4, num_kv_heads: Optional[int] = None, feature_map: Optional[str] = None,
                  use_short_conv: bool = False, conv_size: int = 4, conv_bias: bool = False,
                  use_output_gate: bool = True, gate_fn: str = "swish", elementwise_affine: Optional[bool] = True,
-                 norm_eps: float = 1e-5, gate_logit_normalizer: int = 16, gate_low_rank_dim: int = 16,
+                 norm_eps: float = 1e-5, gate_logit_normalizer: float = 16, gate_low_rank_dim: int = 16,
                  clamp_min: Optional[float] = None, fuse_norm: bool = True, layer_idx: Optional[int] = None) -> None:
         super().__init__(hidden_size, expand_k, expand_v, num_heads, num_kv_heads, feature_map,
                          conv_size if use_short_conv else None, conv_bias, use_output_gate, gate_fn, elementwise_affine,
@@ -129,10 +131,11 @@ class SimpleGatedLinearAttention(_AdditiveLayer):
     k and v, a divisor of num_heads. Raises ValueError.
     """
 
+    @checked
     def __init__(self, mode: str = "chunk", hidden_size: int = 1024, expand_k: float = 1.0, expand_v: float = 1.0,
                  num_heads: int = 4, num_kv_heads: Optional[int] = None, feature_map: Optional[str] = None,
                  use_short_conv: bool = True, conv_size: int = 4, conv_bias: bool = False, gate_fn: str = "swish",
-                 elementwise_affine: Optional[bool] = True, norm_eps: float = 1e-5, gate_logit_normalizer: int = 16,
+                 elementwise_affine: Optional[bool] = True, norm_eps: float = 1e-5, gate_logit_normalizer: float = 16,
                  fuse_norm: bool = True, layer_idx: Optional[int] = None) -> None:
         super().__init__(hidden_size, expand_k, expand_v, num_heads, num_kv_heads, feature_map,
                          conv_size if use_short_conv else None, conv_bias, True, gate_fn, elementwise_affine, norm_eps,

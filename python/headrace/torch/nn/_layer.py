@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headrace._arguments import flag
 from headrace.torch.nn._cache import Cache
 from headrace.torch.nn._modules import ShortConvolution
 from headrace.torch.nn._padding import repad, take, unpad
@@ -60,10 +61,12 @@ class Layer(nn.Module):
         goes before the mask, and position_embeddings (LightningAttention); others are ignored. There are no attention
         weights to output.
         """
+        if output_attentions is not None:
+            flag("output_attentions", output_attentions)
         B, T, _ = hidden_states.shape
         x, cu_seqlens, places = unpad(hidden_states, attention_mask, kwargs.get("cu_seqlens"))
         state, conv_state = self._past(past_key_values)
-        cache = past_key_values if use_cache else None
+        cache = past_key_values if use_cache is not None and flag("use_cache", use_cache) else None
         keep = cache is not None
         q, k, v, conv_state = self._q_k_v(x, conv_state, keep, cu_seqlens)
         if state is not None and steps_in_place(x, state, keep, cu_seqlens):

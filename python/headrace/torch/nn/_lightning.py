@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headrace._arguments import checked
 from headrace.torch import fused_recurrent_simple_gla
 from headrace.torch.nn._layer import Layer, heads
 from headrace.torch.nn._modules import RMSNormGated
@@ -65,6 +66,7 @@ class LightningAttention(Layer):
 
     g_gamma: Tensor
 
+    @checked
     def __init__(self, hidden_size: int = 2048, num_heads: int = 16, head_dim: Optional[int] = None,
                  num_kv_heads: Optional[int] = None, *, num_layers: int, layer_idx: int,
                  gate_convention: str = "bailing", activation: Optional[str] = None, qk_norm: bool = False,

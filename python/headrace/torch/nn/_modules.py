@@ -7,7 +7,7 @@ from typing import Optional, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from headrace._arguments import flag
+from headrace._arguments import checked, flag
 from headrace.torch._layer_functions import rms_norm_gated, short_convolution, short_convolution_step
 
 Device = Union[None, str, torch.device]
@@ -35,6 +35,7 @@ class ShortConvolution(nn.Conv1d):
     hidden_size: D. kernel_size: W. activation: None, "silu" or its other name "swish". backend changes nothing.
     """
 
+    @checked
     def __init__(self, hidden_size: int, kernel_size: int, bias: bool = False, activation: Optional[str] = "silu",
                  backend: Optional[str] = "triton", device: Device = None,
                  dtype: Optional[torch.dtype] = None) -> None:
@@ -67,6 +68,7 @@ class ShortConvolution(nn.Conv1d):
                 raise ValueError("mask: expected None in a ragged batch (cu_seqlens), got a tensor")
             _check_like_x("mask", mask, x.shape[:2])
             x = x.masked_fill(mask.unsqueeze(-1) == 0, 0)
+        output_final_state = flag("output_final_state", output_final_state)
         if cache is not None:
             self._check_cache(cache, len(x) if cu_seqlens is None else len(cu_seqlens) - 1)
             fixed = cu_seqlens is not None and torch.compiler.is_compiling()  # which may not depend on offsets
@@ -120,6 +122,7 @@ class RMSNormGated(nn.Module):
     activation: "silu" (also "swish") or "sigmoid". groups: the mean is taken over each of so many equal parts of x.
     """
 
+    @checked
     def __init__(self, hidden_size: int, elementwise_affine: bool = True, eps: float = 1e-5, activation: str = "swish",
                  device: Device = None, dtype: Optional[torch.dtype] = None, groups: int = 1) -> None:
         super().__init__()

@@ -12,6 +12,7 @@ from test_nonsense import run
 import headrace.jax as hj
 import headrace.numpy as hn
 import headrace.torch as ht
+from headrace.torch.nn import KimiDeltaAttention
 
 F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
 # types of q, k, v and p, and the type of the call
@@ -210,6 +211,16 @@ def test_shapes_of_gate_parameters(function, name):
             results.append((o, state, gradient.reshape(-1)))
         for other in results[1:]:
             assert all(torch.equal(x, y) for x, y in zip(results[0], other)), (op, name)
+
+
+def test_checkpoints_with_rates_in_another_shape():
+    layer, other = (KimiDeltaAttention(hidden_size=64, num_heads=4, head_dim=16) for _ in range(2))
+    weights = layer.state_dict()
+    given = {**weights, "A_log": weights["A_log"].reshape(1, 1, 4, 1)}
+    other.load_state_dict(given)
+    assert given["A_log"].shape == (1, 1, 4, 1) and torch.equal(other.A_log, layer.A_log)
+    with pytest.raises(RuntimeError, match="size mismatch for A_log"):
+        other.load_state_dict({**weights, "A_log": torch.zeros(1, 1, 5, 1)})
 
 
 # ---- the other byte order ----

@@ -6,14 +6,15 @@
 ``attention(op, q, k, v, ...)`` computes any operator, ``step`` a token of it for decoding; the other functions have the
 names and the argument order of ``headrace.torch``. Shapes: q, k, p [B, T, H, K]; v, o [B, T, HV, V], HV a multiple of
 H; g [B, T, HV], or [B, T, HV, K] for gla and kda; gv [B, T, HV, V]; beta [B, T, HV] or [B, T, HV, V]; g_gamma, A_log
-[HV]; dt_bias [HV], [HV, K] or [HV * K]; states [N, HV, K, V], or [N, HV, V, K] with state_v_first. q, k, v and p share
-one of float64, float32, bfloat16, float16; gates, beta and states may have any of them. N is B, or len(cu_seqlens) - 1
-with B = 1. g is a log decay; with use_gate_in_kernel it is made from g, as -exp(A_log) softplus(g + dt_bias), or
-lower_bound sigmoid(exp(A_log) (g + dt_bias)) where a lower_bound in [-5, 0) is given, with which A_log may
-be None and is 0.
+[HV]; dt_bias [HV], [HV, K] or [HV * K], as A_log also in other shapes of as many values; states [N, HV, K, V], or
+[N, HV, V, K] with state_v_first. Types: float64, float32, bfloat16, float16; gates, beta and states float64 only beside
+float64 q. Where q, k, v and p have several, the call computes in the least that holds them all; o has the type of q,
+gradients have those of their inputs. N is B, or len(cu_seqlens) - 1 with B = 1. g is a log decay; with
+use_gate_in_kernel it is made from g, as -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g +
+dt_bias)) where a lower_bound in [-5, 0) is given, with which A_log may be None and is 0.
 
-Every function returns (o, final_state), the latter float32 (float64 for float64 q) or None, and has gradients by all
-its floating arguments, of first order and in reverse mode; step has none. Wrong shapes, types and options raise
+Every function returns (o, final_state), the latter float32 (float64 in a float64 call) or None, and has gradients by
+all its floating arguments, of first order and in reverse mode; step has none. Wrong shapes, types and options raise
 ValueError or TypeError while tracing; wrong values (a gate that is positive or NaN, offsets) raise
 jax.errors.JaxRuntimeError when they are seen. Formulas: docs/math.md of the project, recurrences in its section 2,
 gradients in 3.

@@ -36,10 +36,10 @@ def _call_type(q: Tensor, k: Tensor, v: Tensor, p: Maybe) -> Tuple[torch.dtype, 
     return dtype, False
 
 
-def _gate_parameter(name: str, x: Maybe, g: Maybe, q: Tensor, v: Tensor) -> Maybe:
+def _gate_parameter(name: str, x: Maybe, g: Maybe, q: Tensor, v: Tensor, gate: str) -> Maybe:
     """A gate's A_log or dt_bias, of one dimension, right in size also where the gate is computed outside."""
-    if x is None:
-        return None
+    if x is None or (x.dim() == 1 and gate != "log_decay"):  # the library checks what it reads
+        return x
     if not x.dtype.is_floating_point:
         raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}")
     channels = q.shape[-1] if name == "dt_bias" and g is not None and g.dim() == 4 else 0
@@ -86,7 +86,8 @@ def _run(
     if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype or (p is not None and p.dtype != dtype):
         q, k, v, p = q.to(dtype), k.to(dtype), v.to(dtype), None if p is None else p.to(dtype)
     _library.check_alike(q, k, v)
-    A_log, dt_bias = _gate_parameter("A_log", A_log, g, q, v), _gate_parameter("dt_bias", dt_bias, g, q, v)
+    A_log = _gate_parameter("A_log", A_log, g, q, v, gate)
+    dt_bias = _gate_parameter("dt_bias", dt_bias, g, q, v, gate)
     if gate == "log_decay":
         A_log = dt_bias = None  # given for a gate that is computed outside
     elif A_log is None and gate == "softplus":

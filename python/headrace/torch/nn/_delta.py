@@ -56,6 +56,13 @@ class _DeltaLayer(Layer):
         self.A_log = _log_uniform_rates(self.num_v_heads, 0, 16)
         self.dt_bias = _time_step_bias(self.num_v_heads)
 
+    def _load_from_state_dict(self, state_dict, prefix, *arguments):
+        """Checkpoints have an A_log of any shape, Kimi Linear's [1, 1, HV, 1]."""
+        A_log = state_dict.get(f"{prefix}A_log")
+        if A_log is not None and A_log.numel() == self.A_log.numel():
+            state_dict[f"{prefix}A_log"] = A_log.reshape(self.A_log.shape)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
     def _add_output(self, use_gate: bool, activation: str, norm_eps: float) -> None:
         self.g_proj = nn.Linear(self.hidden_size, self.value_dim, bias=False) if use_gate else None
         self.o_norm = RMSNormGated(self.head_v_dim, eps=norm_eps, activation=activation)

@@ -1,4 +1,5 @@
 """The functions of headrace.jax: user arguments in, one differentiable operator out. Formulas: docs/math.md."""
+# over 400 lines: nearly all are the signatures and calls of nineteen functions that differ in their arguments alone.
 
 from __future__ import annotations
 

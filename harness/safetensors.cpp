@@ -11,10 +11,11 @@
 #include <functional>
 #include <new>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <set>
 #include <utility>
 #include <vector>
+
+#include "harness/output_file.hpp"
 
 namespace headrace::harness {
 namespace {
@@ -262,26 +263,6 @@ bool contiguous(const TensorView& view) {
     return true;
 }
 
-// Runs `fill` on a temporary file beside `path` and renames it.
-Status write_renamed(const std::string& path, const std::function<void(std::ostream&)>& fill) {
-    const std::string temporary = path + ".tmp" + std::to_string(std::random_device{}());
-    std::error_code ignored, failure;
-    errno = 0;
-    std::ofstream stream(temporary, std::ios::binary | std::ios::trunc);
-    if (!stream) return error(path + ": could not be created: " + std::strerror(errno));
-    fill(stream);
-    stream.close();
-    if (!stream) {
-        const std::string reason = std::strerror(errno);
-        std::filesystem::remove(temporary, ignored);
-        return error(path + ": could not be written: " + reason);
-    }
-    std::filesystem::rename(temporary, path, failure);
-    if (!failure) return {};
-    std::filesystem::remove(temporary, ignored);
-    return error(path + ": could not be written: " + failure.message());
-}
-
 const char* format_name(DType dtype) {
     for (const auto& [name, type] : dtype_names) {
         if (type == dtype) return name;
@@ -349,26 +330,20 @@ Status write_safetensors(const std::string& path, const Safetensors& file) {
     }
     std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
     text.append((8 - text.size() % 8) % 8, ' ');  // data starts at a multiple of 8
-    return write_renamed(path, [&](std::ostream& stream) {
+    return write_file(path, [&](const Append& append) {
         const std::uint64_t header_bytes = text.size();
-        stream.write(reinterpret_cast<const char*>(&header_bytes), 8);
-        stream.write(text.data(), static_cast<std::streamsize>(text.size()));
+        append(&header_bytes, 8);
+        append(text.data(), text.size());
         for (const auto* item : order) {
             const TensorView view = item->second.view();
             if (contiguous(view)) {
-                const auto bytes =
-                    static_cast<std::streamsize>(static_cast<std::size_t>(view.numel()) * size_of(view.dtype));
-                if (bytes > 0) stream.write(static_cast<const char*>(view.data), bytes);
+                append(view.data, static_cast<std::size_t>(view.numel()) * size_of(view.dtype));
             } else {
                 const std::vector<char> bytes = row_major_bytes(view);
-                stream.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+                append(bytes.data(), bytes.size());
             }
         }
     });
-}
-
-Status write_text_file(const std::string& path, const std::string& text) {
-    return write_renamed(path, [&](std::ostream& stream) { stream << text; });
 }
 
 }  // namespace headrace::harness

@@ -25,10 +25,7 @@ Status read_safetensors(const std::string& path, Safetensors* file);
 // The same for a file's bytes in memory.
 Status parse_safetensors(const void* data, std::size_t bytes, Safetensors* file);
 
-// Writes a temporary file in the same folder and renames it to `path`. Strided tensors are written row-major.
+// Writes it to `path` (write_file of output_file.hpp). Strided tensors are written row-major.
 Status write_safetensors(const std::string& path, const Safetensors& file);
-
-// Puts `text` in `path` in the same way: the file is either the old or the whole new one.
-Status write_text_file(const std::string& path, const std::string& text);
 
 }  // namespace headrace::harness

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "harness/output_file.hpp"
+
 namespace headrace::harness {
 namespace {
 

@@ -10,7 +10,7 @@
 #include <omp.h>
 #endif
 
-#include "harness/safetensors.hpp"
+#include "harness/output_file.hpp"
 #include "harness/tensors.hpp"
 
 namespace headrace::cli {

@@ -22,6 +22,7 @@ struct Peaks {
     double copy_gbs = 0;  // memory copy far larger than the caches, bytes read + bytes written
 };
 Peaks measure_peaks(int threads);
+constexpr double bytes_of_measure_peaks = 512 << 20;  // the memory that it copies, from and to
 
 struct Timing {
     double min_ms = 0, median_ms = 0;

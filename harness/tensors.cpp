@@ -282,9 +282,9 @@ class Maker {
     // Different rows in random order; with some seeds a sequence is padding, all of its indices -1.
     void add_indices(std::int64_t rows, std::int64_t sequences, std::int64_t slots) {
         const Stream stream(line_.seed, "indices");
-        std::vector<std::int64_t> order(static_cast<std::size_t>(rows));
+        std::vector<std::int64_t> order(memory_ == Memory::none ? 0 : static_cast<std::size_t>(rows));
         std::iota(order.begin(), order.end(), 0);
-        for (std::int64_t i = 0; i < sequences * slots; ++i) {
+        for (std::int64_t i = 0; i < sequences * slots && !order.empty(); ++i) {
             std::swap(order[static_cast<std::size_t>(i)],
                       order[static_cast<std::size_t>(i + stream.below(i, rows - i))]);
         }

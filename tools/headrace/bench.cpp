@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 
+#include "harness/memory.hpp"
 #include "tools/headrace/bench_case.hpp"
 #include "tools/headrace/progress.hpp"
 
@@ -42,6 +43,11 @@ std::vector<ProblemLine> collect(const BenchArguments& arguments) {
     for (ProblemLine& line : lines) {
         if (arguments.threads > 0) line.threads = arguments.threads;
     }
+    const harness::AvailableMemory available = harness::available_memory();
+    for (const ProblemLine& line : lines) {
+        const double bytes = std::max(bench_bytes(line, arguments.options), harness::bytes_of_measure_peaks);
+        require(harness::fits(format(line), bytes, available));
+    }
     return lines;
 }
 
@@ -59,6 +65,7 @@ void bench_all(const BenchArguments& arguments) {
             peaks_of[threads] = harness::measure_peaks(threads);
             progress.clear();
             if (text) print_peaks(peaks_of[threads]);
+            require_stdout();
             value["peaks"].push_back(to_json(peaks_of[threads]));
         }
         const auto show = [&](double done) { progress.show(static_cast<double>(i) + done, format(line)); };
@@ -66,6 +73,7 @@ void bench_all(const BenchArguments& arguments) {
         const BenchCase result = bench(line, arguments.options, peaks_of[threads], show);
         progress.clear();
         if (text) print_case(result, peaks_of[threads]);
+        require_stdout();
         value["cases"].push_back(to_json(result));
         value["cases"].back()["threads"] = threads;
     }
@@ -86,14 +94,12 @@ void add_bench(CLI::App& app, int*) {
     command->add_option("--file", arguments->file, "A file of problems, one per line")->type_name("FILE");
     command->add_flag("--all", arguments->options.all, "Every implementation that accepts the problem, in turn");
     command->add_flag("--steps", arguments->options.steps, "With num_steps 1, 2, 4 and 8, in turn");
-    command->add_option("--threads", arguments->threads, "Threads [the problem's, else all]")
-        ->check(CLI::PositiveNumber);
-    command->add_option("--min-calls", arguments->options.limits.min_calls, "Calls at least [5]")
-        ->check(CLI::Range(1, 1000000));
-    command->add_option("--min-seconds", arguments->options.limits.min_seconds, "Seconds per variant at least [1]")
-        ->check(CLI::Range(1e-6, 1e6));
-    command->add_option("--json", arguments->json_path, "Write the results as JSON to this file (- for stdout)")
-        ->type_name("FILE");
+    add_number(command, "--threads", &arguments->threads, 1, most_threads, "Threads [the problem's, else all]");
+    add_number(command, "--min-calls", &arguments->options.limits.min_calls, 1, 1000000, "Calls at least [5]");
+    add_number(command, "--min-seconds", &arguments->options.limits.min_seconds, 1e-6, 1e6,
+               "Seconds per variant at least [1]");
+    add_output(command, "--json", &arguments->json_path, Dash::means_stdout,
+               "Write the results as JSON to this file (- for stdout)");
     command->footer(
         std::string(problem_help) +
         "\nFirst calls and allocations are not timed. GFLOP/s and GB/s count the least work that the recurrence\n"

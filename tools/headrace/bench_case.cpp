@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <list>
 
-#include "harness/tensors.hpp"
+#include "harness/memory.hpp"
 #include "tools/headrace/table.hpp"
 #include "tools/headrace/workspace.hpp"
 
@@ -27,25 +27,41 @@ struct Variant {
     }
 };
 
-// A list, for a variant's call points into it.
-std::list<Variant> variants_of(const ProblemLine& line, const BenchOptions& options, const Call& call) {
+std::vector<std::string> names_of(const ProblemLine& line, const BenchOptions& options) {
+    if (!line.force.empty()) return {line.force};
     std::vector<std::string> names = accepting_implementations(line);
     if (names.empty()) throw Failure{format(line) + ": no implementation serves this problem"};
-    if (!line.force.empty()) {
-        names = {line.force};
-    } else if (!options.all) {
-        names.resize(1);
-    }
-    std::vector<int> steps = {line.num_steps};
-    if (options.steps) steps = {1, 2, 4, 8};
+    if (!options.all) names.resize(1);
+    return names;
+}
+
+std::vector<int> steps_of(const ProblemLine& line, const BenchOptions& options) {
+    return options.steps ? std::vector<int>{1, 2, 4, 8} : std::vector<int>{line.num_steps};
+}
+
+// A list, for a variant's call points into it.
+std::list<Variant> variants_of(const ProblemLine& line, const BenchOptions& options, const Call& call) {
     std::list<Variant> variants;
-    for (const std::string& name : names) {
-        for (int num_steps : steps) variants.emplace_back(name, num_steps, call);
+    for (const std::string& name : names_of(line, options)) {
+        for (int num_steps : steps_of(line, options)) variants.emplace_back(name, num_steps, call);
     }
     return variants;
 }
 
 }  // namespace
+
+double bench_bytes(const ProblemLine& line, const BenchOptions& options) {
+    const harness::CallTensors shapes = harness::make_shapes(line);
+    double bytes = harness::tensor_bytes(shapes);
+    for (const std::string& name : names_of(line, options)) {
+        for (int num_steps : steps_of(line, options)) {
+            std::size_t workspace = 0;
+            require(line, workspace_size(Variant::with_options(shapes.call, name, num_steps), &workspace));
+            bytes += static_cast<double>(workspace);
+        }
+    }
+    return bytes;
+}
 
 BenchCase bench(const ProblemLine& line, const BenchOptions& options, const harness::Peaks& peaks,
                 const std::function<void(double)>& on_round) {
@@ -113,7 +129,6 @@ void print_case(const BenchCase& result, const harness::Peaks& peaks) {
                    mebibytes(static_cast<double>(row.workspace_bytes)), fixed(row.share * 100, 1) + " %"});
     }
     table.print();
-    std::fflush(stdout);
 }
 
 json to_json(const BenchCase& result) {

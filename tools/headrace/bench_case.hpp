@@ -31,6 +31,9 @@ struct BenchCase {
     std::vector<BenchRow> rows;
 };
 
+// The memory that bench() takes: the tensors, and a workspace for each variant. Throws where the library refuses one.
+double bench_bytes(const ProblemLine& line, const BenchOptions& options);
+
 // `on_round(done)` reports the fraction done, 0 to 1.
 BenchCase bench(const ProblemLine& line, const BenchOptions& options, const harness::Peaks& peaks,
                 const std::function<void(double)>& on_round);

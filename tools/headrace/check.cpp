@@ -5,12 +5,16 @@
 #include <cstdio>
 #include <memory>
 
+#include "harness/memory.hpp"
 #include "tools/headrace/common.hpp"
+#include "tools/headrace/interruption.hpp"
 #include "tools/headrace/progress.hpp"
 #include "tools/headrace/table.hpp"
 
 namespace headrace::cli {
 namespace {
+
+constexpr std::uint64_t random_stride = 1'000'003;  // runs with neighbouring seeds share no problem
 
 struct CheckArguments {
     std::vector<std::string> words;
@@ -26,6 +30,20 @@ struct Closest {
     std::string name, problem;
 };
 
+// The line itself, or forced through each implementation that accepts it.
+std::vector<ProblemLine> variants_of(const ProblemLine& line, bool all) {
+    if (!all) return {line};
+    std::vector<ProblemLine> forced;
+    for (const std::string& name : accepting_implementations(line)) {
+        forced.push_back(line);
+        forced.back().force = name;
+    }
+    if (forced.empty()) throw Failure{format(line) + ": no implementation serves this problem"};
+    return forced;
+}
+
+// The problems that were given, not the random ones. What the library refuses, a wrong name say, or what does not fit
+// into memory is found here, before anything is computed.
 std::vector<ProblemLine> collect(const CheckArguments& arguments) {
     std::vector<ProblemLine> lines = parse_problems(arguments.words);
     if (!arguments.file.empty()) {
@@ -33,22 +51,24 @@ std::vector<ProblemLine> collect(const CheckArguments& arguments) {
         require(harness::read_problem_file(arguments.file, &listed));
         lines.insert(lines.end(), listed.begin(), listed.end());
     }
-    for (std::int64_t i = 0; i < arguments.random; ++i) {
-        constexpr std::uint64_t stride = 1'000'003;  // runs with neighbouring seeds share no problem
-        lines.push_back(harness::random_problem(arguments.seed * stride + static_cast<std::uint64_t>(i)));
+    if (lines.empty() && arguments.random == 0) {
+        throw Failure{"check: nothing to check: expected a PROBLEM, --file or --random"};
     }
-    if (lines.empty()) throw Failure{"check: nothing to check: expected a PROBLEM, --file or --random"};
-    if (!arguments.all) return lines;
-    std::vector<ProblemLine> forced;
-    for (ProblemLine line : lines) {
-        const std::vector<std::string> names = accepting_implementations(line);
-        if (names.empty()) throw Failure{format(line) + ": no implementation serves this problem"};
-        for (const std::string& name : names) {
-            line.force = name;
-            forced.push_back(line);
+    if (arguments.random > 0) {  // of which none is forced by a wrong name, unless the environment does so
+        std::vector<Candidate> candidates;
+        require(explain(harness::make_shapes({}).call, &candidates));
+    }
+    const harness::AvailableMemory available = harness::available_memory();
+    std::vector<ProblemLine> variants;
+    for (const ProblemLine& line : lines) {
+        for (const ProblemLine& variant : variants_of(line, arguments.all)) {
+            double bytes = 0;
+            require(variant, harness::check_bytes(variant, &bytes));
+            require(harness::fits(format(variant), bytes, available));
+            variants.push_back(variant);
         }
     }
-    return forced;
+    return variants;
 }
 
 json json_of(const ProblemLine& line, const harness::CheckResult& result) {
@@ -82,7 +102,6 @@ void print_result(std::FILE* stream, const ProblemLine& line, const harness::Che
         }
         std::fprintf(stream, "ok   %s  %s%s\n", format(line).c_str(), result.implementation.c_str(), errors.c_str());
     }
-    std::fflush(stream);
 }
 
 void note_closest(const ProblemLine& line, const harness::CheckResult& result, Closest* closest) {
@@ -93,41 +112,73 @@ void note_closest(const ProblemLine& line, const harness::CheckResult& result, C
     }
 }
 
-// Returns the number of misses.
-std::size_t check_all(const CheckArguments& arguments) {
-    const std::vector<ProblemLine> lines = collect(arguments);
-    const bool json_to_stdout = arguments.json_path == "-";
-    const auto begin = std::chrono::steady_clock::now();
-    Progress progress(static_cast<double>(lines.size()));
+// What a run of check has done so far.
+struct Tally {
+    std::size_t checked = 0, misses = 0;
     Closest closest;
-    std::size_t misses = 0;
     json results = json::array();
-    for (std::size_t i = 0; i < lines.size(); ++i) {
-        progress.show(static_cast<double>(i), format(lines[i]));
-        const harness::CheckResult result = harness::check(lines[i]);
-        if (!result.ok || arguments.verbose) {
-            progress.clear();
-            print_result(json_to_stdout ? stderr : stdout, lines[i], result);
-        }
-        note_closest(lines[i], result, &closest);
-        misses += !result.ok;
-        if (!arguments.json_path.empty()) results.push_back(json_of(lines[i], result));
+};
+
+void check_one(const CheckArguments& arguments, const ProblemLine& line, Progress& progress, Tally* tally) {
+    const harness::CheckResult result = harness::check(line);
+    if (!result.ok || arguments.verbose) {
+        progress.clear();
+        print_result(arguments.json_path == "-" ? stderr : stdout, line, result);
+        require_stdout();
     }
-    progress.clear();
+    note_closest(line, result, &tally->closest);
+    ++tally->checked;
+    tally->misses += !result.ok;
+    if (!arguments.json_path.empty()) tally->results.push_back(json_of(line, result));
+}
+
+// Random problems are drawn when their turn comes: a million would take memory, and seconds before the first.
+Tally check_each(const CheckArguments& arguments, const Interruption& interruption) {
+    const std::vector<ProblemLine> given = collect(arguments);
+    const auto random = static_cast<std::size_t>(arguments.random), total = given.size() + random;
+    Progress progress(static_cast<double>(total));
+    Tally tally;
+    for (std::size_t i = 0; i < total && !interruption.came(); ++i) {
+        if (i < given.size()) {
+            progress.show(static_cast<double>(i), format(given[i]));
+            check_one(arguments, given[i], progress, &tally);
+            continue;
+        }
+        const ProblemLine drawn = harness::random_problem(arguments.seed * random_stride + (i - given.size()));
+        for (const ProblemLine& line : variants_of(drawn, arguments.all)) {
+            if (interruption.came()) break;
+            progress.show(static_cast<double>(i), format(line));
+            check_one(arguments, line, progress, &tally);
+        }
+    }
+    return tally;
+}
+
+// Returns the exit code.
+int check_all(const CheckArguments& arguments) {
+    const Interruption interruption;
+    const auto begin = std::chrono::steady_clock::now();
+    const Tally tally = check_each(arguments, interruption);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (!arguments.json_path.empty()) {
-        write_json(arguments.json_path,
-                   {{"problems", lines.size()}, {"missed", misses}, {"seconds", seconds}, {"results", results}});
+        json value = {{"problems", tally.checked}, {"missed", tally.misses}, {"seconds", seconds}};
+        if (interruption.came()) value["stopped_by"] = interruption.name();
+        value["results"] = tally.results;
+        write_json(arguments.json_path, value);
     }
-    if (json_to_stdout) return misses;
-    std::printf("%zu problem%s checked in %s s, %zu missed", lines.size(), lines.size() == 1 ? "" : "s",
-                fixed(seconds, 1).c_str(), misses);
-    if (closest.share > 0) {
-        std::printf("; closest to its bar: %s at %s of it in %s", closest.name.c_str(), figure(closest.share).c_str(),
-                    closest.problem.c_str());
+    if (arguments.json_path != "-") {
+        std::printf("%zu problem%s checked in %s s, %zu missed", tally.checked, tally.checked == 1 ? "" : "s",
+                    fixed(seconds, 1).c_str(), tally.misses);
+        if (interruption.came()) std::printf(", then stopped by %s", interruption.name());
+        if (tally.closest.share > 0) {
+            std::printf("; closest to its bar: %s at %s of it in %s", tally.closest.name.c_str(),
+                        figure(tally.closest.share).c_str(), tally.closest.problem.c_str());
+        }
+        std::printf("\n");
     }
-    std::printf("\n");
-    return misses;
+    require_stdout();
+    interruption.pass_on();
+    return tally.misses > 0 ? 1 : 0;
 }
 
 }  // namespace
@@ -137,17 +188,19 @@ void add_check(CLI::App& app, int* exit_code) {
     auto arguments = std::make_shared<CheckArguments>();
     command->add_option("PROBLEM", arguments->words, "Problems");
     command->add_option("--file", arguments->file, "A file of problems, one per line")->type_name("FILE");
-    command->add_option("--random", arguments->random, "Check so many random problems")->check(CLI::NonNegativeNumber);
-    command->add_option("--seed", arguments->seed, "Of the random problems [1]");
+    add_number(command, "--random", &arguments->random, std::int64_t{0}, std::int64_t{random_stride},
+               "Check so many random problems");
+    add_number(command, "--seed", &arguments->seed, std::uint64_t{0}, ~std::uint64_t{0}, "Of the random problems [1]");
     command->add_flag("--all", arguments->all, "Force each problem through every implementation that accepts it");
     command->add_flag("--verbose,-v", arguments->verbose, "Print a line for each problem, not only for misses");
-    command->add_option("--json", arguments->json_path, "Write the results as JSON to this file (- for stdout)")
-        ->type_name("FILE");
+    add_output(command, "--json", &arguments->json_path, Dash::means_stdout,
+               "Write the results as JSON to this file (- for stdout)");
     command->footer(std::string(problem_help) +
                     "\nExits with 1 if a problem missed its bar; prints the command that repeats each miss.\n"
+                    "Interrupted or terminated, it says what it checked; a second signal ends it at once.\n"
                     "Examples: headrace check kda:bwd t100 h2 k64 bf16 --all -v\n"
                     "          headrace check --random 2000 --seed 7");
-    command->callback([arguments, exit_code] { *exit_code = check_all(*arguments) > 0 ? 1 : 0; });
+    command->callback([arguments, exit_code] { *exit_code = check_all(*arguments); });
 }
 
 }  // namespace headrace::cli

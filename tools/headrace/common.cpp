@@ -2,7 +2,9 @@
 #include "tools/headrace/common.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <sstream>
 #include <thread>
 
@@ -75,6 +77,35 @@ std::vector<std::string> accepting_implementations(ProblemLine line) {
         if (candidate.refusal.empty()) names.push_back(candidate.name);
     }
     return names;
+}
+
+void require(const ProblemLine& line, const Status& status) {
+    if (!status.ok()) throw Failure{format(line) + ": " + status.message()};
+}
+
+void require_served(const ProblemLine& line) {
+    std::size_t bytes = 0;
+    require(line, workspace_size(harness::make_shapes(line).call, &bytes));
+}
+
+void refuse_number(const std::string& flag, bool whole, const std::string& range, const std::string& text) {
+    throw Failure{flag + ": expected a " + (whole ? "whole " : "") + "number from " + range + ", got '" + text + "'"};
+}
+
+CLI::Option* add_output(CLI::App* command, const std::string& flag, std::string* path, Dash dash,
+                        const std::string& help) {
+    const auto read = [=](const std::string& text) {
+        if (text.empty()) throw Failure{flag + ": expected the name of a file, got ''"};
+        if (dash == Dash::names_a_file || text != "-") require(harness::can_write(text));
+        *path = text;
+    };
+    return command->add_option_function<std::string>(flag, read, help)->type_name("FILE");
+}
+
+void require_stdout() {
+    errno = 0;
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
+    throw Failure{"stdout: could not be written" + (errno != 0 ? std::string(": ") + std::strerror(errno) : "")};
 }
 
 int default_threads() {

@@ -5,9 +5,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "harness/problem_line.hpp"
+#include "harness/problem_values.hpp"
 
 namespace headrace::cli {
 
@@ -44,6 +46,43 @@ std::vector<std::string> accepting_implementations(ProblemLine line);
 // The threads that the library uses where Options::threads is 0.
 int default_threads();
 
+// The same of a status that concerns one problem, which the message then names.
+void require(const ProblemLine& line, const Status& status);
+
+// Throws where the library refuses the problem, because it knows no implementation of the forced name, say.
+void require_served(const ProblemLine& line);
+
+[[noreturn]] void refuse_number(const std::string& flag, bool whole, const std::string& range, const std::string& text);
+
+// Adds an option that takes a number within limits, both included, and nothing but that number.
+template <typename Number>
+CLI::Option* add_number(CLI::App* command, const std::string& flag, Number* target, Number least, Number most,
+                        const std::string& help) {
+    const auto read = [=](const std::string& text) {
+        Number value = 0;
+        constexpr bool whole = std::is_integral_v<Number>;
+        bool good = false;
+        if constexpr (whole) {
+            good = harness::read_integer(text, least, most, &value);
+        } else {
+            good = harness::read_number(text, &value) && value >= least && value <= most;
+        }
+        if (!good) refuse_number(flag, whole, json(least).dump() + " to " + json(most).dump(), text);
+        *target = value;
+    };
+    return command->add_option_function<std::string>(flag, read, help)->type_name("NUMBER");
+}
+
+constexpr int most_threads = 1024;  // as in a problem
+
+// Adds an option that names a file to be written, which is refused at once where it could not be.
+enum class Dash { names_a_file, means_stdout };
+CLI::Option* add_output(CLI::App* command, const std::string& flag, std::string* path, Dash dash,
+                        const std::string& help);
+
+// Throws if anything printed so far could not be written. Long commands ask after each result, main at the end.
+void require_stdout();
+
 // The syntax of a problem, for help texts.
 extern const char* const problem_help;
 
@@ -54,7 +93,7 @@ const char* name_of(Direction direction);  // "forward", "backward", "step"
 // "2x4096x16x128".
 std::string shape_text(const std::vector<std::int64_t>& shape);
 
-// Writes to a file by way of a temporary one; "-" is stdout.
+// Writes to a file (harness/output_file.hpp); "-" is stdout.
 void write_json(const std::string& path, const json& value);
 
 }  // namespace headrace::cli

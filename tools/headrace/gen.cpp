@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "harness/memory.hpp"
 #include "harness/safetensors.hpp"
 #include "tools/headrace/common.hpp"
 #include "tools/headrace/run_tensors.hpp"
@@ -16,6 +17,10 @@ struct GenArguments {
 
 void generate(const GenArguments& arguments) {
     const ProblemLine line = parse_problem(arguments.words);
+    require_served(line);
+    // a strided tensor is written from a copy
+    const double bytes = harness::tensor_bytes(harness::make_shapes(line)) * (line.strided ? 2 : 1);
+    require(harness::fits(format(line), bytes, harness::available_memory()));
     harness::CallTensors problem = harness::make_tensors(line);
     harness::Safetensors file;
     for (const std::string& name : input_names()) {
@@ -33,7 +38,7 @@ void add_gen(CLI::App& app, int*) {
     CLI::App* command = app.add_subcommand("gen", "Write random inputs of a problem to a safetensors file.");
     auto arguments = std::make_shared<GenArguments>();
     command->add_option("PROBLEM", arguments->words, "The problem")->required();
-    command->add_option("--out", arguments->out, "The file to write")->required()->type_name("FILE");
+    add_output(command, "--out", &arguments->out, Dash::names_a_file, "The file to write")->required();
     command->footer(
         std::string(problem_help) +
         "\nOptions of the problem (scale, l2norm, ...) go into the file's metadata, where headrace run finds "

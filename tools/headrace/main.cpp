@@ -1,4 +1,8 @@
 // headrace: the command line; every subcommand has a file of its own.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -18,11 +22,16 @@ void refuse_unknown_command(const CLI::App& app, const std::string& word) {
     throw Failure{"expected a command, one of " + known + ", got '" + word + "'"};
 }
 
-}  // namespace
-}  // namespace headrace::cli
+// A closed descriptor would become that of the first file opened, which then received what is printed. Opened here the
+// wrong way round, it fails.
+void fill_closed_descriptors() {
+    for (int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+        if (fcntl(descriptor, F_GETFD) != -1) continue;
+        if (open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
+    }
+}
 
-int main(int argc, char** argv) {
-    using namespace headrace::cli;
+int run(int argc, char** argv) {
     CLI::App app("Gated linear attention and delta-rule operators: run, check, measure and explain them.", "headrace");
     app.set_version_flag("--version", "headrace " HEADRACE_COMMAND_VERSION);
     app.require_subcommand(1);
@@ -37,8 +46,22 @@ int main(int argc, char** argv) {
     } catch (const CLI::Success& request) {  // --help, --version
         return app.exit(request);
     } catch (const CLI::ParseError& error) {
-        std::fprintf(stderr, "headrace: %s (see headrace --help)\n", error.what());
-        return 2;
+        throw Failure{std::string(error.what()) + " (see headrace --help)"};
+    }
+    return exit_code;
+}
+
+}  // namespace
+}  // namespace headrace::cli
+
+int main(int argc, char** argv) {
+    using namespace headrace::cli;
+    fill_closed_descriptors();
+    std::signal(SIGXFSZ, SIG_IGN);  // a file that outgrows ulimit -f is a failed write
+    try {
+        const int exit_code = run(argc, argv);
+        require_stdout();
+        return exit_code;
     } catch (const Failure& failure) {
         std::fprintf(stderr, "headrace: %s\n", failure.message.c_str());
         return failure.exit_code;
@@ -49,5 +72,4 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "headrace: %s\n", error.what());
         return 2;
     }
-    return exit_code;
 }

@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 
 #include "harness/measure.hpp"
+#include "harness/memory.hpp"
 #include "harness/safetensors.hpp"
 #include "tools/headrace/run_tensors.hpp"
 #include "tools/headrace/table.hpp"
@@ -90,8 +92,28 @@ void report(const RunArguments& arguments, const ProblemLine& line, const Outcom
     write_json("-", value);
 }
 
+// The outputs, the workspace and the copy of the pool that the call will need, before any of them is allocated.
+void require_memory(const RunArguments& arguments, const ProblemLine& line, TensorMap& tensors) {
+    double bytes = 0;
+    for (const std::string& name : add_outputs(line, &tensors, harness::Memory::none)) {
+        const Tensor& output = tensors[name];
+        bytes += static_cast<double>(output.numel()) * static_cast<double>(size_of(output.dtype()));
+    }
+    const Call call = harness::make_call(line, tensors);
+    std::size_t workspace = 0;
+    require(workspace_size(call, &workspace));
+    bytes += static_cast<double>(workspace);
+    if (const TensorView& states = call.pool.states; states.given()) {
+        bytes += static_cast<double>(states.numel()) * static_cast<double>(size_of(states.dtype));
+    }
+    require(harness::fits(arguments.in, bytes, harness::available_memory()));
+}
+
 void run_file(const RunArguments& arguments) {
     operator_named(arguments.op);  // before a large file is read
+    std::error_code failure;       // is left to the reader
+    const auto file_bytes = static_cast<double>(std::filesystem::file_size(arguments.in, failure));
+    if (!failure) require(harness::fits(arguments.in, file_bytes, harness::available_memory()));
     harness::Safetensors file;
     require(harness::read_safetensors(arguments.in, &file));
     ProblemLine line = line_of(arguments, file.metadata);
@@ -104,7 +126,8 @@ void run_file(const RunArguments& arguments) {
         }
     }
     set_sizes(tensors, &line);
-    std::vector<std::string> names = add_outputs(line, &tensors);
+    require_memory(arguments, line, tensors);
+    std::vector<std::string> names = add_outputs(line, &tensors, harness::Memory::allocate);
     if (line.direction == Direction::step) names.push_back("pool");
     Call call = harness::make_call(line, tensors);
     call.options.allow_positive_gates = arguments.allow_positive_gates;
@@ -118,26 +141,26 @@ void run_file(const RunArguments& arguments) {
 }
 
 void add_options(CLI::App* command, const std::shared_ptr<RunArguments>& arguments) {
-    const auto text = [&](const char* flag, const char* key, const char* help) {
+    const auto text = [&](const char* flag, const char* key, const char* help, const char* type = "VALUE") {
         command
             ->add_option_function<std::string>(
                 flag, [arguments, key](const std::string& value) { arguments->options[key] = value; }, help)
-            ->type_name("VALUE");
+            ->type_name(type);
     };
     const auto truth = [&](const char* flags, const char* key, const char* help) {
         command->add_flag_function(
             flags, [arguments, key](std::int64_t count) { arguments->options[key] = count > 0 ? "true" : "false"; },
             help);
     };
-    text("--scale", "scale", "Scale of q at the read-out [K^-0.5]");
+    text("--scale", "scale", "Scale of q at the read-out [K^-0.5]", "NUMBER");
     truth("--reverse,!--no-reverse", "reverse", "Run each sequence from its last token to its first");
     truth("--l2norm,!--no-l2norm", "l2norm", "Normalise q, k (and p) to unit length first");
     truth("--vfirst,!--no-vfirst", "vfirst", "States are [N, HV, V, K]");
     text("--gate-form", "gate_form", "log_decay, softplus or bounded: what g is [log_decay]");
-    text("--lower-bound", "lower_bound", "Of the bounded gate form [-5]");
+    text("--lower-bound", "lower_bound", "Of the bounded gate form [-5]", "NUMBER");
     text("--beta-form", "beta_form", "value, sigmoid or two_sigmoid: what beta is [value]");
-    text("--chunk", "chunk", "Hint: tokens per chunk, a power of two from 16 to 256 [the backend's]");
-    text("--num-steps", "num_steps", "Hint: chunks per scheduling step");
+    text("--chunk", "chunk", "Hint: tokens per chunk, a power of two from 16 to 256 [the backend's]", "NUMBER");
+    text("--num-steps", "num_steps", "Hint: chunks per scheduling step", "NUMBER");
     text("--saved", "saved", "f64, f32, bf16 or f16: type of the states that a backward keeps [that of q]");
 }
 
@@ -148,15 +171,14 @@ void add_run(CLI::App& app, int*) {
     auto arguments = std::make_shared<RunArguments>();
     command->add_option("OPERATOR", arguments->op, "The operator (headrace list)")->required();
     command->add_option("--in", arguments->in, "File of the inputs")->required()->type_name("FILE");
-    command->add_option("--out", arguments->out, "File to write the outputs to")->required()->type_name("FILE");
+    add_output(command, "--out", &arguments->out, Dash::names_a_file, "File to write the outputs to")->required();
     command->add_flag("--backward", arguments->backward, "Compute the gradient of every input from d_o, d_final_state");
     command->add_flag("--step", arguments->step, "Decode: start from the states in pool and leave the new ones there");
     add_options(command, arguments);
     command->add_flag("--allow-positive-gates", arguments->allow_positive_gates, "Accept gates above 0");
     command->add_option("--force", arguments->force, "Implementation to use (headrace explain)");
-    command->add_option("--threads", arguments->threads, "Threads [all]")->check(CLI::NonNegativeNumber);
-    command->add_option("--repeat", arguments->repeat, "Calls to time; the first includes warming up [1]")
-        ->check(CLI::Range(1, 1000000));
+    add_number(command, "--threads", &arguments->threads, 0, most_threads, "Threads [all]");
+    add_number(command, "--repeat", &arguments->repeat, 1, 1000000, "Calls to time; the first includes warming up [1]");
     command->add_flag("--json", arguments->as_json, "Print the report as JSON");
     command->footer(
         "Tensors of the input file, named as in the API (docs/math.md gives the shapes): q k v, and as the operator\n"

@@ -3,8 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <cstdlib>
+#include <limits>
 
 namespace headrace::cli {
 namespace {
@@ -28,16 +27,16 @@ std::string number_text(double value) {
 }
 
 double parse_number(const std::string& who, const std::string& key, const std::string& value) {
-    char* end = nullptr;
-    const double number = std::strtod(value.c_str(), &end);
-    if (value.empty() || *end != '\0' || !std::isfinite(number)) refuse(who, key, "a number", value);
+    double number = 0;
+    if (!harness::read_number(value, &number)) refuse(who, key, "a number", value);
     return number;
 }
 
 int parse_count(const std::string& who, const std::string& key, const std::string& value) {
-    int count = 0;
-    const auto [end, failure] = std::from_chars(value.data(), value.data() + value.size(), count);
-    if (failure != std::errc() || end != value.data() + value.size()) refuse(who, key, "a whole number", value);
+    int count = 0;  // the library knows its limits
+    if (!harness::read_integer(value, 0, std::numeric_limits<int>::max(), &count)) {
+        refuse(who, key, "a whole number", value);
+    }
     return count;
 }
 
@@ -172,14 +171,14 @@ void set_sizes(const TensorMap& tensors, ProblemLine* line) {
     if (integer && cu_seqlens.shape().size() == 1) line->varlen = cu_seqlens.integers();
 }
 
-std::vector<std::string> add_outputs(const ProblemLine& line, TensorMap* tensors) {
+std::vector<std::string> add_outputs(const ProblemLine& line, TensorMap* tensors, harness::Memory memory) {
     std::vector<std::string> names;
     const auto add = [&](const std::string& name, DType dtype, const std::vector<std::int64_t>& shape) {
         double bytes =
             static_cast<double>(size_of(dtype));  // of a state: sizes of two inputs meet here for the first time
         for (std::int64_t size : shape) bytes *= static_cast<double>(std::max<std::int64_t>(size, 1));
         if (bytes > 0x1p62) throw Failure{name + ": its shape " + shape_text(shape) + " is too large"};
-        (*tensors)[name] = Tensor(dtype, shape);
+        (*tensors)[name] = Tensor(dtype, shape, {}, memory);
         names.push_back(name);
     };
     if (line.direction != Direction::backward) {

@@ -34,6 +34,6 @@ void set_sizes(const TensorMap& tensors, ProblemLine* line);
 
 // Adds the outputs of the call to `tensors` and returns their names: o and final_state, o alone, or a gradient of each
 // floating input. A step's result is also its pool.
-std::vector<std::string> add_outputs(const ProblemLine& line, TensorMap* tensors);
+std::vector<std::string> add_outputs(const ProblemLine& line, TensorMap* tensors, harness::Memory memory);
 
 }  // namespace headrace::cli

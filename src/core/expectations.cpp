@@ -8,6 +8,7 @@
 #include <omp.h>
 #endif
 
+#include "core/fork.hpp"
 #include "core/views.hpp"
 
 namespace headrace {
@@ -107,7 +108,7 @@ bool list_sequences(std::vector<Sequence>* sequences, const TensorView& cu_seqle
 
 bool resolve_threads(int wanted, int* threads, Fault& fault) {
     if (wanted < 0 || wanted > max_threads) return fault("threads: expected 0 to ", max_threads, ", got ", wanted);
-    *threads = wanted > 0 ? wanted : default_threads();
+    *threads = forked_from_threads() ? 1 : wanted > 0 ? wanted : default_threads();
     return true;
 }
 

@@ -58,16 +58,14 @@ TensorView compacted(const TensorView& view) {
 }
 
 template <typename U, Refused refused>
-bool any_refused(const TensorView& view, U infinity, [[maybe_unused]] int threads) {
+bool any_refused(const TensorView& view, U infinity, int threads) {
     TensorView outer = compacted(view);
     const std::int64_t run = outer.shape[outer.rank - 1], stride = outer.strides[outer.rank - 1];
     outer.shape[--outer.rank] = 0;
     const std::int64_t rows = std::max<std::int64_t>(1, outer.numel());
     const std::int64_t blocks = (run + block - 1) / block;
     const U* data = static_cast<const U*>(view.data);
-    int found = 0;
-#pragma omp parallel for schedule(static) reduction(| : found) num_threads(threads) if (rows * run >= worth_threads)
-    for (std::int64_t task = 0; task < rows * blocks; ++task) {
+    const auto any_in_task = [&](std::int64_t task) {
         std::int64_t row = task / blocks, offset = 0;
         for (int i = outer.rank - 1; i >= 0; --i) {
             offset += row % outer.shape[i] * outer.strides[i];
@@ -75,8 +73,16 @@ bool any_refused(const TensorView& view, U infinity, [[maybe_unused]] int thread
         }
         const std::int64_t begin = task % blocks * block;
         const std::int64_t count = std::min(block, run - begin);
-        found |= any_in_run<U, refused>(data + offset + begin * stride, count, stride, infinity);
+        return any_in_run<U, refused>(data + offset + begin * stride, count, stride, infinity);
+    };
+    const std::int64_t tasks = rows * blocks;
+    int found = 0;
+    if (threads == 1 || rows * run < worth_threads) {
+        for (std::int64_t task = 0; task < tasks; ++task) found |= any_in_task(task);
+        return found != 0;
     }
+#pragma omp parallel for schedule(static) reduction(| : found) num_threads(threads)
+    for (std::int64_t task = 0; task < tasks; ++task) found |= any_in_task(task);
     return found != 0;
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <sstream>
 
 #include "core/problem.hpp"
 #include "core/scan.hpp"
@@ -68,6 +69,32 @@ TEST(ProblemContents, N4CoversEveryGate) {
     EXPECT_EQ(message_of(raw.call), "A_log: expected no NaN, got nan at [0]");
 }
 
+// Before anything is written; a logit may be infinite.
+TEST(ProblemContents, N4CoversBeta) {
+    for (const Direction direction : {Direction::forward, Direction::backward, Direction::step}) {
+        SampleCall sample(Operator::kda, direction);
+        float& bad = floats(sample.call.in.beta)[(1 * 5 + 3) * 4 + 2];
+        for (const float value : {nan, infinity, -infinity}) {
+            sample.call.options.beta_form = BetaForm::value;
+            bad = value;
+            std::ostringstream shown;
+            shown << value;
+            EXPECT_EQ(message_of(sample.call), "beta: expected finite values, got " + shown.str() + " at [1, 3, 2]");
+            for (const BetaForm form : {BetaForm::sigmoid, BetaForm::two_sigmoid}) {
+                sample.call.options.beta_form = form;
+                EXPECT_EQ(message_of(sample.call), std::isnan(value) ? "beta: expected no NaN, got nan at [1, 3, 2]" : "");
+            }
+        }
+        bad = 3e38f;
+        sample.call.options.beta_form = BetaForm::value;
+        EXPECT_EQ(message_of(sample.call), "");
+    }
+    SampleCall wide(Operator::delta_rule, Direction::forward);
+    wide.call.in.beta = wide.tensor(DType::f32, {2, 5, 4, 6}, 0.5f);
+    floats(wide.call.in.beta)[7] = infinity;
+    EXPECT_EQ(message_of(wide.call), "beta: expected finite values, got inf at [0, 0, 1, 1]");
+}
+
 // The scan agrees with a plain loop over values for every dtype, layout and position.
 TEST(ProblemContents, ScanFindsEachBadElementInEachLayout) {
     const float values[] = {0.0f, -0.0f, -1.0f, -infinity, 1e-6f, 1.0f, infinity, nan, -nan};
@@ -93,6 +120,7 @@ TEST(ProblemContents, ScanFindsEachBadElementInEachLayout) {
                     if (size_of(dtype) == 2) std::memcpy(target, &half, 2);
                     EXPECT_EQ(find_refused(view, Refused::nan, 2), std::isnan(value) ? at : -1);
                     EXPECT_EQ(find_refused(view, Refused::nan_or_positive, 2), value <= 0 ? -1 : at) << value;
+                    EXPECT_EQ(find_refused(view, Refused::nan_or_infinite, 2), std::isfinite(value) ? -1 : at) << value;
                 }
             }
         }

@@ -116,7 +116,7 @@ typedef struct headrace_inputs {
     headrace_tensor g;  /* log decay [B, T, HV] (step gate) or [B, T, HV, K] (channel gate), or its pre-activation */
     headrace_tensor gv; /* [B, T, HV, V], log decay on the value side; recurrent form only */
     headrace_tensor g_gamma;       /* [HV], constant log decay of each head; added to g where both are given */
-    headrace_tensor beta;          /* [B, T, HV], or [B, T, HV, V] (recurrent form only); or its logit */
+    headrace_tensor beta;          /* [B, T, HV], or [B, T, HV, V] (recurrent form only), finite; or its logit, not NaN */
     headrace_tensor A_log;         /* [HV], with HEADRACE_GATE_SOFTPLUS and HEADRACE_GATE_BOUNDED */
     headrace_tensor dt_bias;       /* [HV], [HV, K] or [HV * K], optional with the same forms */
     headrace_tensor initial_state; /* [N, HV, K, V], optional; V-first states through their strides */

@@ -67,7 +67,7 @@ struct Inputs {
                                // find as they read: outputs are then undefined
     TensorView gv;             // [B, T, HV, V], log decay on the value side; recurrent form only
     TensorView g_gamma;        // [HV], constant log decay of each head; added to g where both are given
-    TensorView beta;           // [B, T, HV], or [B, T, HV, V] (recurrent form only); or its logit
+    TensorView beta;           // [B, T, HV], or [B, T, HV, V] (recurrent form only), finite; or its logit, not NaN
     TensorView A_log;          // [HV], with GateForm::softplus or GateForm::bounded
     TensorView dt_bias;        // [HV], [HV, K] or [HV * K], optional with the same forms
     TensorView initial_state;  // [N, HV, K, V] (V-first states: pass view.transposed(2, 3)); optional

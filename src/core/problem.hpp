@@ -44,14 +44,14 @@ struct Problem {
     Options options;
 };
 
-// Whether make_problem also reads tensor contents (gates, pool indices), which explain and plan must not.
+// Whether make_problem also reads tensor contents (gates, beta, pool indices), which explain and plan must not.
 enum class Contents { check, ignore };
 
 // The error of a problem whose implementation met a bad value in g: names the first one.
 Status gate_error(const Problem& problem);
 
-// The only validation: shapes, dtypes, strides, devices, aliasing, offsets, options and, with Contents::check, gate
-// values and pool rows.
+// The only validation: shapes, dtypes, strides, devices, aliasing, offsets, options and, with Contents::check, values
+// of gates and beta and pool rows.
 Status make_problem(const Call& call, Contents contents, Problem* problem);
 
 }  // namespace headrace

@@ -1,4 +1,4 @@
-// What make_problem asks of tensor contents: gates that are log decays, numbers that are numbers, rows that exist.
+// What make_problem asks of tensor contents: gates that are log decays, betas that are numbers, rows that exist.
 #include <algorithm>
 #include <vector>
 
@@ -12,8 +12,11 @@ namespace {
 bool check_values(const char* name, const TensorView& view, Refused refused, int threads, Fault& fault) {
     const std::int64_t number = find_refused(view, refused, threads);
     if (number < 0) return true;
-    return fault(name, ": expected ", refused == Refused::nan ? "no NaN" : "values <= 0", ", got ",
-                 element_at(view, offset_of(view, number)), " at ", position_text(view, number));
+    const char* expected = refused == Refused::nan               ? "no NaN"
+                           : refused == Refused::nan_or_positive ? "values <= 0"
+                                                                 : "finite values";
+    return fault(name, ": expected ", expected, ", got ", element_at(view, offset_of(view, number)), " at ",
+                 position_text(view, number));
 }
 
 Refused refused_decay(const Problem& problem) {
@@ -29,6 +32,12 @@ bool check_gate_values(const Problem& problem, Fault& fault) {
            check_values("g_gamma", in.g_gamma, decay, problem.threads, fault) &&
            check_values("A_log", in.A_log, Refused::nan, problem.threads, fault) &&
            check_values("dt_bias", in.dt_bias, Refused::nan, problem.threads, fault);
+}
+
+// A logit may be infinite: beta is then 0 or at its largest.
+bool check_beta_values(const Problem& problem, Fault& fault) {
+    const Refused refused = problem.options.beta_form == BetaForm::value ? Refused::nan_or_infinite : Refused::nan;
+    return check_values("beta", problem.in.beta, refused, problem.threads, fault);
 }
 
 // Indices of a pool in host integers: [N] or [N, S].
@@ -135,7 +144,7 @@ bool check_gate(const Problem& problem, Fault& fault) {
 }
 
 bool check_contents(const Problem& problem, Fault& fault) {
-    return check_gate_values(problem, fault) && check_rows(problem, fault);
+    return check_gate_values(problem, fault) && check_beta_values(problem, fault) && check_rows(problem, fault);
 }
 
 }  // namespace headrace

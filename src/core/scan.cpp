@@ -17,7 +17,9 @@ constexpr std::int64_t worth_threads = 1 << 19;  // below it, waking threads cos
 template <typename U>
 U is_refused(U bits, U infinity, Refused refused) {
     constexpr U sign = static_cast<U>(U{1} << (8 * sizeof(U) - 1));
-    if (refused == Refused::nan) return static_cast<U>(bits & static_cast<U>(~sign)) > infinity;
+    const U magnitude = static_cast<U>(bits & static_cast<U>(~sign));
+    if (refused == Refused::nan) return magnitude > infinity;
+    if (refused == Refused::nan_or_infinite) return magnitude >= infinity;
     // -0, negative numbers and -inf are [sign, sign + infinity]; +0 is allowed as well.
     return static_cast<U>(static_cast<U>(bits - sign) > infinity) & static_cast<U>(bits != 0);
 }
@@ -88,8 +90,9 @@ bool any_refused(const TensorView& view, U infinity, int threads) {
 
 template <typename U>
 std::int64_t find(const TensorView& view, U infinity, Refused refused, int threads) {
-    const bool any = refused == Refused::nan ? any_refused<U, Refused::nan>(view, infinity, threads)
-                                             : any_refused<U, Refused::nan_or_positive>(view, infinity, threads);
+    const bool any = refused == Refused::nan               ? any_refused<U, Refused::nan>(view, infinity, threads)
+                     : refused == Refused::nan_or_positive ? any_refused<U, Refused::nan_or_positive>(view, infinity, threads)
+                                                           : any_refused<U, Refused::nan_or_infinite>(view, infinity, threads);
     if (!any) return -1;
     std::int64_t number = 0;
     const U* data = static_cast<const U*>(view.data);

@@ -67,7 +67,7 @@ bool check_sequences(Problem& problem, Fault& fault);
 // Values of g: log decays, or numbers where it is a pre-activation.
 bool check_gate(const Problem& problem, Fault& fault);
 
-// Values of the other gates and of the pool's indices; in step of g too.
+// Values of the other gates, of beta and of the pool's indices; in step of g too.
 bool check_contents(const Problem& problem, Fault& fault);
 
 }  // namespace headrace

@@ -127,9 +127,10 @@ inline void expect_same_bits(const std::map<std::string, Bytes>& expected, const
     }
 }
 
-// Every output of a call that was run, against values known from elsewhere, within the bars of the check.
+// Every output of a call that was run, against values known from elsewhere, within the bars of the check. `terms` of those
+// that are sums (Judged::terms).
 inline void expect_within_bars(const Call& call, const std::map<std::string, std::vector<double>>& reference,
-                               const std::string& what) {
+                               const std::string& what, const std::map<std::string, std::vector<double>>& terms = {}) {
     const std::vector<harness::NamedView> outputs = harness::output_views(call);
     EXPECT_FALSE(outputs.empty()) << what;
     for (const harness::NamedView& output : outputs) {
@@ -140,6 +141,7 @@ inline void expect_within_bars(const Call& call, const std::map<std::string, std
         judged.stored = output.view.dtype;
         judged.values = harness::read_values(output.view);
         judged.reference = reference.at(output.name);
+        if (terms.count(output.name)) judged.terms = terms.at(output.name);
         const harness::TensorError error = harness::compare(judged);
         EXPECT_TRUE(error.ok) << what << ": " << error.detail;
     }

@@ -1,0 +1,91 @@
+// Keys that are nearly or exactly parallel, whose triangular systems are as far from diagonal as they come: every delta
+// operator, type, chunk and implementation stays within its bars.
+#include "behaviours.hpp"
+#include "harness/random.hpp"
+
+namespace headrace::test {
+namespace {
+
+// What is drawn: the cosine of every key (and erase key) with its head's direction, and the range of beta up to 1.
+struct Overlap {
+    double cosine, lowest_beta;
+    std::string text() const { return " cosine " + std::to_string(cosine) + " beta from " + std::to_string(lowest_beta); }
+};
+
+void draw_overlapping(CallTensors& made, const ProblemLine& line, const Overlap& overlap) {
+    const harness::Stream directions(line.seed, "directions"), betas(line.seed, "overlapping beta");
+    const auto K = static_cast<std::size_t>(line.K);
+    const auto normalise = [](std::vector<double>& x, double length) {
+        double sum = 0;
+        for (const double value : x) sum += value * value;
+        for (double& value : x) value *= length / std::sqrt(sum);
+    };
+    for (const char* name : {"k", "p"}) {
+        if (!made.tensors.count(name)) continue;
+        const harness::Stream noises(line.seed, std::string("overlapping ") + name);
+        harness::Tensor& tensor = made.tensors.at(name);
+        for (std::int64_t row = 0; row < tensor.numel() / line.K; ++row) {
+            std::vector<double> key(K), noise(K);
+            for (std::size_t c = 0; c < K; ++c) {
+                key[c] = directions.normal(row % line.H * line.K + static_cast<std::int64_t>(c));
+                noise[c] = noises.normal(row * line.K + static_cast<std::int64_t>(c));
+            }
+            normalise(key, overlap.cosine);
+            normalise(noise, std::sqrt(1 - overlap.cosine * overlap.cosine) + 1e-300);
+            for (std::size_t c = 0; c < K; ++c) key[c] += noise[c];
+            normalise(key, line.l2norm ? 3 : 1);
+            tensor.write(row * line.K, line.K, key.data());
+        }
+    }
+    harness::Tensor& beta = made.tensors.at("beta");
+    for (std::int64_t i = 0; i < beta.numel(); ++i) {
+        beta.set(i, 1 - (1 - overlap.lowest_beta) * betas.uniform(i));
+    }
+}
+
+const char* const delta_operators[] = {"delta_rule", "gated_delta_rule", "comba", "kda"};
+
+// In every implementation.
+void expect_right_with(const std::string& text, const Overlap& overlap) {
+    const ProblemLine line = line_of(text);
+    CallTensors made = harness::make_tensors(line);
+    draw_overlapping(made, line, overlap);
+    const harness::Expected expected = harness::expect(made.call);
+    for (const std::string& name : accepting(line)) {
+        for (const harness::NamedView& output : harness::output_views(made.call)) {
+            made.tensors.at(output.name).fill(std::numeric_limits<double>::quiet_NaN());
+        }
+        made.call.options.force = name.c_str();
+        const Status status = run(made.call);
+        EXPECT_TRUE(status.ok()) << text << " force=" << name << ": " << status.message();
+        expect_within_bars(made.call, expected.outputs, text + " force=" + name + overlap.text(), expected.terms);
+    }
+}
+
+// Every pair of a chunk and a number of key channels, with gates of zero: nothing forgets but the rule itself.
+void expect_solved(const std::string& direction, const std::string& type) {
+    const Overlap overlaps[] = {{1, 1}, {0.99999, 0.98}, {0.999, 1}, {0.9999, 1}, {1, 0.98}};
+    std::size_t number = 0;
+    for (const std::string op : delta_operators) {
+        for (const int chunk : {16, 32, 64, 128, 256}) {
+            for (const int K : {16, 64, 256}) {
+                const std::string text = op + direction + " t" + std::to_string(chunk + 44) + " h2 k" + std::to_string(K) +
+                                         " v16 gates=zero state=inout threads=1 chunk=" + std::to_string(chunk) + " " +
+                                         type + (number % 2 == 0 ? "" : " l2norm");
+                expect_right_with(text, overlaps[number++ % 5]);
+            }
+        }
+    }
+}
+
+TEST(Solve, OverlappingKeysForwardInF64) { expect_solved(":fwd", "f64"); }
+TEST(Solve, OverlappingKeysForwardInF32) { expect_solved(":fwd", "f32"); }
+TEST(Solve, OverlappingKeysForwardInBf16) { expect_solved(":fwd", "bf16"); }
+TEST(Solve, OverlappingKeysForwardInF16) { expect_solved(":fwd", "f16"); }
+TEST(Solve, OverlappingKeysBackwardInF64) { expect_solved(":bwd", "f64"); }
+TEST(Solve, OverlappingKeysBackwardInF32) { expect_solved(":bwd", "f32"); }
+TEST(Solve, OverlappingKeysBackwardInBf16) { expect_solved(":bwd", "bf16"); }
+TEST(Solve, OverlappingKeysBackwardInF16) { expect_solved(":bwd", "f16"); }
+
+}  // namespace
+}  // namespace headrace::test

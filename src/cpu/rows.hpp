@@ -287,6 +287,8 @@ void gate_formula_backward(T* d_g, const T* raw, const GateParameters<T>& gate, 
             rate_terms = d_raw * x;
         }
         store<T>(d_g + j, d_raw);
+        // Of an infinite pre-activation the gate has no gradient, but the term would be 0 times infinity.
+        rate_terms = d_raw == reg<T>{} ? reg<T>{} : rate_terms;
         *d_rate += static_cast<double>(sum<T>(keep_below<T>(rate_terms, j, count)));
     }
 }

@@ -87,5 +87,18 @@ TEST(Solve, OverlappingKeysBackwardInF32) { expect_solved(":bwd", "f32"); }
 TEST(Solve, OverlappingKeysBackwardInBf16) { expect_solved(":bwd", "bf16"); }
 TEST(Solve, OverlappingKeysBackwardInF16) { expect_solved(":bwd", "f16"); }
 
+// The kernels of bf16 dot products take 64 keys and 32 values at least, and for gates' gradients 8 heads.
+TEST(Solve, OverlappingKeysInBf16DotProducts) {
+    for (const std::string op : delta_operators) {
+        for (const char* direction : {":fwd", ":bwd"}) {
+            for (const char* form : {"", " l2norm", " chunk=64", " chunk=256"}) {
+                for (const Overlap overlap : {Overlap{1, 1}, {0.99999, 0.98}, {0.9999, 1}, {0.999, 0.9}, {0.99, 1}}) {
+                    expect_right_with(op + direction + " t300 h8 k64 v32 bf16 gates=zero state=inout threads=1" + form, overlap);
+                }
+            }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace headrace::test

@@ -90,7 +90,19 @@ void draw_long(Drawing& draw, ProblemLine& line) {
     line.T = most_work_of_long / (line.HV * line.K * line.V) - draw.below(100);
 }
 
+// Results that rest on few sums: a token or a few of one head or two, states of few columns.
+void draw_few(Drawing& draw, ProblemLine& line) {
+    line.dtype = draw.pick({DType::f32, DType::f32, DType::f32, DType::bf16, DType::f16, DType::f64});
+    line.B = 1;
+    line.T = draw.pick<std::int64_t>({1, 1, 2, 3, 5, 8, 16});
+    line.H = draw.pick<std::int64_t>({1, 1, 2});
+    line.HV = line.H * draw.pick<std::int64_t>({1, 1, 2, 3});
+    line.K = draw.pick<std::int64_t>({1, 2, 16, 32, 127, 256});
+    line.V = draw.pick<std::int64_t>({1, 1, 2, 8, 129});
+}
+
 void draw_sizes(Drawing& draw, ProblemLine& line) {
+    if (draw.chance(5)) return draw_few(draw, line);
     if (line.direction != Direction::step && draw.chance(3)) return draw_long(draw, line);
     line.dtype =
         draw.pick({DType::f32, DType::f32, DType::f32, DType::f32, DType::bf16, DType::bf16, DType::f16, DType::f64});

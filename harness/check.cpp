@@ -90,6 +90,8 @@ Judged judged_output(const NamedView& output, DType problem, const Expected& exp
     judged.reference = expected.outputs.at(output.name);
     if (const auto terms = expected.terms.find(output.name); terms != expected.terms.end())
         judged.terms = terms->second;
+    if (const auto lost = expected.underflow.find(output.name); lost != expected.underflow.end())
+        judged.underflow = lost->second;
     return judged;
 }
 
@@ -111,6 +113,8 @@ void judge_pool(Run& run, const Call& call, const Expected& expected, const std:
             const auto first = values.begin() + static_cast<std::ptrdiff_t>(row * row_size);
             judged.values.insert(judged.values.end(), first, first + static_cast<std::ptrdiff_t>(row_size));
             judged.reference.insert(judged.reference.end(), written->second.begin(), written->second.end());
+            if (const auto terms = expected.pool_row_terms.find(written->first); terms != expected.pool_row_terms.end())
+                judged.terms.insert(judged.terms.end(), terms->second.begin(), terms->second.end());
             continue;
         }
         const auto first = static_cast<std::ptrdiff_t>(row * row_bytes);

@@ -95,6 +95,17 @@ double norm(const std::vector<double>& values) {
     return scale * std::sqrt(sum);
 }
 
+// Hardware may flush results below it to zero. Every type but f64 computes in f32; bf16 has f32's range.
+double smallest_normal(DType problem, DType stored) {
+    return std::ldexp(1.0, problem == DType::f64 && stored == DType::f64 ? -1022 : -126);
+}
+
+// The L2 norm of what may be missing from the tensor by the range of the types alone.
+double floor_of(const Judged& judged) {
+    return unavoidable_error(static_cast<std::int64_t>(judged.values.size()), judged.problem, judged.stored) +
+           smallest_normal(judged.problem, judged.stored) * norm(judged.underflow);
+}
+
 }  // namespace
 
 double bar_of(const std::string& name, DType problem, DType stored) {
@@ -104,11 +115,11 @@ double bar_of(const std::string& name, DType problem, DType stored) {
 
 // Per element, added up in L2:
 // - f16 below its normal range, 2^-14, has a fixed spacing of 2^-24: rounding on store loses up to 2^-25.
-// - Every type but f64 computes in f32, where hardware may flush results below 2^-126 to zero. An element is a sum of
-//   products with factors of order one, of which the few largest flushed ones matter: eight of 2^-126, 9.4e-38.
-//   bf16 has f32's range. f64 has the same with 2^-1022.
+// - What hardware flushes to zero: an element is a sum of products with factors of order one, of which the few largest
+//   flushed ones matter: eight of the smallest normal number, 9.4e-38 for f32. Factors far above one follow in the
+//   gradients of raw gates only; the oracle says how large they are (Judged::underflow).
 double unavoidable_error(std::int64_t count, DType problem, DType stored) {
-    const double flushed = 8 * std::ldexp(1.0, problem == DType::f64 && stored == DType::f64 ? -1022 : -126);
+    const double flushed = 8 * smallest_normal(problem, stored);
     const double rounded = stored == DType::f16 ? std::ldexp(1.0, -25) : 0.0;
     return std::sqrt(static_cast<double>(count)) * (flushed + rounded);
 }
@@ -131,9 +142,8 @@ TensorError compare(const Judged& judged) {
     std::vector<double> differences(judged.values.size());
     for (std::size_t i = 0; i < differences.size(); ++i) differences[i] = judged.values[i] - judged.reference[i];
     const double size = norm(judged.reference), scale = std::max(size, norm(judged.terms));
-    if (scale > size) result.noticeable *= scale / size;
-    const double floor =
-        unavoidable_error(static_cast<std::int64_t>(judged.values.size()), judged.problem, judged.stored);
+    const double floor = floor_of(judged);
+    if (!judged.values.empty()) result.noticeable = (result.bar * scale + floor) / size;
     const double excess = std::max(0.0, norm(differences) - floor);
     result.error = excess > 0.0 ? excess / scale : 0.0;
     if (!(result.error <= result.bar)) {
@@ -144,10 +154,10 @@ TensorError compare(const Judged& judged) {
 }
 
 Judged perturbed(Judged judged) {
-    bool all_zero = true;
-    for (double value : judged.reference) all_zero = all_zero && value == 0.0;
-    if (all_zero && !judged.values.empty()) judged.values[0] += 0.01;
-    for (double& value : judged.values) value *= 1.01;
+    constexpr double perturbation = 0.01;
+    const bool counts_as_zero = perturbation * norm(judged.reference) <= floor_of(judged);
+    for (double& value : judged.values) value *= 1 + perturbation;
+    if (counts_as_zero && !judged.values.empty()) judged.values[0] += perturbation;
     return judged;
 }
 

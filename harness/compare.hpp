@@ -13,7 +13,7 @@ struct TensorError {
     std::string name;
     double error = 0;            // rel-L2 beyond what the type cannot hold (see unavoidable_error); inf if undefined
     double bar = 0;              // the largest error allowed
-    double noticeable = 0;       // the bar as a share of |reference|: larger where the terms of sums nearly cancel
+    double noticeable = 0;       // the error that may pass as a share of |reference|: see Judged::terms, underflow
     std::int64_t nan_count = 0;  // NaN or Inf where the oracle is finite
     bool ok = true;
     std::string detail;  // empty when ok
@@ -37,13 +37,17 @@ struct Judged {
     std::vector<double> reference;
     // For sums of terms that may cancel: the root-sum-square of the terms of each element. Empty: judged by its values.
     std::vector<double> terms;
+    // How many times the smallest normal number counts in each element where it becomes zero before large factors,
+    // beyond unavoidable_error. Empty: not at all.
+    std::vector<double> underflow;
 };
 
 // The error is |values - reference| / max(|reference|, |terms|). Passes only if every value is finite and rel-L2 is
 // within the bar. An oracle that is not finite fails too: NaN never equals NaN, and Inf never equals Inf.
 TensorError compare(const Judged& judged);
 
-// The same tensor made 1 % wrong: every value, or the first one by 0.01 where the oracle is zero throughout.
+// The same tensor made 1 % wrong: every value, or the first one by 0.01 too where the oracle is zero throughout or all
+// that it has is what the types cannot hold.
 Judged perturbed(Judged judged);
 
 }  // namespace headrace::harness

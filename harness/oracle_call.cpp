@@ -115,20 +115,27 @@ void expect_pool_rows(Expected& expected, const Call& call, const reference::Spe
         const auto first = states.begin() + index * static_cast<std::int64_t>(size);
         return std::vector<double>(first, first + static_cast<std::int64_t>(size));
     };
+    const auto expect_row = [&](std::int64_t row, const std::vector<double>& states, const std::vector<double>& terms,
+                                std::int64_t index) {
+        expected.pool_rows[row] = row_of(states, index);
+        if (!terms.empty()) expected.pool_row_terms[row] = row_of(terms, index);
+    };
     for (std::size_t n = 0; n < uses.size(); ++n) {
         const auto sequence = static_cast<std::int64_t>(n);
         const std::int64_t begin = spec.first_token(sequence), end = spec.first_token(sequence + 1);
         if (begin == end) continue;
         if (uses[n].start < 0) {
-            std::vector<double>& o = expected.outputs["o"];
-            std::fill(o.begin() + begin * static_cast<std::int64_t>(token_size),
-                      o.begin() + end * static_cast<std::int64_t>(token_size), 0.0);
+            for (std::vector<double>* o : {&expected.outputs["o"], &expected.terms["o"]}) {
+                if (o->empty()) continue;
+                std::fill(o->begin() + begin * static_cast<std::int64_t>(token_size),
+                          o->begin() + end * static_cast<std::int64_t>(token_size), 0.0);
+            }
         } else if (!uses[n].every_token) {
-            expected.pool_rows[uses[n].start] = row_of(outputs.final_state, sequence);
+            expect_row(uses[n].start, outputs.final_state, outputs.final_state_terms, sequence);
         } else {
             for (std::int64_t token = begin; token < end; ++token) {
                 const std::int64_t row = uses[n].written[static_cast<std::size_t>(token - begin)];
-                if (row >= 0) expected.pool_rows[row] = row_of(outputs.states, token);
+                if (row >= 0) expect_row(row, outputs.states, outputs.states_terms, token);
             }
         }
     }
@@ -283,14 +290,19 @@ Expected expect(const Call& call) {
                             {"d_dt_bias", grads.d_dt_bias},
                             {"d_initial_state", grads.d_initial_state}};
         expected.terms = {{"d_g", grads.d_g_terms},
+                          {"d_gv", grads.d_gv_terms},
                           {"d_beta", grads.d_beta_terms},
                           {"d_g_gamma", grads.d_g_gamma_terms},
                           {"d_A_log", grads.d_A_log_terms},
                           {"d_dt_bias", grads.d_dt_bias_terms},
                           {"d_initial_state", grads.d_initial_state_terms}};
+        expected.underflow = {{"d_g", grads.d_g_underflow},
+                              {"d_A_log", grads.d_A_log_underflow},
+                              {"d_dt_bias", grads.d_dt_bias_underflow}};
         return expected;
     }
     expected.outputs = {{"o", answer.outputs.o}, {"final_state", answer.outputs.final_state}};
+    expected.terms = {{"o", answer.outputs.o_terms}, {"final_state", answer.outputs.final_state_terms}};
     if (call.direction == Direction::step) expect_pool_rows(expected, call, spec, answer.outputs);
     return expected;
 }

@@ -31,10 +31,11 @@ reference::Spec to_spec(const Call& call);
 reference::Arrays to_arrays(const Call& call);
 
 // What the oracle expects of a call, before it is run: each of output_views by name, the root-sum-square of the terms
-// of those that are long sums (see Judged::terms), and the rows of the pool that a step call writes.
+// of those that are sums which may cancel, what underflow changes (see Judged), and the rows of the pool that a step
+// call writes.
 struct Expected {
-    std::map<std::string, std::vector<double>> outputs, terms;
-    std::map<std::int64_t, std::vector<double>> pool_rows;  // row: [HV,K,V]
+    std::map<std::string, std::vector<double>> outputs, terms, underflow;
+    std::map<std::int64_t, std::vector<double>> pool_rows, pool_row_terms;  // row: [HV,K,V]
 };
 Expected expect(const Call& call);
 

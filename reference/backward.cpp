@@ -35,7 +35,7 @@ struct TokenGradients {
     double *d_q, *d_k, *d_p, *d_k_erase;  // [K]
     double* d_v;                          // [V]
     double* d_g;                          // [1] or [K]
-    double* d_gv;                         // [V]
+    double *d_gv, *d_gv_terms;            // [V]
     double *d_beta, *d_beta_terms;        // [1] or [V]
     double* d_g_gamma;                    // [1], added to
 };
@@ -70,8 +70,9 @@ class Adjoint {
     void token(double* d_state, std::int64_t token, const double* before);
     void through_write(double* d_state, const TokenGradients& to, const double* before);
     void through_decay(double* d_state, const TokenGradients& to);
-    void add_terms(const double* d_state, std::int64_t token);
+    void add_terms(const double* d_state, std::int64_t token, const TokenGradients& to);
     void add_gate_terms(const double* d_state, std::size_t at);
+    void add_value_gate_terms(const double* d_state, const TokenGradients& to) const;
     void add_beta_terms(const double* d_state, const TokenGradients& to) const;
     void add_state_part_of_p(double* d_state) const;
 
@@ -106,6 +107,7 @@ TokenGradients Adjoint::gradients_of(std::int64_t token) const {
     to.d_v = &grads_.d_v[at * V];
     to.d_g = at_or_null(grads_.d_g, spec_.channel_gate ? at * K : at);
     to.d_gv = at_or_null(grads_.d_gv, at * V);
+    to.d_gv_terms = at_or_null(grads_.d_gv_terms, at * V);
     to.d_beta = at_or_null(grads_.d_beta, spec_.elementwise_beta ? at * V : at);
     to.d_beta_terms = at_or_null(grads_.d_beta_terms, spec_.elementwise_beta ? at * V : at);
     to.d_g_gamma = at_or_null(grads_.d_g_gamma, head_);
@@ -177,7 +179,7 @@ void Adjoint::through_decay(double* d_state, const TokenGradients& to) {
 }
 
 // d_state is D' of the token.
-void Adjoint::add_terms(const double* d_state, std::int64_t token) {
+void Adjoint::add_terms(const double* d_state, std::int64_t token, const TokenGradients& to) {
     const std::size_t at = static_cast<std::size_t>(token) * static_cast<std::size_t>(spec_.HV) + head_;
     for (std::size_t c = 0; c < K; ++c) {
         const double *row = d_state + c * V, *decayed = &recurrence_.decayed[c * V];
@@ -189,6 +191,7 @@ void Adjoint::add_terms(const double* d_state, std::int64_t token) {
     }
     for (ParameterTerms* terms : {&gamma_terms_, &A_log_terms_, &dt_bias_terms_}) terms->end_token();
     if (spec_.step_gate || spec_.channel_gate) add_gate_terms(d_state, at);
+    if (to.d_gv_terms) add_value_gate_terms(d_state, to);
 }
 
 // The root-sum-square of D'_cj S'_cj for each element of d_g of the token. Strong gates leave S' and d_g to few tokens,
@@ -208,6 +211,20 @@ void Adjoint::add_gate_terms(const double* d_state, std::size_t at) {
         if (spec_.erase_with_p && spec_.step_gate) size = std::max(size, state_terms_.size_of_sum(recurrence_.decayed));
         grads_.d_g_terms[gate] = size * (raw ? std::fabs(prepared_.g_by_dt_bias[gate]) : 1.0);
         squares = 0.0;
+    }
+}
+
+// The same over the channels, for each element of d_gv of the token.
+void Adjoint::add_value_gate_terms(const double* d_state, const TokenGradients& to) const {
+    for (std::size_t j = 0; j < V; ++j) {
+        double squares = 0.0;
+        for (std::size_t c = 0; c < K; ++c) {
+            const double term = d_state[c * V + j] * recurrence_.decayed[c * V + j];
+            squares += term * term;
+        }
+        to.d_gv_terms[j] = std::sqrt(squares);
+        if (!spec_.erase_with_p) continue;
+        to.d_gv_terms[j] = std::max(to.d_gv_terms[j], state_terms_.size_of_column(recurrence_.decayed, j));
     }
 }
 
@@ -237,7 +254,7 @@ void Adjoint::token(double* d_state, std::int64_t token, const double* before) {
         }
     }
     through_write(d_state, to, before);
-    add_terms(d_state, token);
+    add_terms(d_state, token, to);
     through_decay(d_state, to);
     if (spec_.delta && spec_.erase_with_p) add_state_part_of_p(d_state);
     state_terms_.token(recurrence_, d_state);
@@ -290,6 +307,7 @@ Gradients backward(const Spec& spec, const Arrays& arrays) {
     grads.d_g.assign(arrays.g.size(), 0.0);
     grads.d_g_terms.assign(arrays.g.size(), 0.0);
     grads.d_gv.assign(arrays.gv.size(), 0.0);
+    grads.d_gv_terms.assign(arrays.gv.size(), 0.0);
     grads.d_g_gamma.assign(arrays.g_gamma.size(), 0.0);
     grads.d_g_gamma_terms.assign(arrays.g_gamma.size(), 0.0);
     grads.d_A_log_terms.assign(arrays.A_log.size(), 0.0);

@@ -53,6 +53,8 @@ struct Outputs {
     std::vector<double> o;            // [B,T,HV,V]
     std::vector<double> final_state;  // [N,HV,K,V]
     std::vector<double> states;       // [B,T,HV,K,V], the state after each token; with keep_states only
+    // How large the terms are that each element sums (WriteTerms); empty where the tensors rest on many sums.
+    std::vector<double> o_terms, final_state_terms, states_terms;
 };
 
 // Gradients of sum(o * d_o) + sum(final_state * d_final_state); one for each given input, and d_initial_state always.
@@ -60,8 +62,11 @@ struct Gradients {
     std::vector<double> d_q, d_k, d_v, d_p, d_g, d_gv, d_g_gamma, d_beta, d_A_log, d_dt_bias, d_initial_state;
     // How large the terms are that each element of d_g_gamma, d_A_log, d_dt_bias is the sum of (ParameterTerms).
     std::vector<double> d_g_gamma_terms, d_A_log_terms, d_dt_bias_terms;
-    // The same for d_g and d_beta, which sum products of state elements of one token: their root-sum-square.
-    std::vector<double> d_g_terms, d_beta_terms;
+    // The same for d_g, d_gv and d_beta, which sum products of state elements of one token: their root-sum-square.
+    std::vector<double> d_g_terms, d_gv_terms, d_beta_terms;
+    // Of the gradients of raw gates: what the smallest numbers, which an implementation may take for zero, come to
+    // after the factors that follow them.
+    std::vector<double> d_g_underflow, d_A_log_underflow, d_dt_bias_underflow;
     // What roundings of the state's gradient come to in d_initial_state (StateTerms).
     std::vector<double> d_initial_state_terms;
     // [B,T,H,K], the part of d_k that came through the error term, before the l2norm adjoint; for the identities of

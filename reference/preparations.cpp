@@ -79,13 +79,37 @@ void prepare_log_decay(Prepared& prepared, const Spec& spec, const Arrays& array
     }
 }
 
+// In units of the smallest number: how much element i of a gate's gradient changes where a number below it becomes
+// zero, be it the slope w of the gate's formula, its product with the gradient d of the log decay, or the whole. By the
+// pre-activation x the gradient is d w, with w = rate sigmoid(x) (softplus) or lower_bound rate sigmoid'(rate x)
+// (bounded); by A_log it has softplus(x) in place of sigmoid(x), or is d w x. At rate x = -700 w is no normal number of
+// f64, and d x, some thousands, makes one of it. Where w is zero in the oracle nothing is lost.
+struct Underflow {
+    double by_dt_bias, by_A_log;
+};
+Underflow underflow(const Spec& spec, const Arrays& arrays, const Prepared& prepared, std::size_t i, double d) {
+    if (prepared.g_by_dt_bias[i] == 0.0) return {0.0, 0.0};
+    const bool bounded = spec.gate_form == GateForm::bounded;
+    const double rate = std::exp(arrays.A_log[GateIndex(spec, i).head]);
+    const double factor = rate * (bounded ? std::fabs(spec.lower_bound) : 1.0);
+    const double lost = 1.0 + factor * (1.0 + std::fabs(d));
+    return {lost, bounded ? lost * std::fabs(preactivation(spec, arrays, i)) : lost};
+}
+
 void log_decay_adjoint(Gradients& grads, const Spec& spec, const Arrays& arrays, const Prepared& prepared) {
     if (spec.gate_form == GateForm::log_decay) return;
     grads.d_A_log.assign(arrays.A_log.size(), 0.0);
     grads.d_dt_bias.assign(arrays.dt_bias.size(), 0.0);
+    grads.d_g_underflow.assign(arrays.g.size(), 0.0);
+    grads.d_A_log_underflow.assign(arrays.A_log.size(), 0.0);
+    grads.d_dt_bias_underflow.assign(arrays.dt_bias.size(), 0.0);
     for (std::size_t i = 0; i < arrays.g.size(); ++i) {
         const GateIndex index(spec, i);
         const double d_log_decay = grads.d_g[i];
+        const Underflow lost = underflow(spec, arrays, prepared, i, d_log_decay);
+        grads.d_g_underflow[i] = lost.by_dt_bias;
+        grads.d_A_log_underflow[index.head] += lost.by_A_log;
+        if (spec.has_dt_bias) grads.d_dt_bias_underflow[index.bias] += lost.by_dt_bias;
         grads.d_g[i] = d_log_decay * prepared.g_by_dt_bias[i];
         grads.d_A_log[index.head] += times(d_log_decay, prepared.g_by_A_log[i]);
         if (spec.has_dt_bias) grads.d_dt_bias[index.bias] += grads.d_g[i];

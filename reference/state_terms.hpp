@@ -1,4 +1,4 @@
-// StateTerms: how large the errors are that roundings of the state's gradient leave in that of the initial state.
+// StateTerms and WriteTerms: how large errors are that roundings leave in the initial state's gradient, and in a state.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +12,26 @@
 
 namespace headrace::reference {
 
+// A sum over elements with random signs has the expected square of their root-sum-square. Several draws of signs where
+// V is small: together at least this many columns.
+constexpr std::size_t fewest_drawn_columns = 16;
+inline std::size_t draws_of_signs(std::size_t V) { return (fewest_drawn_columns + V - 1) / V; }
+
+class RandomSigns {
+  public:
+    double next() {
+        if (left_-- == 0) bits_ = random_(), left_ = 63;
+        const double sign = 1.0 - 2.0 * static_cast<double>(bits_ & 1);
+        bits_ >>= 1;
+        return sign;
+    }
+
+  private:
+    std::mt19937_64 random_;  // the same numbers with every standard library
+    std::uint64_t bits_ = 0;
+    int left_ = 0;
+};
+
 // Of one value head. An initial state's gradient is what the maps of all tokens leave of D. Comba's map is of rank one
 // where the decay is 0, -beta p k^T: if k happens to be nearly orthogonal to D, little is left of D, but as much as
 // ever of D's errors. An element x of D at token t that is off by d x, d the relative error of a right implementation,
@@ -22,12 +42,12 @@ namespace headrace::reference {
 class StateTerms {
   public:
     StateTerms(const Spec& spec, std::size_t K, std::size_t V)
-        : spec_(spec), K_(K), V_(V), draws_((fewest_columns + V - 1) / V), errors_(draws_ * K * V), z_(V) {}
+        : spec_(spec), K_(K), V_(V), draws_(draws_of_signs(V)), errors_(draws_ * K * V), z_(V) {}
 
     void start_sequence() {
         std::fill(errors_.begin(), errors_.end(), 0.0);
         tokens_ = 0;
-        random_.seed(random_.default_seed);
+        signs_ = {};
     }
 
     // The errors of all later tokens pass the current one; d_state, D before it, adds its own.
@@ -35,11 +55,7 @@ class StateTerms {
         for (std::size_t draw = 0; draw < draws_; ++draw) {
             double* errors = &errors_[draw * K_ * V_];
             pass(errors, now);
-            std::uint64_t signs = 0;
-            for (std::size_t i = 0; i < K_ * V_; ++i, signs >>= 1) {
-                if (i % 64 == 0) signs = random_();
-                errors[i] += d_state[i] * (1.0 - 2.0 * static_cast<double>(signs & 1));
-            }
+            for (std::size_t i = 0; i < K_ * V_; ++i) errors[i] += d_state[i] * signs_.next();
         }
         ++tokens_;
     }
@@ -52,22 +68,23 @@ class StateTerms {
         return size / std::sqrt(static_cast<double>(draws_) * static_cast<double>(tokens_));
     }
 
-    // Of the sum of all elements of D, each times a weight [K,V]: before token() is called, of the current D.
-    double size_of_sum(const std::vector<double>& weights) const {
+    // Of the sum of column j of D, each element times a weight [K,V]: before token() is called, of the current D.
+    double size_of_column(const std::vector<double>& weights, std::size_t j) const {
         if (tokens_ == 0) return 0.0;
         double squares = 0.0;
-        for (std::size_t draw = 0; draw < draws_; ++draw) {
-            for (std::size_t i = 0; i < K_ * V_; ++i) {
-                const double error = errors_[draw * K_ * V_ + i] * weights[i];
-                squares += error * error;
-            }
+        for (std::size_t i = j; i < errors_.size(); i += V_) {
+            const double error = errors_[i] * weights[i % (K_ * V_)];
+            squares += error * error;
         }
         return std::sqrt(squares / (static_cast<double>(draws_) * static_cast<double>(tokens_)));
     }
+    double size_of_sum(const std::vector<double>& weights) const {
+        double size = 0.0;
+        for (std::size_t j = 0; j < V_; ++j) size = std::hypot(size, size_of_column(weights, j));
+        return size;
+    }
 
   private:
-    static constexpr std::size_t fewest_columns = 16;
-
     // The map of D, docs/math.md 3, for E [K,V].
     void pass(double* errors, const Recurrence& now) {
         std::fill(z_.begin(), z_.end(), 0.0);
@@ -88,7 +105,67 @@ class StateTerms {
     std::vector<double> errors_;  // [draws, K, V]
     std::vector<double> z_;       // beta k^T E, [V]
     std::int64_t tokens_ = 0;
-    std::mt19937_64 random_;  // the same numbers with every standard library
+    RandomSigns signs_;
+};
+
+// Of one value head. A state sums what the maps of later tokens leave of every write beta k v^T, and of the initial
+// state; an output sums q_c S_cj over the channels. Both may cancel, a whole tensor where it rests on few such sums:
+// one token of one key head without a state gives o = s (q.k) d whatever V is, and K = V = 1 makes a state one number.
+// An implementation's errors are relative to the terms, and independent from write to write and from channel to
+// channel: they are as large as E, the state of the same writes each with a random sign. Where nothing cancels E is as
+// large as the state.
+class WriteTerms {
+  public:
+    WriteTerms(const Spec& spec, std::size_t K, std::size_t V)
+        : spec_(spec), K_(K), V_(V), draws_(draws_of_signs(V)), writes_(draws_ * K * V), read_(V) {}
+
+    // initial_state [K,V]
+    void start_sequence(const double* initial_state) {
+        signs_ = {};
+        for (std::size_t i = 0; i < writes_.size(); ++i) writes_[i] = initial_state[i % (K_ * V_)] * signs_.next();
+    }
+
+    // E before the current token becomes that after it.
+    void token(const Recurrence& now) {
+        for (std::size_t draw = 0; draw < draws_; ++draw) {
+            double* writes = &writes_[draw * K_ * V_];
+            std::fill(read_.begin(), read_.end(), 0.0);
+            for (std::size_t c = 0; c < K_; ++c) {
+                for (std::size_t j = 0; j < V_; ++j) {
+                    const double before = writes[c * V_ + j], decayed = now.decay[c] * before * now.value_decay[j];
+                    if (spec_.delta) read_[j] += now.erase_key[c] * (spec_.erase_with_p ? before : decayed);
+                    writes[c * V_ + j] = decayed;
+                }
+            }
+            for (std::size_t c = 0; c < K_; ++c) {
+                for (std::size_t j = 0; j < V_; ++j) {
+                    writes[c * V_ + j] += now.k[c] * now.beta[j] * (signs_.next() * now.v[j] - read_[j]);
+                }
+            }
+        }
+    }
+
+    double size_of_state(std::size_t element) const {
+        double size = 0.0;
+        for (std::size_t i = element; i < writes_.size(); i += K_ * V_) size = std::hypot(size, writes_[i]);
+        return size / std::sqrt(static_cast<double>(draws_));
+    }
+    // Of element j of the current token's output.
+    double size_of_output(const Recurrence& now, std::size_t j) const {
+        double squares = 0.0;
+        for (std::size_t i = j; i < writes_.size(); i += V_) {
+            const double term = spec_.scale * now.q[i / V_ % K_] * writes_[i];
+            squares += term * term;
+        }
+        return std::sqrt(squares / static_cast<double>(draws_));
+    }
+
+  private:
+    const Spec& spec_;
+    std::size_t K_, V_, draws_;
+    std::vector<double> writes_;  // E, [draws, K, V]
+    std::vector<double> read_;    // E^T e, [V]
+    RandomSigns signs_;
 };
 
 }  // namespace headrace::reference

@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/compare.hpp"
@@ -160,8 +161,27 @@ TEST(compare, sums_are_measured_by_their_terms) {
     EXPECT_GT(compare(judged).noticeable, 0.01);
     EXPECT_TRUE(compare(perturbed(judged)).ok);
     judged.terms = {1e-3, 1e-3};  // terms of one sign: the sum is larger than they are
-    EXPECT_EQ(compare(judged).noticeable, compare(judged).bar);
+    EXPECT_NEAR(compare(judged).noticeable, compare(judged).bar, 2e-6);  // f16 rounds in steps of 2^-24
     EXPECT_FALSE(compare(perturbed(judged)).ok);
+}
+
+// The gradient of a saturated gate: factors of 1e5 behind a derivative that may count as zero, in f64 and in f32.
+TEST(compare, what_underflows_before_large_factors_counts_as_zero_and_no_more_does) {
+    for (const auto& [dtype, smallest] : {std::pair{DType::f64, 0x1p-1022}, std::pair{DType::f32, 0x1p-126}}) {
+        Judged judged = make_judged("d_A_log", dtype, {1e5 * smallest, 0});
+        judged.values = {0, 0};
+        EXPECT_FALSE(compare(judged).ok);
+        judged.underflow = {1e5, 0};
+        EXPECT_TRUE(compare(judged).ok);
+        EXPECT_GT(compare(judged).noticeable, 0.01);
+        judged.reference[0] *= 1.001;
+        EXPECT_FALSE(compare(judged).ok);
+        judged.values = judged.reference;
+        EXPECT_FALSE(compare(perturbed(judged)).ok);  // as of a tensor of zeros
+        judged.values = judged.reference = {1, 1};
+        EXPECT_NEAR(compare(judged).noticeable, compare(judged).bar, 1e-30);
+        EXPECT_FALSE(compare(perturbed(judged)).ok);
+    }
 }
 
 TEST(compare, the_floor_does_not_hide_errors_of_ordinary_values) {

@@ -157,6 +157,109 @@ TEST(reference, terms_of_the_initial_state_outgrow_it_where_a_map_cancels) {
     EXPECT_LT(norm(grads.d_initial_state_terms), 2000 * norm(grads.d_initial_state));
 }
 
+// By their definition: each element of each write, and of the initial state, alone in a state that later tokens write
+// nothing to. sizes is [T,K,V]: what they leave after every token, root-sum-square.
+std::vector<double> sizes_of_writes(Spec spec, const Arrays& arrays) {
+    const std::size_t T = static_cast<std::size_t>(spec.T), V = static_cast<std::size_t>(spec.V);
+    const std::size_t elements = static_cast<std::size_t>(spec.K) * V;
+    std::vector<double> squares(T * elements);
+    for (std::size_t t = 0; t <= T; ++t) {  // token t, counted from 1; 0: the initial state
+        Spec later = spec;
+        later.T = spec.T - static_cast<std::int64_t>(t), later.keep_states = true;
+        Arrays impulse = part_of(arrays, spec.T, static_cast<std::int64_t>(t), spec.T);
+        impulse.v.assign(impulse.v.size(), 0.0);
+        for (std::size_t i = 0; i < elements; ++i) {
+            impulse.initial_state.assign(elements, 0.0);
+            double& write = impulse.initial_state[i] = arrays.initial_state[i];
+            if (t > 0) write = arrays.k[(t - 1) * elements / V + i / V] * arrays.v[(t - 1) * V + i % V];
+            if (t > 0 && spec.delta) write *= arrays.beta[spec.elementwise_beta ? (t - 1) * V + i % V : t - 1];
+            if (t > 0) squares[(t - 1) * elements + i] += write * write;
+            const std::vector<double> states = forward(later, impulse).states;
+            for (std::size_t s = 0; s < states.size(); ++s) squares[t * elements + s] += states[s] * states[s];
+        }
+    }
+    for (double& square : squares) square = std::sqrt(square);
+    return squares;
+}
+
+// Their signs are drawn.
+TEST(reference, terms_of_outputs_and_states_are_their_writes) {
+    for (Rule rule : all_rules) {
+        for (Gate gate : all_gates) {
+            Spec spec = make_spec(rule, gate);
+            spec.B = spec.H = spec.HV = 1, spec.T = 4, spec.V = 7, spec.keep_states = true;
+            spec.value_gate = true, spec.elementwise_beta = spec.delta;
+            double states = 0, expected_states = 0, final_states = 0, expected_final_states = 0, o = 0, expected_o = 0;
+            for (unsigned seed = 60; seed < 76; ++seed) {
+                const Arrays arrays = make_arrays(spec, seed);
+                const Outputs outputs = forward(spec, arrays);
+                const std::vector<double> sizes = sizes_of_writes(spec, arrays);
+                const std::size_t last = sizes.size() - outputs.final_state.size();
+                std::vector<double> terms(outputs.o.size());
+                for (std::size_t i = 0; i < sizes.size(); ++i) {
+                    const std::size_t t = i / outputs.final_state.size(), c = i / 7 % 3;
+                    double& term = terms[t * 7 + i % 7];
+                    term = std::hypot(term, spec.scale * arrays.q[t * 3 + c] * sizes[i]);
+                }
+                states += norm(outputs.states_terms), expected_states += norm(sizes);
+                final_states += norm(outputs.final_state_terms);
+                expected_final_states += norm({sizes.begin() + static_cast<std::ptrdiff_t>(last), sizes.end()});
+                o += norm(outputs.o_terms), expected_o += norm(terms);
+            }
+            EXPECT_NEAR(states, expected_states, 0.1 * expected_states) << describe(rule, gate, spec);
+            EXPECT_NEAR(final_states, expected_final_states, 0.1 * expected_final_states) << describe(rule, gate, spec);
+            EXPECT_NEAR(o, expected_o, 0.1 * expected_o) << describe(rule, gate, spec);
+        }
+    }
+}
+
+// One token without a state: o = s (q.k) v. Two numbers: S = k_1 v_1 + k_2 v_2. Many tokens: they are no larger than
+// what they are the terms of, and many heads rest on so many sums that nobody asks.
+TEST(reference, terms_of_outputs_and_states_outgrow_them_where_they_cancel) {
+    Spec spec;
+    spec.T = 1, spec.K = 2, spec.V = 3, spec.scale = 0.5;
+    Arrays arrays;
+    arrays.q = {1, -1}, arrays.k = {3, 3.001}, arrays.v = {1, 2, -4};
+    Outputs outputs = forward(spec, arrays);
+    for (std::size_t j = 0; j < 3; ++j) {
+        EXPECT_NEAR(outputs.o[j], 0.5 * -0.001 * arrays.v[j], 1e-12);
+        EXPECT_NEAR(outputs.o_terms[j], 0.5 * std::hypot(3, 3.001) * std::fabs(arrays.v[j]), 1e-12);
+    }
+    spec.T = 2, spec.K = spec.V = 1;
+    arrays.q = {1, 1}, arrays.k = {2, -1}, arrays.v = {3, 6.001};
+    outputs = forward(spec, arrays);
+    EXPECT_NEAR(outputs.final_state[0], -0.001, 1e-12);
+    EXPECT_NEAR(outputs.final_state_terms[0], std::hypot(6, 6.001), 4);  // 16 draws of either 0.001 or 12.001
+    EXPECT_NEAR(outputs.o_terms[1], 0.5 * outputs.final_state_terms[0], 1e-12);
+
+    spec.T = 60, spec.K = 16, spec.V = 8;
+    arrays = make_arrays(spec, 34);
+    outputs = forward(spec, arrays);
+    EXPECT_LT(norm(outputs.o_terms), 1.15 * norm(outputs.o));
+    EXPECT_LT(norm(outputs.final_state_terms), 1.15 * norm(outputs.final_state));
+    spec.T = 64, spec.V = 64;
+    outputs = forward(spec, make_arrays(spec, 35));
+    EXPECT_TRUE(outputs.o_terms.empty() && outputs.final_state_terms.empty());
+}
+
+// d_gv_tj = sum over c of D'_cj S'_cj. One token: S' = S_0 e^{gv}, D' = D + s q d_o^T.
+TEST(reference, terms_of_a_value_gate_are_products_of_state_elements) {
+    Spec spec = make_spec(Rule::additive, Gate::none);
+    spec.B = spec.T = spec.H = spec.HV = 1, spec.value_gate = true;
+    const Arrays arrays = make_arrays(spec, 36);
+    const Gradients grads = backward(spec, arrays);
+    std::vector<double> sums(2), sizes(2);
+    for (std::size_t i = 0; i < 6; ++i) {
+        const std::size_t c = i / 2, j = i % 2;
+        const double adjoint = arrays.d_final_state[i] + spec.scale * arrays.q[c] * arrays.d_o[j];
+        const double term = adjoint * arrays.initial_state[i] * std::exp(arrays.gv[j]);
+        sums[j] += term;
+        sizes[j] = std::hypot(sizes[j], term);
+    }
+    expect_near(grads.d_gv, sums);
+    expect_near(grads.d_gv_terms, sizes);
+}
+
 // One token: dbeta = sum over c, j of D_cj k_c r_j, with an element for each j where beta has them.
 TEST(reference, terms_of_beta_are_products_of_state_elements) {
     for (bool elementwise : {false, true}) {

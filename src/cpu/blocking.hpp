@@ -29,6 +29,9 @@ inline std::int64_t state_bytes(const Problem& problem) {
 // rule under channel gates (5 % less time).
 constexpr std::int64_t smallest_chunk_state = std::int64_t{64} << 10;
 
+// Fewer channels than this are left to the recurrent form.
+constexpr int fewest_delta_channels = 16;
+
 // A chunk of the delta rule erases the state through differences, the more of it the more its keys outnumber the channels:
 // with 16 channels, resets and beta up to 2 the worst of 800 gradients of initial states was off by 2.4e-5 with chunks of
 // 64, by 8e-6 with 32 and 3e-6 with 16; with 32 channels by 4e-6 with chunks of 64.

@@ -26,7 +26,7 @@ class ChunkImplementation : public IsaImplementation {
         }
         // A chunk erases the state through differences. With few key channels next to nothing remains, and what remains
         // would be rounding errors: a chunk of 32 random unit keys leaves about e^{-24 / K} of the state.
-        if (problem.rule == Rule::delta && problem.K < 16) {
+        if (problem.rule == Rule::delta && problem.K < fewest_delta_channels) {
             return "the delta rule in chunks needs at least 16 key channels to stay accurate";
         }
         // Operands rounded to bf16 stay within the bars because long sums average the roundings.

@@ -289,7 +289,9 @@ Expected expect(const Call& call) {
                             {"d_A_log", grads.d_A_log},
                             {"d_dt_bias", grads.d_dt_bias},
                             {"d_initial_state", grads.d_initial_state}};
-        expected.terms = {{"d_g", grads.d_g_terms},
+        expected.terms = {{"d_v", grads.d_v_terms},
+                          {"d_p", grads.d_p_terms},
+                          {"d_g", grads.d_g_terms},
                           {"d_gv", grads.d_gv_terms},
                           {"d_beta", grads.d_beta_terms},
                           {"d_g_gamma", grads.d_g_gamma_terms},

@@ -33,7 +33,8 @@ double dot(const double* a, const double* b, std::size_t size) {
 struct TokenGradients {
     const double* d_o;                    // [V], null: zero
     double *d_q, *d_k, *d_p, *d_k_erase;  // [K]
-    double* d_v;                          // [V]
+    double* d_p_terms;                    // [K]
+    double *d_v, *d_v_terms;              // [V]
     double* d_g;                          // [1] or [K]
     double *d_gv, *d_gv_terms;            // [V]
     double *d_beta, *d_beta_terms;        // [1] or [V]
@@ -103,8 +104,10 @@ TokenGradients Adjoint::gradients_of(std::int64_t token) const {
     to.d_q = &grads_.d_q[key_at];
     to.d_k = &grads_.d_k[key_at];
     to.d_p = at_or_null(grads_.d_p, key_at);
+    to.d_p_terms = at_or_null(grads_.d_p_terms, key_at);
     to.d_k_erase = &grads_.d_k_erase[key_at];
     to.d_v = &grads_.d_v[at * V];
+    to.d_v_terms = &grads_.d_v_terms[at * V];
     to.d_g = at_or_null(grads_.d_g, spec_.channel_gate ? at * K : at);
     to.d_gv = at_or_null(grads_.d_gv, at * V);
     to.d_gv_terms = at_or_null(grads_.d_gv_terms, at * V);
@@ -136,6 +139,9 @@ void Adjoint::through_write(double* d_state, const TokenGradients& to, const dou
     for (std::size_t c = 0; c < K; ++c) {
         if (spec_.erase_with_p) {
             to.d_p[c] -= dot(before + c * V, d_error_.data(), V);
+            for (std::size_t j = 0; j < V; ++j) {
+                to.d_p_terms[c] = std::hypot(to.d_p_terms[c], before[c * V + j] * state_terms_.z_terms()[j]);
+            }
         } else {
             const double erased = dot(&now.decayed[c * V], d_error_.data(), V);
             to.d_k[c] -= erased;
@@ -253,11 +259,13 @@ void Adjoint::token(double* d_state, std::int64_t token, const double* before) {
             for (std::size_t j = 0; j < V; ++j) d_state[c * V + j] += scaled_q * to.d_o[j];
         }
     }
+    state_terms_.start_token(recurrence_, d_state);
+    std::copy(state_terms_.z_terms().begin(), state_terms_.z_terms().end(), to.d_v_terms);
     through_write(d_state, to, before);
     add_terms(d_state, token, to);
     through_decay(d_state, to);
     if (spec_.delta && spec_.erase_with_p) add_state_part_of_p(d_state);
-    state_terms_.token(recurrence_, d_state);
+    state_terms_.end_token(recurrence_, d_state);
 }
 
 void Adjoint::sequence(double* d_state, std::int64_t n) {
@@ -303,7 +311,9 @@ Gradients backward(const Spec& spec, const Arrays& arrays) {
     grads.d_k.assign(arrays.k.size(), 0.0);
     grads.d_k_erase.assign(arrays.k.size(), 0.0);
     grads.d_v.assign(arrays.v.size(), 0.0);
+    grads.d_v_terms.assign(arrays.v.size(), 0.0);
     grads.d_p.assign(arrays.p.size(), 0.0);
+    grads.d_p_terms.assign(arrays.p.size(), 0.0);
     grads.d_g.assign(arrays.g.size(), 0.0);
     grads.d_g_terms.assign(arrays.g.size(), 0.0);
     grads.d_gv.assign(arrays.gv.size(), 0.0);

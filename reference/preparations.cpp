@@ -138,6 +138,9 @@ void prepare_adjoint(Gradients& grads, const Spec& spec, const Arrays& arrays, c
         normalised_adjoint(grads.d_q, arrays.q, prepared.q, key_size);
         normalised_adjoint(grads.d_k, arrays.k, prepared.k, key_size);
         normalised_adjoint(grads.d_p, arrays.p, prepared.p, key_size);
+        for (std::size_t i = 0; i < arrays.p.size(); ++i) {
+            grads.d_p_terms[i] *= inverse_norm(&arrays.p[i / key_size * key_size], key_size);
+        }
     }
     log_decay_adjoint(grads, spec, arrays, prepared);
     if (spec.beta_form != BetaForm::value) {

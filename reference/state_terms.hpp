@@ -37,12 +37,13 @@ class RandomSigns {
 // ever of D's errors. An element x of D at token t that is off by d x, d the relative error of a right implementation,
 // makes the gradient wrong by d times what the maps of the tokens before t leave of x. These errors are independent, so
 // that the gradient's size in this sense is the root-mean-square over t of the root-sum-square over the elements of
-// D_t. Where nothing cancels each t gives about |d_initial_state|. The sum over elements is an expectation over the
-// signs of errors, which are drawn instead; several times where V is small.
+// D_t. Where nothing cancels each t gives about |d_initial_state|. What a token erases, e z^T with z = beta D^T k, is
+// off by as much as the terms of z, also where these cancel. The sum over elements is an expectation over the signs of
+// errors, which are drawn instead; several times where V is small.
 class StateTerms {
   public:
     StateTerms(const Spec& spec, std::size_t K, std::size_t V)
-        : spec_(spec), K_(K), V_(V), draws_(draws_of_signs(V)), errors_(draws_ * K * V), z_(V) {}
+        : spec_(spec), K_(K), V_(V), draws_(draws_of_signs(V)), errors_(draws_ * K * V), z_(V), z_terms_(V) {}
 
     void start_sequence() {
         std::fill(errors_.begin(), errors_.end(), 0.0);
@@ -50,12 +51,27 @@ class StateTerms {
         signs_ = {};
     }
 
-    // The errors of all later tokens pass the current one; d_state, D before it, adds its own.
-    void token(const Recurrence& now, const double* d_state) {
+    // d_state is D after the current token, with what its output adds.
+    void start_token(const Recurrence& now, const double* d_state) {
+        for (std::size_t j = 0; j < V_; ++j) {
+            double squares = 0.0;
+            for (std::size_t c = 0; c < K_; ++c) {
+                const double term = now.k[c] * d_state[c * V_ + j];
+                squares += term * term;
+            }
+            z_terms_[j] = now.beta[j] * std::sqrt(squares);
+        }
+    }
+    // The root-sum-square of the terms of z, which is d_v of the current token.
+    const std::vector<double>& z_terms() const { return z_terms_; }
+
+    // The errors of all later tokens pass the current one; d_state, D before it, and z add their own.
+    void end_token(const Recurrence& now, const double* d_state) {
         for (std::size_t draw = 0; draw < draws_; ++draw) {
             double* errors = &errors_[draw * K_ * V_];
             pass(errors, now);
             for (std::size_t i = 0; i < K_ * V_; ++i) errors[i] += d_state[i] * signs_.next();
+            if (spec_.delta) add_erased(errors, now);
         }
         ++tokens_;
     }
@@ -68,7 +84,7 @@ class StateTerms {
         return size / std::sqrt(static_cast<double>(draws_) * static_cast<double>(tokens_));
     }
 
-    // Of the sum of column j of D, each element times a weight [K,V]: before token() is called, of the current D.
+    // Of the sum of column j of D, each element times a weight [K,V]: before end_token() is called, of the current D.
     double size_of_column(const std::vector<double>& weights, std::size_t j) const {
         if (tokens_ == 0) return 0.0;
         double squares = 0.0;
@@ -100,10 +116,20 @@ class StateTerms {
         }
     }
 
+    void add_erased(double* errors, const Recurrence& now) {
+        for (std::size_t j = 0; j < V_; ++j) {
+            const double error = z_terms_[j] * signs_.next();
+            for (std::size_t c = 0; c < K_; ++c) {
+                const double decay = spec_.erase_with_p ? 1.0 : now.decay[c] * now.value_decay[j];
+                errors[c * V_ + j] -= decay * now.erase_key[c] * error;
+            }
+        }
+    }
+
     const Spec& spec_;
     std::size_t K_, V_, draws_;
-    std::vector<double> errors_;  // [draws, K, V]
-    std::vector<double> z_;       // beta k^T E, [V]
+    std::vector<double> errors_;       // [draws, K, V]
+    std::vector<double> z_, z_terms_;  // beta k^T E, and the terms of beta k^T D, [V]
     std::int64_t tokens_ = 0;
     RandomSigns signs_;
 };

@@ -92,6 +92,33 @@ TEST(reference, terms_are_those_that_the_gradients_of_parameters_sum) {
     }
 }
 
+// What token t erases of D with column j of head h of z as large as the terms of z: [HV,K,V].
+std::vector<double> erased_by_z_terms(const Spec& spec, const Arrays& arrays, std::int64_t t, std::size_t h,
+                                      std::size_t j) {
+    Spec later = spec;
+    later.T = spec.T - t - 1;
+    const Arrays now = part_of(arrays, spec.T, t, t + 1);
+    const std::vector<double> d_state = backward(later, part_of(arrays, spec.T, t + 1, spec.T)).d_initial_state;
+    const auto K = static_cast<std::size_t>(spec.K), V = static_cast<std::size_t>(spec.V);
+    const std::size_t key_head = h / static_cast<std::size_t>(spec.HV / spec.H);
+    double z = 0;
+    for (std::size_t c = 0; c < K; ++c) {
+        const double d_o = now.d_o.empty() ? 0.0 : spec.scale * now.q[key_head * K + c] * now.d_o[h * V + j];
+        z = std::hypot(z, now.k[key_head * K + c] * (d_state[(h * K + c) * V + j] + d_o));
+    }
+    z *= now.beta[spec.elementwise_beta ? h * V + j : h];
+    std::vector<double> erased(d_state.size());
+    for (std::size_t c = 0; c < K; ++c) {
+        double log_decay = now.gv[h * V + j];
+        if (spec.step_gate) log_decay += now.g[h];
+        if (spec.channel_gate) log_decay += now.g[h * K + c];
+        if (spec.head_gate) log_decay += now.g_gamma[h];
+        const double key = spec.erase_with_p ? now.p[key_head * K + c] : now.k[key_head * K + c] * std::exp(log_decay);
+        erased[(h * K + c) * V + j] = z * key;
+    }
+    return erased;
+}
+
 // By their definition: an error of the size of one element of D_t comes to |d_initial_state| of tokens 1..t alone, with
 // that element for d_final_state and no d_o.
 double size_of_state_errors(const Spec& spec, const Arrays& arrays) {
@@ -105,6 +132,11 @@ double size_of_state_errors(const Spec& spec, const Arrays& arrays) {
         for (std::size_t i = 0; i < d_state.size(); ++i) {
             impulse.d_final_state.assign(d_state.size(), 0.0);
             impulse.d_final_state[i] = d_state[i];
+            for (double value : backward(earlier, impulse).d_initial_state) squares += value * value;
+        }
+        for (std::int64_t j = 0; spec.delta && j < spec.HV * spec.V; ++j) {
+            impulse.d_final_state = erased_by_z_terms(spec, arrays, t, static_cast<std::size_t>(j / spec.V),
+                                                      static_cast<std::size_t>(j % spec.V));
             for (double value : backward(earlier, impulse).d_initial_state) squares += value * value;
         }
     }
@@ -242,6 +274,24 @@ TEST(reference, terms_of_outputs_and_states_outgrow_them_where_they_cancel) {
     EXPECT_TRUE(outputs.o_terms.empty() && outputs.final_state_terms.empty());
 }
 
+// One token of comba: dp_c = -sum over j of S_cj z_j, with z_j = beta k.D_j next to nothing.
+TEST(reference, terms_of_the_erase_key_follow_those_of_what_it_erases) {
+    Spec spec = make_spec(Rule::comba, Gate::none);
+    spec.B = spec.T = spec.H = spec.HV = 1, spec.scale = 0, spec.K = 2, spec.V = 1;
+    for (bool l2norm : {false, true}) {
+        spec.l2norm = l2norm;
+        Arrays arrays = make_arrays(spec, 37);
+        arrays.k = {0.6, 0.8}, arrays.p = {2, 0}, arrays.d_final_state = {1, -0.7501};
+        const Gradients grads = backward(spec, arrays);
+        const double z_terms = arrays.beta[0] * std::hypot(0.6, 0.8 * 0.7501), norm_of_p = l2norm ? 2 : 1;
+        for (std::size_t c = 0; c < 2; ++c) {
+            const double expected = std::fabs(arrays.initial_state[c]) * z_terms / norm_of_p;
+            EXPECT_NEAR(grads.d_p_terms[c], expected, 1e-5 * expected);
+        }
+        EXPECT_LT(norm(grads.d_p), 1e-3 * norm(grads.d_p_terms));
+    }
+}
+
 // d_gv_tj = sum over c of D'_cj S'_cj. One token: S' = S_0 e^{gv}, D' = D + s q d_o^T.
 TEST(reference, terms_of_a_value_gate_are_products_of_state_elements) {
     Spec spec = make_spec(Rule::additive, Gate::none);
@@ -260,15 +310,16 @@ TEST(reference, terms_of_a_value_gate_are_products_of_state_elements) {
     expect_near(grads.d_gv_terms, sizes);
 }
 
-// One token: dbeta = sum over c, j of D_cj k_c r_j, with an element for each j where beta has them.
-TEST(reference, terms_of_beta_are_products_of_state_elements) {
+// One token: dv_j = beta_j sum over c of D_cj k_c, dbeta = sum over c, j of D_cj k_c r_j, with an element for each j
+// where beta has them.
+TEST(reference, terms_of_values_and_beta_are_products_of_state_elements) {
     for (bool elementwise : {false, true}) {
         Spec spec = make_spec(Rule::delta, Gate::none);
         spec.B = spec.T = spec.H = spec.HV = 1, spec.scale = 0, spec.elementwise_beta = elementwise;
         spec.beta_form = BetaForm::sigmoid;
         const Arrays arrays = make_arrays(spec, 33);
         const Gradients grads = backward(spec, arrays);
-        std::vector<double> sums(arrays.beta.size()), sizes(arrays.beta.size());
+        std::vector<double> sums(arrays.beta.size()), sizes(arrays.beta.size()), v_sums(2), v_sizes(2);
         for (std::size_t j = 0; j < 2; ++j) {
             double residual = arrays.v[j];
             for (std::size_t c = 0; c < 3; ++c) residual -= arrays.k[c] * arrays.initial_state[c * 2 + j];
@@ -278,11 +329,16 @@ TEST(reference, terms_of_beta_are_products_of_state_elements) {
                 const double term = slope * arrays.d_final_state[c * 2 + j] * arrays.k[c] * residual;
                 sums[i] += term;
                 sizes[i] += term * term;
+                const double v_term = arrays.d_final_state[c * 2 + j] * arrays.k[c] / (1 + std::exp(-logit));
+                v_sums[j] += v_term;
+                v_sizes[j] = std::hypot(v_sizes[j], v_term);
             }
         }
         for (double& size : sizes) size = std::sqrt(size);
         expect_near(grads.d_beta, sums);
         expect_near(grads.d_beta_terms, sizes);
+        expect_near(grads.d_v, v_sums);
+        expect_near(grads.d_v_terms, v_sizes);
     }
 }
 

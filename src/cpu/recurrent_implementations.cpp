@@ -44,8 +44,8 @@ class Recurrent : public IsaImplementation {
     };
     const RecurrentKernels& kernels(const Problem& problem) const {
         // With few key channels every token of the delta rule erases much of a state's gradient through a difference: with
-        // one channel all that is left is its product with a - beta k p; with two, of 2000 gradients through final states
-        // alone the worst was off by 1.7e-5.
+        // one channel all that is left is its product with a - beta k p; with two, one of 7,500 gradients of initial
+        // states was off by 1.7e-5.
         const bool erases_much = problem.rule == Rule::delta && problem.K < fewest_delta_channels;
         const bool in_double = problem.direction == Direction::backward && (rests_on_few_sums(problem) || erases_much);
         return isa_.kernels().recurrent[problem.wide || in_double][problem.rule == Rule::delta];

@@ -27,8 +27,9 @@ struct BackwardTiles {
 // A gate's gradient collects every term whose span contains it: from the chunk's start (d_q, d_e), to its end (d_k), between
 // two tokens (scores), and right through (S with D). Additive rule: d = v, y = z = d_v, no l.
 // `residual` and `l` must hold the forward's. The gate's accumulators are left for Gate::finish_gradient.
+// All but D's new value, which chunk_adjoint makes of it.
 template <bool delta, class Ops>
-void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o,
+void chunk_gradients(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o,
                     typename Ops::State S, typename Ops::State D, Wanted wanted) {
     using Tile = typename Ops::Tile;
     const bool scores_wanted = wanted.queries || wanted.keys || wanted.gate;
@@ -75,12 +76,15 @@ void chunk_backward(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Op
         ops.scores_backward(wanted.queries || wanted.gate ? t.d_q : Tile{}, wanted.keys || wanted.gate ? t.d_k : Tile{},
                             delta ? t.d_e : Tile{}, t.d_P, delta ? t.d_l : Tile{}, t.P, t.l, in, wanted.gate);
     }
-    if (wanted.adjoint) {
-        if constexpr (delta) {
-            ops.decay_and_write(D, D, ops.reads(in), d_o, ops.erases(in), z);
-        } else {
-            ops.decay_and_write(D, D, ops.reads(in), d_o);
-        }
+}
+
+// D becomes the gradient of the entering state.
+template <bool delta, class Ops>
+void chunk_adjoint(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o, typename Ops::State D) {
+    if constexpr (delta) {
+        ops.decay_and_write(D, D, ops.reads(in), d_o, ops.erases(in), t.z);
+    } else {
+        ops.decay_and_write(D, D, ops.reads(in), d_o);
     }
 }
 

@@ -74,6 +74,7 @@ struct ChannelGate {
 
     // e^{G_L - G_i} of the channels from c on
     reg<T> decay_to_end(int i, int c) const { return load<T>(end.at(i) + c); }
+    reg<T> decay_of(int i, int c) const { return load<T>(decay.at(i) + c); }
     Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }
     // Whether channels that decay by no more than `least_decay` keep what bf16 rounds of a write, decayed keys among it: a
     // quarter of the channels, or if tokens reflect the state any.
@@ -120,8 +121,9 @@ struct ChannelGate {
     }
 
     // As ScalarGate::scores_backward.
+    template <class Any>
     void scores_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T>, Tile<T>,
-                         const ScoreRows<T>& in, bool gate_wanted, Packer<A>&) {
+                         const ScoreRows<T>& in, bool gate_wanted, Packer<Any>&) {
         for (int block = 0; block < blocks; ++block) {
             move_anchor(block);
             const int first = anchors[block], last = anchors[block + 1];

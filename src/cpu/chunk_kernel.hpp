@@ -337,7 +337,9 @@ struct ChunkKernel {
         tokens.load_keys(range, here.key_head);
         for (std::int64_t member = 0; member < args.group; ++member) {
             const std::int64_t head = here.key_head * args.group + member, j = first + member;
-            load_chunk(range, head, 0, args.V, wanted.adjoint ? roundings_of(adjoints, j) : nullptr);
+            T* const estimate = wanted.adjoint ? roundings_of(adjoints, j) : nullptr;
+            load_chunk(range, head, 0, args.V, estimate);
+            if (Ops::mixed && estimate != nullptr && StateRoundings<T>::refined(estimate, key_columns)) ops.refine();
             load_tokens(d_o, args.d_o, range, head, 0, args.V);
             const std::int64_t saved = slot.index(here.chunk, j);
             const State D = pass == Pass::gradients ? State{restore(saved_adjoint, slot.adjoints, saved)} : adjoint_state(j);
@@ -353,7 +355,17 @@ struct ChunkKernel {
             } else {
                 prefetch_saved(n, slot, next.chunk, 0, pass);
             }
-            algorithms::chunk_backward<delta>(ops, in, backward_tiles, d_o, state, D, wanted);
+            algorithms::chunk_gradients<delta>(ops, in, backward_tiles, d_o, state, D, wanted);
+            if constexpr (Ops::mixed) {
+                const bool must_refine = ops.must_refine(in, backward_tiles, d_o, D, wanted.queries || wanted.gate);
+                if (must_refine && !ops.fine) {
+                    ops.refine();
+                    algorithms::chunk_gradients<delta>(ops, in, backward_tiles, d_o, entering_state(slot, saved, j, pass, wanted), D,
+                                                       wanted);
+                }
+                if (estimate != nullptr) StateRoundings<T>::refined(estimate, key_columns) = must_refine;
+            }
+            if (wanted.adjoint) algorithms::chunk_adjoint<delta>(ops, in, backward_tiles, d_o, D);
             if (pass == Pass::queries) advance_state(state.tile);
             if (wanted.adjoint) store_values(range, head);
             if (wanted.gate) {
@@ -377,7 +389,7 @@ struct ChunkKernel {
     State entering_state(const SavedSlot& slot, std::int64_t index, std::int64_t j, Pass pass, algorithms::Wanted wanted) {
         if (pass == Pass::queries) return {adjoint_state(j).tile};
         if (!wanted.queries && !wanted.gate) return {};
-        if (saved_as_operand()) return {{}, {nullptr, 0, saved_operand(slot.states, index), value_columns / A::pack}};
+        if (saved_as_operand() && !ops.fine) return {{}, {nullptr, 0, saved_operand(slot.states, index), value_columns / A::pack}};
         return {restore(walking_state(0).tile, slot.states, index)};
     }
     void advance_state(Tile state) {

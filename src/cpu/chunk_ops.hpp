@@ -6,6 +6,7 @@
 
 #include "algorithms/chunk_backward.hpp"
 #include "cpu/channel_gate.hpp"
+#include "cpu/gradient_roundings.hpp"
 #include "cpu/prefetch.hpp"
 #include "cpu/rows.hpp"
 #include "cpu/scalar_gate.hpp"
@@ -31,8 +32,13 @@ struct ChunkOps {
     };
 
     // What a read multiplies: the state in A, and as it is for reads in Small.
-    struct StateOperand {
+    struct RightState {
         Right<A> rounded{};
+        Tile tile{};
+    };
+
+    struct LeftState {
+        Left<A> rounded{};
         Tile tile{};
     };
 
@@ -44,6 +50,7 @@ struct ChunkOps {
     Packer<A> states;          // one state
     Packer<Small> small;       // of one product
     StateRoundings<T> roundings;
+    GradientRoundings<T> gradient_roundings;
     Prefetcher next_chunk;
     Tile inverse;                         // [16,16]
     Tile weighted_values, other_values;   // [C,V] spare
@@ -53,6 +60,7 @@ struct ChunkOps {
     int rows = 0, K = 0, V = 0;
     bool undecayed_error = false;
     bool coarse_scores = false;  // a gradient's read scores are products of A; an output's are nearer to its bound
+    bool fine = false;           // all products of this chunk's gradients are products of Small
     bool fine_read = false;      // reads that this chunk's write follows from are products of Small
     bool fine_write = false;     // this chunk's write into the state is a product of Small
     T lasting = 0;               // the decay of a chunk from which on a state counts as hardly forgetting: e^{-0.008 C}
@@ -62,6 +70,7 @@ struct ChunkOps {
         K = key_columns;
         V = value_columns;
         if (mixed) roundings.carve(arena, K);
+        if (mixed && backward) gradient_roundings.carve(arena, K);
         coarse_scores = backward && mixed;
         lasting = static_cast<T>(__builtin_exp(-0.008 * chunk));
         gate.carve(arena, chunk, K, gate_gradient);
@@ -85,7 +94,7 @@ struct ChunkOps {
         rows = padded_rows;
         packer.reset();
         gate.prepare(log_decay, length, rows, scores);
-        fine_read = fine_write = false;
+        fine = fine_read = fine_write = false;
         if (mixed && estimate != nullptr) {
             roundings.begin_chunk(estimate, gate, in.beta, in.k, in.e, length);
             fine_read = roundings.fine;
@@ -100,21 +109,34 @@ struct ChunkOps {
         if constexpr (A::pack == 2) Packer<A>::copy(S.packed, S.tile, K, V);
     }
     // Valid until the next of either.
-    StateOperand right_state(State S) {
+    RightState right_state(State S) {
         if (S.packed.right != nullptr) return {{S.packed.right, S.packed.right_row}, S.tile};
         states.reset();
         return {states.right(S.tile, K, V), S.tile};
     }
-    Left<A> left_state(State S) {
-        if (S.packed.left != nullptr) return {S.packed.left, S.packed.left_row, 1};
+    LeftState left_state(State S) {
+        if (mixed && fine) return {{}, S.tile};
+        if (S.packed.left != nullptr) return {{S.packed.left, S.packed.left_row, 1}, S.tile};
         states.reset();
-        return states.left(S.tile, K, V);
+        return {states.left(S.tile, K, V), S.tile};
     }
     void scores(Tile P, Tile l, const Inputs& in) {
-        if (P || l) gate.scores(P, l, score_rows(in), packer, passing, small, coarse_scores);
+        if (P || l) gate.scores(P, l, score_rows(in), packer, passing, small, coarse_scores && !fine);
     }
     void scores_backward(Tile d_q, Tile d_k, Tile d_e, Tile d_P, Tile d_l, Tile P, Tile l, const Inputs& in, bool gate_wanted) {
-        gate.scores_backward(d_q, d_k, d_e, d_P, d_l, P, l, score_rows(in), gate_wanted, passing);
+        if (mixed && fine) {
+            gate.scores_backward(d_q, d_k, d_e, d_P, d_l, P, l, score_rows(in), gate_wanted, small);
+        } else {
+            gate.scores_backward(d_q, d_k, d_e, d_P, d_l, P, l, score_rows(in), gate_wanted, passing);
+        }
+    }
+
+    // From here on this chunk's products are of Small. Until then: whether its gradients are small against what A rounds.
+    void refine() { fine = fine_read = fine_write = true; }
+    template <class Tiles>
+    bool must_refine(const Inputs& in, const Tiles& t, Tile d_o, State D, bool keys_wanted) const {
+        return gradient_roundings.exceed(gate, in.k, D.tile, t.P, t.d, d_o, t.y, t.z, keys_wanted ? t.d_q : Tile{},
+                                         keys_wanted && undecayed_error ? t.d_e : Tile{}, in.scale, rows, V);
     }
 
     void scale_value_rows(Tile dst, Tile a, const T* factors) { cpu::scale_rows(dst, a, factors, T(1), rows, V); }
@@ -152,7 +174,7 @@ struct ChunkOps {
     }
 
     // dst[C,V] = a + x[C,K] S;  dst = x S + P b or P^T b, P lower;  dst[C,K] = a[C,V] S^T
-    void add_read(Tile dst, Tile a, Decayed x, const StateOperand& state) {
+    void add_read(Tile dst, Tile a, Decayed x, const RightState& state) {
         Start<T> start{Start<T>::add};
         start.source = a.data;
         start.source_row = a.row;
@@ -162,7 +184,7 @@ struct ChunkOps {
         passing.reset();
         read(passing, packer, dst, x, state.rounded, start, Alone{});
     }
-    void read_and_score(Tile dst, Decayed x, const StateOperand& state, Tile P, Tile b) {
+    void read_and_score(Tile dst, Decayed x, const RightState& state, Tile P, Tile b) {
         passing.reset();
         if constexpr (!mixed) {
             read(passing, packer, dst, x, state.rounded, {},
@@ -173,7 +195,7 @@ struct ChunkOps {
                  Joined<Small>{small.left(P, rows, rows), small.right(b, rows, V), rows / Small::pack, Part::a_lower});
         }
     }
-    void read_and_score_transposed(Tile dst, Decayed x, const StateOperand& state, Tile P, Tile b) {
+    void read_and_score_transposed(Tile dst, Decayed x, const RightState& state, Tile P, Tile b) {
         if constexpr (mixed) {
             if (fine_read) {
                 return read_in_small(dst, x, state.tile, {},
@@ -185,9 +207,15 @@ struct ChunkOps {
              Joined<A>{passing.left_transposed(P, rows, rows), packer.right_once(b, rows, V), rows / A::pack, Part::a_upper});
     }
     // as (S a^T)^T: rows of values are fewer to transpose than a state.
-    void read_keys(Tile dst, Tile a, Left<A> state) {
-        matmul<A>(keys_transposed.data, keys_transposed.row, state, packer.right_transposed_once(a, rows, V), K, rows, V, Part::full,
-                  {}, prefetch());
+    void read_keys(Tile dst, Tile a, const LeftState& state) {
+        if (mixed && fine) {
+            small.reset();
+            matmul<Small>(keys_transposed.data, keys_transposed.row, Left<Small>{reinterpret_cast<const typename Small::unit*>(state.tile.data), state.tile.row, 1},
+                          small.right_transposed(a, rows, V), K, rows, V, Part::full, {}, prefetch());
+        } else {
+            matmul<A>(keys_transposed.data, keys_transposed.row, state.rounded, packer.right_transposed_once(a, rows, V), K, rows, V,
+                      Part::full, {}, prefetch());
+        }
         transpose_into<T>(dst.data, dst.row, keys_transposed.data, keys_transposed.row, K, rows);
     }
     // next = decayed S + x^T b (+ y^T z), next may be S; x, y [C,K], b, z [C,V]
@@ -218,6 +246,10 @@ struct ChunkOps {
     }
     // dst = lower part of a b^T, a and b [C,V]
     void outer_lower(Tile dst, Tile a, Tile b) {
+        if (mixed && fine) {
+            small.reset();
+            return matmul<Small>(dst.data, dst.row, small.left(a, rows, V), small.right_transposed(b, rows, V), rows, rows, V, Part::dst_lower);
+        }
         matmul<A>(dst.data, dst.row, packer.left_once(a, rows, V), packer.right_transposed_once(b, rows, V), rows, rows, V,
                   Part::dst_lower);
     }

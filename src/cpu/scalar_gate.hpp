@@ -74,6 +74,7 @@ struct ScalarGate {
 
     // e^{G_L - G_i} of the channels from c on
     reg<T> decay_to_end(int i, int /*c*/) const { return broadcast<T>(end[i]); }
+    reg<T> decay_of(int i, int /*c*/) const { return broadcast<T>(static_cast<T>(gate[i])); }
     Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }
     // Whether a state that decays by no more than `least_decay` keeps what bf16 rounds of a write: only if tokens reflect it.
     bool keeps(T least_decay, bool reflects) const { return reflects && high[0] >= least_decay; }
@@ -92,7 +93,8 @@ struct ScalarGate {
     // The decay between rows i and j of the erase scores: own gate of row i included or not.
     const T* erase_decay(int i, bool exclusive) const { return decay.at(exclusive ? i - 1 : i); }
 
-    // P[i,j] = scale q_i.k_j e^{G_i - G_j}, j <= i; l[i,j] = e_i.k_j e^{Ge_i - G_j}, j < i. An empty tile is not wanted.
+    // P[i,j] = scale q_i.k_j e^{G_i - G_j}, j <= i; l[i,j] = e_i.k_j e^{Ge_i - G_j}, j < i. An empty tile is not wanted. Rows are
+    // exact in A, so the products are as well.
     template <class Small>
     void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>& packer, Packer<A>& passing, Packer<Small>&, bool) const {
         passing.reset();
@@ -110,8 +112,9 @@ struct ScalarGate {
     }
 
     // From the gradients of the scores (d_l may be empty): adds to d_q, d_k, d_e and to the gate's pairs.
+    template <class Any>
     void scores_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T> P, Tile<T> l,
-                         const ScoreRows<T>& in, bool gate_wanted, Packer<A>& passing) {
+                         const ScoreRows<T>& in, bool gate_wanted, Packer<Any>& passing) {
         if (gate_wanted) {
             multiply(pairs, d_P, P, T(1), rows, rows);
             if (d_l) multiply(pairs_before, d_l, l, T(1), rows, rows);
@@ -121,7 +124,7 @@ struct ScalarGate {
         apply_decay(d_P, in.scale);
         if (d_l) apply_erase_decay(d_l, in.undecayed_error);
         if (d_q || d_e) {
-            const Right<A> keys = passing.right(in.k.rows, rows, columns);
+            const Right<Any> keys = passing.right(in.k.rows, rows, columns);
             if (d_q) add_rows(d_q, with_norms(d_P, nullptr, in.k.norm), keys, passing);
             if (d_e && d_l) add_rows(d_e, with_norms(d_l, nullptr, in.k.norm), keys, passing);
         }
@@ -186,13 +189,15 @@ struct ScalarGate {
         apply_norms(weighted, row_norm, column_norm);
         return weighted;
     }
-    void add_rows(Tile<T> dst, Tile<T> weights, Right<A> keys, Packer<A>& passing) const {
-        matmul<A>(dst.data, dst.row, passing.left(weights, rows, rows), keys, rows, columns, rows, Part::a_lower,
+    template <class Any>
+    void add_rows(Tile<T> dst, Tile<T> weights, Right<Any> keys, Packer<Any>& passing) const {
+        matmul<Any>(dst.data, dst.row, passing.left(weights, rows, rows), keys, rows, columns, rows, Part::a_lower,
                   {Start<T>::add});
     }
-    void add_columns(Tile<T> dst, Tile<T> weights, Tile<T> x, Packer<A>& passing) const {
+    template <class Any>
+    void add_columns(Tile<T> dst, Tile<T> weights, Tile<T> x, Packer<Any>& passing) const {
         passing.reset();
-        matmul<A>(dst.data, dst.row, passing.left_transposed(weights, rows, rows), passing.right(x, rows, columns), rows, columns,
+        matmul<Any>(dst.data, dst.row, passing.left_transposed(weights, rows, rows), passing.right(x, rows, columns), rows, columns,
                   rows, Part::a_upper, {Start<T>::add});
     }
     void apply_decay(Tile<T> x, T factor) const { multiply(x, x, decay, factor, rows, rows); }

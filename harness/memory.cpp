@@ -9,6 +9,8 @@
 #include <sstream>
 #include <thread>
 
+#include "reference/state_terms.hpp"
+
 #if defined(__linux__)
 #include <sys/resource.h>
 #include <unistd.h>
@@ -49,7 +51,8 @@ struct Counts {
     double inputs = 0, input_bytes = 0, outputs = 0;  // all that the call reads but a pool, all that it writes
     double prepared = 0;   // reference/preparations.hpp: q k p g beta, the slopes of raw gates
     double gradients = 0;  // reference/oracle.hpp: Gradients, of which these are the terms
-    double terms = 0;
+    double terms = 0, few_terms = 0;  // the latter judge tensors that rest on few sums
+    double underflow = 0;
     double state = 0, states = 0, v = 0;
     double pool = 0, pool_bytes = 0, pool_written = 0;
 };
@@ -78,13 +81,18 @@ Counts counts_of(const ProblemLine& line, const CallTensors& shapes) {
             if (name == "q" || key || name == "p" || beta) counts.prepared += elements;
             if (gate) counts.prepared += elements * (line.gate_raw ? 3 : 1);
             if (gate || beta) counts.terms += elements;
+            if (gate && line.gate_raw) counts.underflow += elements;
+            if (name == "v" || name == "p" || name == "gv") counts.few_terms += elements;
             if (!is_seed(name)) counts.gradients += elements * (key ? 2 : 1);
         }
     }
     const double slots = static_cast<double>(std::max<std::int64_t>(line.speculative, 1));
     counts.pool_written = std::min(counts.pool, counts.states * slots);
-    counts.gradients += 2 * counts.states + counts.terms;
-    counts.terms += counts.states;
+    counts.gradients += 2 * counts.states + counts.terms + counts.few_terms + counts.underflow;
+    counts.terms += counts.states + counts.underflow;
+    const bool few = reference::rests_on_few_sums(line);
+    if (line.direction != Direction::backward) counts.terms = few ? counts.outputs + counts.pool_written : 0;
+    if (line.direction == Direction::backward && few) counts.terms += counts.few_terms;
     return counts;
 }
 
@@ -100,7 +108,8 @@ Oracle oracle_of(const ProblemLine& line, const Counts& counts) {
     if (line.direction != Direction::backward) {
         const double o = tokens * static_cast<double>(line.HV) * static_cast<double>(line.V);
         const double kept = line.speculative > 0 ? tokens * static_cast<double>(line.HV) * counts.state : 0;
-        return {o + counts.states + kept, counts.state + counts.prepared};
+        const double with_terms = reference::rests_on_few_sums(line) ? 2 : 1;
+        return {with_terms * (o + counts.states + kept), counts.state + counts.prepared};
     }
     constexpr double segment = 64, own = 6, fewest_columns = 16;
     const double segments = static_cast<double>(longest_sequence(line)) / segment + 2;

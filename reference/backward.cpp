@@ -338,6 +338,9 @@ Gradients backward(const Spec& spec, const Arrays& arrays) {
         adjoint.store_terms();
     }
     prepare_adjoint(grads, spec, arrays, prepared);
+    for (std::vector<double>* terms : {&grads.d_v_terms, &grads.d_p_terms, &grads.d_gv_terms}) {
+        if (!rests_on_few_sums(spec)) terms->clear();
+    }
     return grads;
 }
 

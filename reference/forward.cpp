@@ -6,18 +6,6 @@
 #include "reference/state_terms.hpp"
 
 namespace headrace::reference {
-namespace {
-
-// Outputs of one token and key head rest on its q.k, a final state on V columns for each head of each sequence. The
-// norm of 64 independent sums never cancels: that it lies below a third of its size has a probability of 1e-18.
-constexpr std::size_t few_sums = 64;
-
-bool rests_on_few_sums(const Spec& spec) {
-    const auto tokens = static_cast<std::size_t>(spec.B * spec.T * spec.H);
-    return tokens < few_sums || static_cast<std::size_t>(spec.sequences() * spec.HV * spec.V) < few_sums;
-}
-
-}  // namespace
 
 Outputs forward(const Spec& spec, const Arrays& arrays) {
     const auto K = static_cast<std::size_t>(spec.K), V = static_cast<std::size_t>(spec.V);

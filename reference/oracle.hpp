@@ -62,11 +62,10 @@ struct Gradients {
     std::vector<double> d_q, d_k, d_v, d_p, d_g, d_gv, d_g_gamma, d_beta, d_A_log, d_dt_bias, d_initial_state;
     // How large the terms are that each element of d_g_gamma, d_A_log, d_dt_bias is the sum of (ParameterTerms).
     std::vector<double> d_g_gamma_terms, d_A_log_terms, d_dt_bias_terms;
-    // The same for d_v, d_g, d_gv and d_beta, which sum products with state elements of one token: their
-    // root-sum-square.
-    std::vector<double> d_v_terms, d_g_terms, d_gv_terms, d_beta_terms;
-    // And for d_p = -S z, whose z = d_v may be next to nothing beside its own terms.
-    std::vector<double> d_p_terms;
+    // The same for d_g and d_beta, which sum products with state elements of one token: their root-sum-square. And for
+    // d_v, d_gv and d_p = -S z, whose z = d_v may be next to nothing beside its own terms; these are empty where the
+    // tensors rest on many sums.
+    std::vector<double> d_g_terms, d_beta_terms, d_v_terms, d_gv_terms, d_p_terms;
     // Of the gradients of raw gates: what the smallest numbers, which an implementation may take for zero, come to
     // after the factors that follow them.
     std::vector<double> d_g_underflow, d_A_log_underflow, d_dt_bias_underflow;

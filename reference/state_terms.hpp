@@ -12,6 +12,15 @@
 
 namespace headrace::reference {
 
+// Outputs (and d_v) of one token and key head rest on its q.k, states (and d_p) on V columns for each head of each
+// sequence. The norm of 64 independent sums never cancels by chance: that it lies below a third of its size has a
+// probability of 1e-18. Beyond them the size of terms is no excuse: keys of few directions make D large and d_v small.
+template <class Sizes>
+bool rests_on_few_sums(const Sizes& of) {
+    constexpr std::int64_t few_sums = 64;
+    return of.B * of.T * of.H < few_sums || of.sequences() * of.HV * of.V < few_sums;
+}
+
 // A sum over elements with random signs has the expected square of their root-sum-square. Several draws of signs where
 // V is small: together at least this many columns.
 constexpr std::size_t fewest_drawn_columns = 16;

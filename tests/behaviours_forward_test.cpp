@@ -235,7 +235,7 @@ void expect_split_gradients(const ProblemLine& line, std::int64_t split) {
 TEST(Forward, F5_GradientsOfSplitSequencesChain) {
     for (const std::string& gated : operators_and_gates("bwd")) {
         for (const char* type : {"f64", "f32"}) {
-            const std::string text = gated + " t53 h2 hv8 k16 v24 state=inout chunk=16 threads=1 " + type;
+            const std::string text = gated + " t53 h8 k16 v24 state=inout chunk=16 threads=1 " + type;
             for (const ProblemLine& line : forced_lines(text)) {
                 for (const std::int64_t split : {1, 16, 37}) expect_split_gradients(line, split);
             }

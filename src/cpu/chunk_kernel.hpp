@@ -1,4 +1,5 @@
 // ChunkKernel: walks the chunks of one sequence and a few heads, loads tiles, runs the algorithm pages, stores results.
+// over 400 lines: the walks of forward and backward share the states, where they are saved, and what is prefetched
 #pragma once
 
 #include "cpu/chunk_ops.hpp"

@@ -90,9 +90,8 @@ Counts counts_of(const ProblemLine& line, const CallTensors& shapes) {
     counts.pool_written = std::min(counts.pool, counts.states * slots);
     counts.gradients += 2 * counts.states + counts.terms + counts.few_terms + counts.underflow;
     counts.terms += counts.states + counts.underflow;
-    const bool few = reference::rests_on_few_sums(line);
-    if (line.direction != Direction::backward) counts.terms = few ? counts.outputs + counts.pool_written : 0;
-    if (line.direction == Direction::backward && few) counts.terms += counts.few_terms;
+    if (!reference::rests_on_few_sums(line)) return counts;
+    counts.terms += line.direction == Direction::backward ? counts.few_terms : counts.outputs + counts.pool_written;
     return counts;
 }
 

@@ -87,6 +87,59 @@ TEST(Solve, OverlappingKeysBackwardInF32) { expect_solved(":bwd", "f32"); }
 TEST(Solve, OverlappingKeysBackwardInBf16) { expect_solved(":bwd", "bf16"); }
 TEST(Solve, OverlappingKeysBackwardInF16) { expect_solved(":bwd", "f16"); }
 
+// Keys of few directions: the gradient of the state grows in all others, where no key erases it, and what keys read in it
+// is far below its roundings to bf16. 2000 tokens let it grow.
+void draw_few_directions(CallTensors& made, const ProblemLine& line, std::int64_t directions) {
+    const harness::Stream basis(line.seed, "basis");
+    std::vector<double> key(static_cast<std::size_t>(line.K)), kept;
+    for (const char* name : {"k", "p"}) {
+        if (!made.tensors.count(name)) continue;
+        const harness::Stream weights(line.seed, std::string("weights of ") + name);
+        harness::Tensor& tensor = made.tensors.at(name);
+        for (std::int64_t row = 0; row < tensor.numel() / line.K; ++row) {
+            double sum = 0;
+            for (std::int64_t c = 0; c < line.K; ++c) {
+                double value = 0;
+                for (std::int64_t i = 0; i < directions; ++i) {
+                    value += weights.normal(row * directions + i) * basis.normal((row % line.H * directions + i) * line.K + c);
+                }
+                // erase keys point about where k does
+                if (name[0] == 'p') value = made.tensors.at("k").get(row * line.K + c) + 0.05 * value;
+                key[static_cast<std::size_t>(c)] = value;
+                sum += value * value;
+            }
+            for (double& value : key) value *= 0.99 / std::sqrt(sum);
+            tensor.write(row * line.K, line.K, key.data());
+        }
+    }
+}
+
+void expect_right_with_few_directions(const std::string& text, std::int64_t directions) {
+    const ProblemLine line = line_of(text);
+    CallTensors made = harness::make_tensors(line);
+    draw_few_directions(made, line, directions);
+    const harness::Expected expected = harness::expect(made.call);
+    for (const std::string& name : accepting(line)) {
+        if (name.find("recurrent") != std::string::npos || name.find("generic") != std::string::npos) continue;  // slow
+        made.call.options.force = name.c_str();
+        ASSERT_TRUE(run(made.call).ok());
+        expect_within_bars(made.call, expected.outputs,
+                           text + " force=" + name + " keys of " + std::to_string(directions) + " directions", expected.terms);
+    }
+}
+
+TEST(Solve, KeysOfFewDirections) {
+    for (const std::string op : delta_operators) {
+        const std::string kept = op == "delta_rule" ? "" : " gates=zero", forgets = " gates=lasting forget=0.01";
+        const std::string sizes = " t2000 h8 k64 v32 threads=1";
+        for (const std::int64_t directions : {2, 8}) expect_right_with_few_directions(op + ":bwd bf16" + sizes + kept, directions);
+        if (!kept.empty()) expect_right_with_few_directions(op + ":bwd bf16" + sizes + forgets, 8);
+        expect_right_with_few_directions(op + ":bwd bf16 l2norm" + sizes + kept, 2);
+        expect_right_with_few_directions(op + ":bwd f32" + sizes + kept, 8);
+        expect_right_with_few_directions(op + ":fwd bf16" + sizes + kept, 8);
+    }
+}
+
 // The kernels of bf16 dot products take 64 keys and 32 values at least, and for gates' gradients 8 heads.
 TEST(Solve, OverlappingKeysInBf16DotProducts) {
     for (const std::string op : delta_operators) {

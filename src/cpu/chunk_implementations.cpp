@@ -87,6 +87,9 @@ class ChunkImplementation : public IsaImplementation {
         } else if (problem.direction == Direction::backward && (!problem.d_out.d_o.given() || few_gate_sums(problem))) {
             layout.args.state_dtype = DType::f32;
         }
+        // What keys of few directions read in the gradient of a state is far below it, and below its roundings.
+        const bool exact_adjoints = problem.rule == Rule::delta && !problem.wide;
+        layout.args.adjoint_dtype = exact_adjoints ? DType::f32 : layout.args.state_dtype;
         return layout;
     }
 
@@ -94,11 +97,13 @@ class ChunkImplementation : public IsaImplementation {
     static void take_saved(const Problem& problem, Carver& carver, KernelArgs& args, std::int64_t count, bool adjoints) {
         const std::int64_t K = round_up_16(problem.K), V = round_up_16(problem.V);
         args.saved_states = static_cast<char*>(carver.take("saved states", args.state_dtype, {count, K, V}));
-        if (adjoints) args.saved_adjoints = static_cast<char*>(carver.take("saved adjoints", args.state_dtype, {count, K, V}));
+        if (adjoints) args.saved_adjoints = static_cast<char*>(carver.take("saved adjoints", args.adjoint_dtype, {count, K, V}));
         // f16 spans 2^-14 to 2^15; a state may lie anywhere.
         if (args.state_dtype == DType::f16) {
             args.state_scales = static_cast<float*>(carver.take("saved scales", DType::f32, {count}));
-            if (adjoints) args.adjoint_scales = static_cast<float*>(carver.take("saved adjoint scales", DType::f32, {count}));
+        }
+        if (adjoints && args.adjoint_dtype == DType::f16) {
+            args.adjoint_scales = static_cast<float*>(carver.take("saved adjoint scales", DType::f32, {count}));
         }
         if (args.delta) {
             args.saved_residuals = carver.take("saved residuals and scores", problem.wide ? DType::f64 : DType::f32,
@@ -147,7 +152,7 @@ class ChunkImplementation : public IsaImplementation {
         const std::initializer_list<std::int64_t> shape = {l.first_chunk[problem.N], problem.HV, round_up_16(problem.K),
                                                            round_up_16(problem.V)};
         debug_stage("state", TensorView(l.args.saved_states, l.args.state_dtype, shape));
-        if (adjoints) debug_stage("D", TensorView(l.args.saved_adjoints, l.args.state_dtype, shape));
+        if (adjoints) debug_stage("D", TensorView(l.args.saved_adjoints, l.args.adjoint_dtype, shape));
     }
 
   private:

@@ -10,6 +10,7 @@ namespace headrace::cpu::inline HEADRACE_ISA {
 struct SavedStates {
     char* data;
     float* scales;  // [index] the power of two that a state was multiplied by, or null
+    DType dtype;
 };
 // Where the states of chunks are kept between the sweeps of a backward: chunk c of value head j of a task at
 // index first + c * per_chunk + j.
@@ -207,7 +208,7 @@ struct ChunkKernel {
         const auto place = [&](std::int64_t chunk, std::int64_t j) {
             const std::int64_t index = slot.index(chunk, j);
             State state = walking_state(j);
-            if (saved_in_place()) state = {saved_tile(slot.states, index)};
+            if (saved_in_place(slot.states)) state = {saved_tile(slot.states, index)};
             if (saved_as_operand()) state.packed.left = saved_operand(slot.states, index);
             if (saved_as_operand()) state.packed.left_row = value_columns / A::pack;
             return state;
@@ -220,7 +221,7 @@ struct ChunkKernel {
             const bool last_chunk = chunk + 1 == chunks(n);
             const ChunkRange range = range_of(n, chunk);
             for (std::int64_t j = 0; j < heads; ++j) {
-                if (!saved_in_place() && !saved_as_operand()) save(slot.states, slot.index(chunk, j), walking_state(j).tile);
+                if (!saved_in_place(slot.states) && !saved_as_operand()) save(slot.states, slot.index(chunk, j), walking_state(j).tile);
                 if (last_chunk && !delta) continue;
                 if (j == 0 || starts_group(head + j)) tokens.load_keys(range, (head + j) / args.group, false);
                 load_chunk(range, head + j, 0, args.V, roundings_of(states, j), delta);
@@ -231,7 +232,7 @@ struct ChunkKernel {
             }
         }
     }
-    bool saved_in_place() const { return size_of(args.state_dtype) == sizeof(T); }
+    static bool saved_in_place(SavedStates saved) { return size_of(saved.dtype) == sizeof(T); }
     bool saved_as_operand() const { return A::pack == 2 && args.state_dtype == DType::bf16; }
     Unit* saved_operand(SavedStates saved, std::int64_t index) const {
         return reinterpret_cast<Unit*>(saved.data) + index * key_columns * value_columns / A::pack;
@@ -248,7 +249,7 @@ struct ChunkKernel {
         tiles.l = tiles.residual.from(0, value_columns);
     }
     void save(SavedStates saved, std::int64_t index, Tile state) const {
-        const std::int64_t row_bytes = value_columns * static_cast<std::int64_t>(size_of(args.state_dtype));
+        const std::int64_t row_bytes = value_columns * static_cast<std::int64_t>(size_of(saved.dtype));
         char* target = saved.data + index * key_columns * row_bytes;
         T scale = 1;
         if (saved.scales != nullptr) {
@@ -261,16 +262,16 @@ struct ChunkKernel {
                 scale_rows(scaled, Tile{state.at(c)}, &scale, T(1), 1, value_columns);
                 row = scaled.data;
             }
-            store_row<T>(target, args.state_dtype, 1, row, value_columns);
+            store_row<T>(target, saved.dtype, 1, row, value_columns);
         }
     }
     // The saved state in place, or widened into `state`.
     Tile restore(Tile state, SavedStates saved, std::int64_t index) const {
-        const std::int64_t row_bytes = value_columns * static_cast<std::int64_t>(size_of(args.state_dtype));
-        if (saved_in_place()) return saved_tile(saved, index);
+        const std::int64_t row_bytes = value_columns * static_cast<std::int64_t>(size_of(saved.dtype));
+        if (saved_in_place(saved)) return saved_tile(saved, index);
         const char* source = saved.data + index * key_columns * row_bytes;
         for (int c = 0; c < key_columns; ++c) {
-            load_row<T>(state.at(c), source + c * row_bytes, args.state_dtype, 1, value_columns, value_columns);
+            load_row<T>(state.at(c), source + c * row_bytes, saved.dtype, 1, value_columns, value_columns);
         }
         if (saved.scales != nullptr) {
             const T inverse = T(1) / static_cast<T>(saved.scales[index]);

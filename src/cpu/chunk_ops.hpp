@@ -32,15 +32,13 @@ struct ChunkOps {
     };
 
     // What a read multiplies: the state in A, and as it is for reads in Small.
-    struct RightState {
-        Right<A> rounded{};
+    template <class Packed>
+    struct Operand {
+        Packed rounded{};
         Tile tile{};
     };
-
-    struct LeftState {
-        Left<A> rounded{};
-        Tile tile{};
-    };
+    using RightState = Operand<Right<A>>;
+    using LeftState = Operand<Left<A>>;
 
     static constexpr bool mixed = !std::is_same_v<A, Small>;
 

@@ -49,8 +49,8 @@ struct KernelArgs {
     bool gate_gradient;        // d_g or any sum below is wanted
     double *d_gamma, *d_rate, *d_bias;  // [N,HV], [N,HV], [N,HV] or [N,HV,K]: one sum per sequence and head, or null
 
-    // Saved by the forward sweep of a backward, element type `state_dtype` (f32, f64 or bf16/f16 for states)
-    DType state_dtype;
+    // Saved between the sweeps of a backward, in these types (f32, f64, bf16 or f16)
+    DType state_dtype, adjoint_dtype;
     char *saved_states, *saved_adjoints;  // one [K,V] per chunk of a slot
     float *state_scales, *adjoint_scales; // f16: a power of two that each was multiplied by; else null
     void* saved_residuals;                // tile type, [C,V + C] per chunk of a slot: residuals of the delta rule beside l

@@ -31,11 +31,15 @@ struct ChunkEntry {
     }
     // `first`: index of the slot's first saved state; per chunk the slot holds the heads of a task, or all heads.
     static SavedSlot thread_slot(const KernelArgs& args, std::int64_t first) {
-        return {{args.saved_states, args.state_scales}, {args.saved_adjoints, args.adjoint_scales}, args.saved_residuals, first,
+        return {{args.saved_states, args.state_scales, args.state_dtype},
+                {args.saved_adjoints, args.adjoint_scales, args.adjoint_dtype},
+                args.saved_residuals, first,
                 args.walk * args.group};
     }
     static SavedSlot shared_slot(const KernelArgs& args, std::int64_t first) {
-        return {{args.saved_states, args.state_scales}, {args.saved_adjoints, args.adjoint_scales}, args.saved_residuals, first,
+        return {{args.saved_states, args.state_scales, args.state_dtype},
+                {args.saved_adjoints, args.adjoint_scales, args.adjoint_dtype},
+                args.saved_residuals, first,
                 args.HV};
     }
     static void one_pass(const KernelArgs& args, std::int64_t n, std::int64_t key_head, std::int64_t first, void* scratch) {

@@ -45,7 +45,7 @@ def _gate_parameter(name: str, x: Maybe, g: Maybe, q: Tensor, v: Tensor, gate: s
         raise TypeError(f"{name}: expected a floating dtype, got {x.dtype}")
     channels = q.shape[-1] if name == "dt_bias" and g is not None and g.dim() == 4 else 0
     check_gate_parameter(name, x.shape, v.shape[2], channels)
-    return x if x.dim() == 1 else x.reshape(-1)
+    return x if x.dim() == 1 else x.reshape(x.numel())
 
 
 def _offsets(cu_seqlens: Maybe, cu_seqlens_cpu: Maybe, device: torch.device) -> Maybe:

@@ -114,6 +114,12 @@ def test_values_and_gradients(name):
 
 # ---- lightning attention ----
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_context_of_several_processes_is_refused(name):
+    with pytest.raises(ValueError, match="cp_context: expected None"):
+        make(name)(torch.randn(1, 5, HIDDEN), cp_context=object())
+
+
 def test_lightning_gates():
     """The largest log decays of published models, and the layers at both ends of each convention."""
     for num_heads, num_layers, largest in ((16, 20, 0.744), (32, 32, 0.868), (64, 80, 0.929)):

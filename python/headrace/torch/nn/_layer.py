@@ -58,9 +58,11 @@ class Layer(nn.Module):
         hidden_states: [B, T, hidden_size]. attention_mask [B, S >= T]: 0 is padding, on either side or in between; it
         leaves the states alone and its outputs are zero. past_key_values: a Cache, from which the states come; with
         use_cache the states after hidden_states go there. kwargs: cu_seqlens [N + 1] of a ragged batch (B = 1), which
-        goes before the mask, and position_embeddings (LightningAttention); others are ignored. There are no attention
-        weights to output.
+        goes before the mask, and position_embeddings (LightningAttention); cp_context is refused, others are ignored.
+        There are no attention weights to output.
         """
+        if kwargs.get("cp_context") is not None:
+            raise ValueError("cp_context: expected None, got a context: sequences are not split over processes")
         if output_attentions is not None:
             flag("output_attentions", output_attentions)
         B, T, _ = hidden_states.shape

@@ -297,17 +297,9 @@ struct ChannelGate {
 
     // A token's own pair decays by nothing; it stays in fp32 also for bf16.
     void own_scores(Tile<T> P, const ScoreRows<T>& in) const {
-        constexpr int n = lanes<T>;
-        for (int i = 0; i < rows; i += n) {
-            reg<T> dots[n];
-            for (int lane = 0; lane < n; ++lane) {
-                const T *q = in.q.rows.at(i + lane), *k = in.k.rows.at(i + lane);
-                dots[lane] = load<T>(q) * load<T>(k);
-                for (int c = n; c < columns; c += n) dots[lane] = fma(load<T>(q + c), load<T>(k + c), dots[lane]);
-            }
-            const reg<T> own = sum_each<T>(dots) * in.scale;
-            for (int lane = 0; lane < n; ++lane) P.at(i + lane)[i + lane] = own[lane];
-        }
+        T* const own = panel_keys;
+        row_dots(own, in.q.rows, in.k.rows, rows, columns);
+        for (int i = 0; i < rows; ++i) P.at(i)[i] = own[i] * in.scale;
     }
 };
 

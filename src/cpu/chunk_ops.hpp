@@ -67,8 +67,8 @@ struct ChunkOps {
     void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward, bool delta, bool gate_gradient) {
         K = key_columns;
         V = value_columns;
-        if (mixed) roundings.carve(arena, K);
-        if (mixed && backward) gradient_roundings.carve(arena, K);
+        if (mixed) roundings.carve(arena, chunk, K);
+        if (mixed && backward) gradient_roundings.carve(arena, chunk, K);
         coarse_scores = backward && mixed;
         lasting = static_cast<T>(__builtin_exp(-0.008 * chunk));
         gate.carve(arena, chunk, K, gate_gradient);
@@ -94,7 +94,7 @@ struct ChunkOps {
         gate.prepare(log_decay, length, rows, scores);
         fine = fine_read = fine_write = false;
         if (mixed && estimate != nullptr) {
-            roundings.begin_chunk(estimate, gate, in.beta, in.k, in.e, length);
+            roundings.begin_chunk(estimate, gate, in.beta, in.k, in.e, length, rows);
             fine_read = roundings.fine;
             // A state that hardly forgets keeps the roundings of many writes: those of decayed keys, and where a token reflects it
             // instead of erasing, any.

@@ -17,12 +17,15 @@ struct GradientRoundings {
     // With random keys the quotients are 3 to 7 and about 1. Errors grow as their roots: at these limits they are 0.8 of the bar.
     static constexpr T most_of_y = T(10), most_of_keys = T(5);
 
-    int columns = 0;                  // key channels
-    T *state_energy = nullptr, *written = nullptr;  // [K] spare
+    int columns = 0;            // key channels
+    T* state_energy = nullptr;  // [K] |D_c|^2
+    T *of_d = nullptr, *of_d_o = nullptr, *of_z = nullptr, *of_P = nullptr;  // [C] |d_i|^2, |d_o_i|^2, |z_i|^2, |P_i|^2
+    T* spare = nullptr;         // [C]
 
-    void carve(Arena& arena, int key_columns) {
+    void carve(Arena& arena, int chunk, int key_columns) {
         columns = key_columns;
-        for (T** vector : {&state_energy, &written}) *vector = arena.take<T>(static_cast<std::size_t>(columns));
+        state_energy = arena.take<T>(static_cast<std::size_t>(columns));
+        for (T** vector : {&of_d, &of_d_o, &of_z, &of_P, &spare}) *vector = arena.take<T>(static_cast<std::size_t>(chunk));
     }
 
     // After chunk_gradients; d_q and d_e empty where not wanted.
@@ -30,32 +33,37 @@ struct GradientRoundings {
     bool exceed(const Gate& gate, KeyRows<T> k, Tile<T> D, Tile<T> P, Tile<T> d, Tile<T> d_o, Tile<T> y, Tile<T> z, Tile<T> d_q,
                 Tile<T> d_e, T scale, int rows, int V) const {
         constexpr T keys_rounded = Gate::per_channel ? 2 : 1, scores_rounded = Gate::per_channel ? 2 : 3;
-        for (int c = 0; c < columns; ++c) state_energy[c] = row_dot(D, D, c, V);
-        fill(Tile<T>{written}, T(0), 1, columns);
-        reg<T> read = {};
-        T scored = 0, of_queries = 0, of_erases = 0;
-        for (int i = 0; i < rows; ++i) {
-            const T norm = k.norm != nullptr ? k.norm[i] : T(1), d_i = row_dot(d, d, i, V), d_o_i = row_dot(d_o, d_o, i, V);
-            reg<T> all = {};
-            for_each(Tile<T>{written}, 1, columns, [&](int, int c) {
-                const reg<T> key = load<T>(k.rows.at(i) + c) * norm, kept = key * gate.decay_to_end(i, c), a = gate.decay_of(i, c);
-                read = fma(kept * kept, load<T>(state_energy + c), read);
-                const reg<T> now = fma(a * a, load<T>(written + c), key * key * d_i);
-                all += now;
-                return now;
-            });
-            scored += d_o_i * row_dot(P, P, i, rows);
-            of_queries += d_o_i * sum<T>(all);
-            of_erases += row_dot(z, z, i, V) * sum<T>(all);
+        row_dots(state_energy, D, D, columns, V);
+        row_dots(of_d, d, d, rows, V);
+        row_dots(of_d_o, d_o, d_o, rows, V);
+        row_dots(of_z, z, z, rows, V);
+        row_dots(of_P, P, P, rows, rows);
+        reg<T> read = {}, for_q = {}, for_e = {};
+        for (int c = 0; c < columns; c += lanes<T>) {
+            const reg<T> D_c = load<T>(state_energy + c);
+            reg<T> written = {};
+            for (int i = 0; i < rows; ++i) {
+                const reg<T> key = load<T>(k.rows.at(i) + c) * (k.norm != nullptr ? k.norm[i] : T(1)), energy = key * key;
+                const reg<T> to_end = gate.decay_to_end(i, c), a = gate.decay_of(i, c);
+                read = fma(energy * D_c, to_end * to_end, read);
+                written = fma(written, a * a, energy * of_d[i]);
+                for_q = fma(written, broadcast<T>(of_d_o[i]), for_q);
+                for_e = fma(written, broadcast<T>(of_z[i]), for_e);
+            }
         }
-        const auto above = [&](T roundings, Tile<T> gradient, int width, T most) {
-            T energy = 0;
-            for (int i = 0; i < rows; ++i) energy += row_dot(gradient, gradient, i, width);
-            return roundings > most * energy;
-        };
-        return above(keys_rounded * sum<T>(read) + 2 * scored, y, V, most_of_y) ||
-               (d_q && above(scores_rounded / V * scale * scale * of_queries, d_q, columns, most_of_keys)) ||
-               (d_e && above(scores_rounded / V * of_erases, d_e, columns, most_of_keys));
+        T scored = 0;
+        for (int i = 0; i < rows; ++i) scored += of_d_o[i] * of_P[i];
+        const T of_scores = scores_rounded / static_cast<T>(V);
+        return above(keys_rounded * sum<T>(read) + 2 * scored, y, rows, V, most_of_y) ||
+               above(of_scores * scale * scale * sum<T>(for_q), d_q, rows, columns, most_of_keys) ||
+               above(of_scores * sum<T>(for_e), d_e, rows, columns, most_of_keys);
+    }
+
+  private:
+    bool above(T roundings, Tile<T> gradient, int rows, int width, T most) const {
+        if (!gradient) return false;
+        row_dots(spare, gradient, gradient, rows, width);
+        return roundings > most * sum_of(spare, rows);
     }
 };
 

@@ -27,60 +27,78 @@ struct StateRoundings {
     static std::int64_t elements(int key_columns) { return key_columns + 16; }
     static T& refined(T* estimate, int key_columns) { return estimate[key_columns + 1]; }
 
-    // From the estimate of the state that enters a chunk to that of the state that leaves it.
-    template <class Gate>
-    void begin_chunk(T* estimate, const Gate& gate, const T* beta, KeyRows<T> k, KeyRows<T> e, int length) {
-        fine = mean(estimate) + estimate[columns] > limit;
-        reflects = false;
-        const T share = share_of_a_channel(k.rows, length);
-        T kept = 1;
-        fill(added, T(0), 1, columns);
-        for (int i = 0; i < length; ++i) {
-            const T k_norm = k.norm != nullptr ? k.norm[i] : T(1), e_norm = e.norm != nullptr ? e.norm[i] : T(1);
-            const bool one_key = e.rows == k.rows;
-            const T k_k = row_dot(k.rows, k.rows, i, columns) * k_norm * k_norm;
-            const T e_e = one_key ? k_k : row_dot(e.rows, e.rows, i, columns) * e_norm * e_norm;
-            const T k_e = one_key ? k_k : row_dot(k.rows, e.rows, i, columns) * k_norm * e_norm;
-            const T written = beta[i] * beta[i] * k_k * e_e, left = 1 - (2 * beta[i] * k_e - written) * share;
-            kept *= left < 1 ? left : T(1);
-            reflects |= beta[i] * k_e > 1;
-            const reg<T> adds = broadcast<T>(written * share < most ? written * share : most);
-            for_each(added, 1, columns, [&](int, int c) {
-                const reg<T> to_end = gate.decay_to_end(i, c);
-                return fma(adds * to_end, to_end, load<T>(added.data + c));
-            });
-        }
-        for_each(Tile<T>{estimate}, 1, columns, [&](int, int c) {
-            const reg<T> decay = load<T>(gate.high + c), passed = load<T>(estimate + c) * kept * decay * decay;
-            return fine ? passed : passed + load<T>(added.data + c);
-        });
-        estimate[columns] = mean(added.data);
+    void carve(Arena& arena, int chunk, int key_columns) {
+        columns = key_columns;
+        for (T** vector : {&k_k, &e_e, &k_e, &written}) *vector = arena.take<T>(static_cast<std::size_t>(chunk));
+        added = arena.take<T>(static_cast<std::size_t>(columns));
     }
 
-    void carve(Arena& arena, int key_columns) {
-        columns = key_columns;
-        added = arena.tile<T>(1, columns);
+    // From the estimate of the state that enters a chunk to that of the state that leaves it; rows of the chunk as padded.
+    template <class Gate>
+    void begin_chunk(T* estimate, const Gate& gate, const T* beta, KeyRows<T> k, KeyRows<T> e, int length, int rows) {
+        fine = mean(estimate) + estimate[columns] > limit;
+        weigh_tokens(beta, k, e, length, rows);
+        const T share = add_up(gate, k.rows, length);
+        T kept = 1;
+        for (int i = 0; i < length; ++i) {
+            const T left = 1 - (2 * beta[i] * k_e[i] - written[i]) * share;
+            kept *= left < 1 ? left : T(1);
+        }
+        for (int c = 0; c < columns; c += lanes<T>) {
+            const reg<T> decay = load<T>(gate.high + c), passed = load<T>(estimate + c) * kept * decay * decay;
+            store<T>(estimate + c, fine ? passed : passed + load<T>(added + c));
+        }
+        estimate[columns] = mean(added);
     }
 
   private:
-    Tile<T> added;  // [1,K] by a chunk, if it reads in bf16
+    T *k_k = nullptr, *e_e = nullptr, *k_e = nullptr;  // [C] |k|^2, |e|^2, k.e
+    T* written = nullptr;                              // [C] beta^2 |k|^2 |e|^2
+    T* added = nullptr;                                // [K] by a chunk, if it reads in bf16
 
-    T mean(const T* estimate) const {
-        reg<T> total = {};
-        for (int c = 0; c < columns; c += lanes<T>) total += load<T>(estimate + c);
-        return sum<T>(total) / static_cast<T>(columns);
+    T mean(const T* values) const { return sum_of(values, columns) / static_cast<T>(columns); }
+    void weigh_tokens(const T* beta, KeyRows<T> k, KeyRows<T> e, int length, int rows) {
+        const bool one_key = e.rows == k.rows;
+        row_dots(k_k, k.rows, k.rows, rows, columns);
+        if (!one_key) row_dots(e_e, e.rows, e.rows, rows, columns);
+        if (!one_key) row_dots(k_e, k.rows, e.rows, rows, columns);
+        reflects = false;
+        for (int i = 0; i < length; ++i) {
+            const T k_norm = k.norm != nullptr ? k.norm[i] : T(1), e_norm = e.norm != nullptr ? e.norm[i] : T(1);
+            const T energy = k_k[i] * k_norm * k_norm;
+            k_e[i] = one_key ? energy : k_e[i] * k_norm * e_norm;
+            written[i] = beta[i] * beta[i] * energy * (one_key ? energy : e_e[i] * e_norm * e_norm);
+            reflects |= beta[i] * k_e[i] > 1;
+        }
     }
-    // 1 / m: of energies u of the channels, sum u^2 / (sum u)^2.
-    T share_of_a_channel(Tile<T> k, int length) const {
+    // `added`, and 1 / m: of energies u of the channels, sum u^2 / (sum u)^2.
+    template <class Gate>
+    T add_up(const Gate& gate, Tile<T> k, int length) {
         reg<T> all = {}, squares = {};
+        T same = 0;  // of all channels
+        if constexpr (!Gate::per_channel) {
+            for (int i = 0; i < length; ++i) same += written[i] * gate.end[i] * gate.end[i];
+        }
         for (int c = 0; c < columns; c += lanes<T>) {
-            reg<T> energy = {};
-            for (int i = 0; i < length; ++i) energy = fma(load<T>(k.at(i) + c), load<T>(k.at(i) + c), energy);
+            reg<T> energy = {}, total = broadcast<T>(same);
+            for (int i = 0; i < length; ++i) {
+                const reg<T> key = load<T>(k.at(i) + c);
+                energy = fma(key, key, energy);
+                if constexpr (Gate::per_channel) {
+                    const reg<T> to_end = gate.decay_to_end(i, c);
+                    total = fma(to_end * to_end, broadcast<T>(written[i]), total);
+                }
+            }
             all += energy;
             squares = fma(energy, energy, squares);
+            store<T>(added + c, total);
         }
-        const T total = sum<T>(all);
-        return total > 0 ? sum<T>(squares) / (total * total) : T(0);
+        const T energy = sum<T>(all), share = energy > 0 ? sum<T>(squares) / (energy * energy) : T(0);
+        for (int c = 0; c < columns; c += lanes<T>) {
+            const reg<T> total = load<T>(added + c) * share, bound = broadcast<T>(most);
+            store<T>(added + c, total < bound ? total : bound);
+        }
+        return share;
     }
 };
 

@@ -89,6 +89,27 @@ T row_dot(Tile<T> a, Tile<T> b, int i, int columns) {
     return sum<T>(total);
 }
 
+// dst[i] = sum_j a[i,j] b[i,j]; rows a multiple of 16
+template <class T>
+void row_dots(T* dst, Tile<T> a, Tile<T> b, int rows, int columns) {
+    constexpr int n = lanes<T>;
+    for (int i = 0; i < rows; i += n) {
+        reg<T> dots[n];
+        for (int lane = 0; lane < n; ++lane) dots[lane] = load<T>(a.at(i + lane)) * load<T>(b.at(i + lane));
+        for (int j = n; j < columns; j += n) {
+            for (int lane = 0; lane < n; ++lane) dots[lane] = fma(load<T>(a.at(i + lane) + j), load<T>(b.at(i + lane) + j), dots[lane]);
+        }
+        store<T>(dst + i, sum_each<T>(dots));
+    }
+}
+
+template <class T>
+T sum_of(const T* values, int count) {
+    reg<T> total = {};
+    for (int i = 0; i < count; i += lanes<T>) total += load<T>(values + i);
+    return sum<T>(total);
+}
+
 // The largest magnitude in a; 0 if all is NaN.
 template <class T>
 T largest(Tile<T> a, int rows, int columns) {

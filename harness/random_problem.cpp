@@ -119,10 +119,12 @@ void draw_lasting(Drawing& draw, ProblemLine& line) {
     if (has_channel(line.gate)) line.share = draw.pick({1.0, 1.0, 0.5, 0.2, 0.05});
 }
 
-// Up to 2, as values and as logits. Comba erases from the undecayed state with a key of its own: above 1 its states grow.
+// Up to 2, as values and as logits. With few channels a beta of 1 leaves of a state what rounding errors are, in the
+// oracle too: 1 - sigmoid(30) is 9e-14. Comba erases from the undecayed state with a key of its own: above 1 its states grow.
 void draw_beta(Drawing& draw, ProblemLine& line) {
     line.beta_form = static_cast<int>(draw.pick<std::int64_t>({0, 0, 1, 2}));
-    if (!draw.chance(30)) return;
+    constexpr std::int64_t channels_enough = 16;
+    if (line.K < channels_enough || !draw.chance(30)) return;
     const double most = line.beta_form == 1 || line.op == Operator::comba ? 1 : 2;
     line.betas = Range{most * draw.pick({0.0, 0.5, 0.9, 1.0}), most};
 }

@@ -15,8 +15,8 @@
 namespace headrace::cpu::inline HEADRACE_ISA {
 
 // A: arithmetic of all products but those of Small: an output's product with its read scores, under channel gates the erase
-// scores and an output's read scores, and writes into states that hardly forget. The delta rule keeps these in fp32 where A is
-// bf16 (docs/decisions/003).
+// scores and an output's read scores, and what the numbers of a chunk ask for (fine_write, fine_read, fine). The delta rule keeps
+// these in fp32 where A is bf16 (docs/decisions/003).
 template <class A, class Small, class GateType>
 struct ChunkOps {
     using T = typename A::real;

@@ -152,7 +152,7 @@ inline void expect_right_call(const CallTensors& made, const std::string& what) 
     const harness::Expected expected = harness::expect(made.call);
     const Status status = run(made.call);
     ASSERT_TRUE(status.ok()) << what << ": " << status.message();
-    expect_within_bars(made.call, expected.outputs, what);
+    expect_within_bars(made.call, expected.outputs, what, expected.terms);
 }
 
 inline std::vector<PlanEntry> plan_of(const Call& call) {
@@ -179,6 +179,25 @@ inline std::size_t workspace_bytes(const Call& call) {
 }
 inline std::size_t workspace_bytes(const ProblemLine& line) { return workspace_bytes(harness::make_shapes(line).call); }
 
+// A forward or backward through each of the implementations, against the oracle's bars; no write outside tensors.
+inline void expect_right_by_each(CallTensors& made, const std::vector<std::string>& names, const std::string& what) {
+    const harness::Expected expected = harness::expect(made.call);
+    std::vector<harness::Tensor*> outputs;
+    for (const harness::NamedView& output : harness::output_views(made.call)) {
+        outputs.push_back(&made.tensors.at(output.name));
+    }
+    EXPECT_FALSE(names.empty()) << "nothing serves " << what;
+    for (const std::string& name : names) {
+        for (harness::Tensor* output : outputs) output->fill(std::numeric_limits<double>::quiet_NaN());
+        made.call.options.force = name.c_str();
+        Bytes workspace(workspace_bytes(made.call), 0xff);
+        const Status status = run(made.call, {workspace.data(), workspace.size()});
+        ASSERT_TRUE(status.ok()) << what << " force=" << name << ": " << status.message();
+        expect_within_bars(made.call, expected.outputs, what + " force=" + name, expected.terms);
+    }
+    for (const auto& [name, tensor] : made.tensors) EXPECT_TRUE(tensor.guards_intact()) << what << ": " << name;
+}
+
 // Within the bars in every implementation that can serve it, each with a NaN-filled workspace of the size it asks for;
 // the oracle is asked once. On one thread where the line does not say: these problems are small, and N7 covers threads.
 inline void expect_right_everywhere(const std::string& text) {
@@ -189,22 +208,7 @@ inline void expect_right_everywhere(const std::string& text) {
         return;
     }
     CallTensors made = harness::make_tensors(line);
-    const harness::Expected expected = harness::expect(made.call);
-    std::vector<harness::Tensor*> outputs;
-    for (const harness::NamedView& output : harness::output_views(made.call)) {
-        outputs.push_back(&made.tensors.at(output.name));
-    }
-    const std::vector<std::string> names = accepting(line);
-    EXPECT_FALSE(names.empty()) << "nothing serves " << text;
-    for (const std::string& name : names) {
-        for (harness::Tensor* output : outputs) output->fill(std::numeric_limits<double>::quiet_NaN());
-        made.call.options.force = name.c_str();
-        Bytes workspace(workspace_bytes(made.call), 0xff);
-        const Status status = run(made.call, {workspace.data(), workspace.size()});
-        ASSERT_TRUE(status.ok()) << text << " force=" << name << ": " << status.message();
-        expect_within_bars(made.call, expected.outputs, text + " force=" + name);
-    }
-    for (const auto& [name, tensor] : made.tensors) EXPECT_TRUE(tensor.guards_intact()) << text << ": " << name;
+    expect_right_by_each(made, accepting(line), text);
 }
 
 // Tokens [begin, end) of a view whose dimension 1 is time; not given stays so.

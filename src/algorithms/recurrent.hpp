@@ -3,14 +3,16 @@
 
 namespace headrace::algorithms {
 
-// One token; every pointer is a row vector. decay = e^{g} per key channel, with what its rounding left; value_decay =
-// e^{gv} per value channel or null; beta per value channel. Comba's error is taken before the decay.
+// One token; every pointer is a row vector. decay = e^{g} per key channel and value_decay = e^{gv} per value channel (or
+// null), each also as whole + part, whole 0 or 1
+// (a sum with both rounds once); beta per value channel. Comba's error is taken before the decay.
 template <class T>
 struct Token {
     const T *q, *k, *e;                  // [K]
     T q_dot_k;
-    const T *decay, *decay_rest;         // [K]
-    const T *v, *beta, *value_decay;     // [V]
+    const T *decay, *decay_whole, *decay_part;        // [K]
+    const T *v, *beta;                   // [V]
+    const T *value_decay, *value_whole, *value_part;  // [V]
     T scale;
     bool undecayed_error;
 };
@@ -42,7 +44,7 @@ void token_forward(Ops& ops, T* o, typename Ops::Tile S, const Token<T>& token, 
     }
     ops.multiply_values(spare.read, spare.read, token.value_decay);
     ops.combine(o, token.scale, spare.read, token.q_dot_k, spare.d);
-    ops.decay_and_write(S, token.decay, token.decay_rest, token.value_decay, token.k, spare.d);
+    ops.decay_and_write(S, token, spare.d);
 }
 
 template <class T>
@@ -57,7 +59,9 @@ struct TokenGradients {
 //     D += scale q d_o^T      z = beta y = d_v      d_beta = y error
 //     e against S': d_e = -S' z, D' = D - e z^T; D <- decayed D'      against S: d_e = -S z, D <- decayed D - e z^T
 //     d_decay = rowsum(D' * S')      d_value_decay = colsum(D' * S')
-// A token's own part is written out, by inner products in double: with one token and no states, everything rests on it.
+// The sum and the decay of D are one rounding: a decay of less than half a unit in the last place, rounded alone, would be
+// lost every time. A token's own part is written out, by inner products in double: with one token and no states, everything
+// rests on it.
 template <bool delta, class Ops, class T>
 void token_backward(Ops& ops, const TokenGradients<T>& gradients, typename Ops::Tile D, typename Ops::Tile S_before,
                     const Token<T>& token, const T* d_o, const TokenSpare<T>& spare) {
@@ -83,7 +87,6 @@ void token_backward(Ops& ops, const TokenGradients<T>& gradients, typename Ops::
     T* y = spare.read;
     ops.read(y, D, token.k);
     ops.combine(y, T(1), y, token.scale * token.q_dot_k, d_o);
-    ops.add_outer(D, token.scale, token.q, d_o);
     ops.copy_values(gradients.d_v, y);
     if constexpr (delta) {
         ops.multiply_values(gradients.d_beta, y, spare.error);
@@ -91,9 +94,7 @@ void token_backward(Ops& ops, const TokenGradients<T>& gradients, typename Ops::
     }
     const T* z = gradients.d_v;
     const bool error_after_decay = delta && !token.undecayed_error;
-    if (error_after_decay) ops.add_outer(D, T(-1), token.e, z);
-    ops.decay_backward(D, gradients.d_decay, gradients.d_value_decay, error_after_decay ? gradients.d_e : nullptr, S_before,
-                       token.decay, token.value_decay, z);
+    ops.decay_and_write_adjoint(D, S_before, token, d_o, error_after_decay ? z : nullptr, gradients);
     if (delta && token.undecayed_error) {
         ops.rows_times(gradients.d_e, T(-1), S_before, z);
         ops.add_outer(D, T(-1), token.e, z);

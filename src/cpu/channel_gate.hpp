@@ -19,7 +19,7 @@ struct ChannelGate {
     int rows = 0, length = 0, columns = 0;
     Tile<T> decay;            // [C,K] e^{g}, in the place of g
     Tile<T> start, end;       // [C,K] e^{G_i}; e^{G_L - G_i}
-    T *high = nullptr, *low = nullptr;  // [K] e^{G_L} and its rounding error
+    T *through_decay = nullptr, *whole = nullptr, *part = nullptr;  // [K] e^{G_L}, see store_decay
     Tile<T> since, growth;    // [C,K] e^{G_i - G_a}, a the anchor of row i (see since_of); its reciprocal
     Tile<T> later_reach;      // [C,K] reach() of blocks but the first
     Tile<T> decayed_q, decayed_e;  // [C,K] scale q_i e^{G_i}; e_i e^{G_i}
@@ -44,7 +44,7 @@ struct ChannelGate {
         for (Tile<T>* tile : {&gradient_start, &gradient_end, &gradient_inside}) {
             if (gradient) *tile = arena.tile<T>(chunk, columns);
         }
-        for (T** vector : {&high, &low, &through}) *vector = arena.take<T>(static_cast<std::size_t>(key_columns));
+        for (T** vector : {&through_decay, &whole, &part, &through}) *vector = arena.take<T>(static_cast<std::size_t>(key_columns));
         panel_keys = arena.take<T>(static_cast<std::size_t>(chunk * ChannelPairs<T, 1>::keys_row));
         anchors = arena.take<int>(static_cast<std::size_t>(chunk) + 1);
         minus_one = arena.take<T>(static_cast<std::size_t>(chunk));
@@ -75,12 +75,12 @@ struct ChannelGate {
     // e^{G_L - G_i} of the channels from c on
     reg<T> decay_to_end(int i, int c) const { return load<T>(end.at(i) + c); }
     reg<T> decay_of(int i, int c) const { return load<T>(decay.at(i) + c); }
-    Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }
+    Start<T> decay_state() const { return {Start<T>::decayed, through_decay, whole, part}; }
     // Whether channels that decay by no more than `least_decay` keep what bf16 rounds of a write, decayed keys among it: a
     // quarter of the channels, or if tokens reflect the state any.
     bool keeps(T least_decay, bool reflects) const {
         int count = 0;
-        for (int c = 0; c < columns; ++c) count += high[c] >= least_decay;
+        for (int c = 0; c < columns; ++c) count += through_decay[c] >= least_decay;
         return reflects ? count > 0 : 4 * count >= columns;
     }
 
@@ -159,7 +159,7 @@ struct ChannelGate {
     void add_from_start(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_start, x.rows, d_x); }
     void add_from_start_before(KeyRows<T> x, Tile<T> d_x) { add_product(gradient_start, x.rows, d_x); }
     void add_through(const T* state_dots) {
-        for (int c = 0; c < columns; ++c) through[c] += state_dots[c] * high[c];
+        for (int c = 0; c < columns; ++c) through[c] += state_dots[c] * through_decay[c];
     }
     void finish_gradient(Tile<T> gradient, bool) {
         for (int c = 0; c < columns; c += lanes<T>) {
@@ -179,14 +179,15 @@ struct ChannelGate {
     // Factors of a block lie between least and 1 / least: half of fp32's exponents, so that rows may take the other half.
     static constexpr T least = T(0x1p-64);
 
-    // high + low = e^{G_L}
     void sum_up(Tile<T> log_decay) {
         if constexpr (A::pack == 2) {  // the products round more than these sums
             for (int c = 0; c < columns; c += lanes<T>) {
                 reg<T> total = {};
                 for (int i = 0; i < length; ++i) total += load<T>(log_decay.at(i) + c);
-                store<T>(high + c, exp<T>(total));
-                store<T>(low + c, reg<T>{});
+                const reg<T> all = exp<T>(total), one = all >= broadcast<T>(T(0.5)) ? broadcast<T>(1) : reg<T>{};
+                store<T>(through_decay + c, all);
+                store<T>(whole + c, one);
+                store<T>(part + c, all - one);
             }
             return;
         }
@@ -194,7 +195,7 @@ struct ChannelGate {
         for (int c = 0; c < columns; c += lanes<double>) {
             reg<double> total = {};
             for (int i = 0; i < length; ++i) total += widen(log_decay.at(i) + c);
-            store_split(high + c, low + c, exp<double>(total));
+            store_decay(through_decay + c, whole + c, part + c, exp<double>(total));
         }
     }
     void decay_row(int i) {

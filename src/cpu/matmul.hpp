@@ -93,9 +93,10 @@ struct Copies {
 // What the sums are added to.
 template <class T>
 struct Start {
-    enum Kind { zero, add, decayed } kind = zero;  // 0; source; source * (high + low) row by row
-    const T* high = nullptr;                        // [M]
-    const T* low = nullptr;                         // [M] what rounding left of the factor
+    enum Kind { zero, add, decayed } kind = zero;  // 0; source; source * (whole + part) row by row, added last
+    const T* decay = nullptr;                       // [M] the same as one number: what bf16, which rounds more, multiplies by
+    const T* whole = nullptr;                       // [M]
+    const T* part = nullptr;                        // [M]
     const T* factor = nullptr;                      // [M] multiplies the sums of each row, or null
     const T* source = nullptr;                      // [M,N], rows source_row apart; null: dst
     long source_row = 0;
@@ -111,19 +112,13 @@ HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a
     const long source_row = start.source != nullptr ? start.source_row : dst_row;
     reg<T> sums[rows][columns];
     const auto each = [](const auto& body) __attribute__((always_inline)) { unroll<rows, columns>(body); };
+    const auto source_at = [&](int i, int j) __attribute__((always_inline)) { return load<T>(source + i * source_row + j * n); };
     // sums[i][j] = made(i, j, what it begins with)
     const auto begin_with = [&](const auto& made) __attribute__((always_inline)) {
-        const auto source_at = [&](int i, int j) __attribute__((always_inline)) { return load<T>(source + i * source_row + j * n); };
-        if (start.kind == Start<T>::zero) {
-            each([&](auto i, auto j) __attribute__((always_inline)) { sums[i][j] = made(i, j, reg<T>{}); });
-        } else if (start.kind == Start<T>::add) {
+        if (start.kind == Start<T>::add) {
             each([&](auto i, auto j) __attribute__((always_inline)) { sums[i][j] = made(i, j, source_at(i, j)); });
         } else {
-            each([&](auto i, auto j) __attribute__((always_inline)) {
-                const reg<T> whole = source_at(i, j), decayed = whole * broadcast<T>(start.high[first_row + i]);
-                // bf16 rounds more
-                sums[i][j] = made(i, j, A::pack == 2 ? decayed : fma(whole, broadcast<T>(start.low[first_row + i]), decayed));
-            });
+            each([&](auto i, auto j) __attribute__((always_inline)) { sums[i][j] = made(i, j, reg<T>{}); });
         }
     };
     const auto add = [&]<class B>(const Left<B>& left, const Right<B>& right, int begin, int end) __attribute__((always_inline)) {
@@ -146,6 +141,19 @@ HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a
         });
     }
     if constexpr (!std::is_same_v<Other, Alone>) add(other.a, other.b, 0, other.units);
+    if (start.kind == Start<T>::decayed) {
+        // Last, so that the sum rounds once: a decay by less than half a unit in the last place, rounded alone, would be lost
+        // every time.
+        each([&](auto i, auto j) __attribute__((always_inline)) {
+            const reg<T> before = source_at(i, j);
+            if constexpr (A::pack == 2) {
+                sums[i][j] = fma(before, broadcast<T>(start.decay[first_row + i]), sums[i][j]);
+            } else {
+                sums[i][j] = fma(before, broadcast<T>(start.part[first_row + i]), sums[i][j]);
+                sums[i][j] = fma(before, broadcast<T>(start.whole[first_row + i]), sums[i][j]);
+            }
+        });
+    }
     each([&](auto i, auto j) __attribute__((always_inline)) { store<T>(dst + i * dst_row + j * n, sums[i][j]); });
     if constexpr (A::pack == 2) {
         if (copies.right != nullptr) {

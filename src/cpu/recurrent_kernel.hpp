@@ -16,8 +16,8 @@ struct RecurrentKernel {
     int key_columns, value_columns;
     TokenTiles<T> tokens;
     RecurrentOps<T> ops;
-    Tile S, o, value_decay, value_beta, value_slope;
-    T *decay, *decay_rest, *unit_q, *unit_k, *unit_e;
+    Tile S, o, value_decay, value_whole, value_part, value_beta, value_slope;
+    T *decay, *decay_whole, *decay_part, *unit_q, *unit_k, *unit_e;
     algorithms::TokenSpare<T> spare;
     // backward
     Tile D, d_o, d_decay, gate_gradient, d_q, d_k, d_e, d_q_sum, d_k_sum, d_e_sum, d_v, d_beta, d_value_decay;
@@ -38,9 +38,11 @@ struct RecurrentKernel {
         S = arena.tile<T>(key_columns, value_columns);
         o = values();
         value_decay = values();
+        value_whole = values();
+        value_part = values();
         value_beta = values();
         value_slope = values();
-        for (T** vector : {&decay, &decay_rest, &unit_q, &unit_k, &unit_e, &spare.decayed_q, &spare.decayed_e, &spare.read, &spare.error, &spare.d}) {
+        for (T** vector : {&decay, &decay_whole, &decay_part, &unit_q, &unit_k, &unit_e, &spare.decayed_q, &spare.decayed_e, &spare.read, &spare.error, &spare.d}) {
             *vector = row();
         }
         if (use == forward_only) return;
@@ -68,7 +70,12 @@ struct RecurrentKernel {
         tokens.load_head(range, head, first, values);
         if (args.gv.given) {
             load_tokens(value_decay, args.gv, range, head, first, values);
-            for_each(value_decay, range.length, value_columns, [&](int i, int j) { return exp<T>(load<T>(value_decay.at(i) + j)); });
+            for (int i = 0; i < range.length; ++i) {
+                for (int j = 0; j < value_columns; j += lanes<double>) {
+                    T* const decays = value_decay.at(i) + j;
+                    store_decay(decays, value_whole.at(i) + j, value_part.at(i) + j, exp<double>(widen(decays)));
+                }
+            }
         }
         if (!delta) return;
         if (args.elementwise_beta) load_tokens(value_beta, args.beta, range, head, first, values);
@@ -91,8 +98,8 @@ struct RecurrentKernel {
             k = unit_row(unit_k, k, tokens.k_norm[i]);
             e = args.undecayed_error ? unit_row(unit_e, e, tokens.e_norm[i]) : k;
         }
-        return {q, k, e, static_cast<T>(q_dot_k), decay, decay_rest, tokens.v.at(i), value_beta.at(i),
-                args.gv.given ? value_decay.at(i) : nullptr, static_cast<T>(args.scale), args.undecayed_error};
+        return {q, k, e, static_cast<T>(q_dot_k), decay, decay_whole, decay_part, tokens.v.at(i), value_beta.at(i),
+                args.gv.given ? value_decay.at(i) : nullptr, value_whole.at(i), value_part.at(i), static_cast<T>(args.scale), args.undecayed_error};
     }
     const T* unit_row(T* unit, const T* row, T norm) const {
         scale_rows(Tile{unit}, Tile{const_cast<T*>(row)}, &norm, T(1), 1, key_columns);
@@ -104,7 +111,7 @@ struct RecurrentKernel {
         if (!args.channel_gate) exact = exp<double>(broadcast(static_cast<double>(g[i])));
         for (int c = 0; c < key_columns; c += lanes<double>) {
             if (args.channel_gate) exact = exp<double>(widen(g + c));
-            store_split(decay + c, decay_rest + c, exact);
+            store_decay(decay + c, decay_whole + c, decay_part + c, exact);
         }
     }
 

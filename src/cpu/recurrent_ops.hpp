@@ -47,15 +47,15 @@ struct RecurrentOps {
     void read_two(T* dst, T* dst2, Tile S, const T* a, const T* b) const { read_columns<2>(dst, dst2, S, a, b); }
 
     // S <- Diag(decay) S Diag(value_decay) + k d^T
-    void decay_and_write(Tile S, const T* decay, const T* rest, const T* value_decay, const T* k, const T* d) const {
-        for (int c = 0; c < keys; ++c) {
-            const reg<T> high = broadcast<T>(decay[c]), low = broadcast<T>(rest[c]), key = broadcast<T>(k[c]);
-            T* row = S.at(c);
-            for (int j = 0; j < values; j += lanes<T>) {
-                reg<T> state = load<T>(row + j);
-                if (value_decay != nullptr) state *= load<T>(value_decay + j);
-                store<T>(row + j, fma(state, high, fma(state, low, key * load<T>(d + j))));
-            }
+    void decay_and_write(Tile S, const algorithms::Token<T>& token, const T* d) const {
+        const T* const k = token.k;
+        const int rows = keys, columns = values;
+        for (int c = 0; c < rows; ++c) {
+            const reg<T> key = broadcast<T>(k[c]);
+            T* const row = S.at(c);
+            each_decay(token, columns, c, [&](int j, const Decay& decay) __attribute__((always_inline)) {
+                store<T>(row + j, decay.of(load<T>(row + j), key * load<T>(d + j)));
+            });
         }
     }
 
@@ -70,28 +70,52 @@ struct RecurrentOps {
     void rows_times(T* dst, T factor, Tile S, const T* b) const {
         for (int c = 0; c < keys; ++c) dst[c] = factor * row_dot(S, Tile{const_cast<T*>(b)}, c, values, 0);
     }
-    // With S' = Diag(decay) S Diag(value_decay): d_decay[c] = D[c,:].S'[c,:]; d_value_decay = colsum(D * S');
-    // d_e[c] = -S'[c,:].z unless null; then D <- Diag(decay) D Diag(value_decay).
-    void decay_backward(Tile D, T* d_decay, T* d_value_decay, T* d_e, Tile S, const T* decay, const T* value_decay,
-                        const T* z) const {
-        for (int j = 0; j < values; ++j) d_value_decay[j] = 0;
+    // With S' = Diag(decay) S Diag(value_decay) and D' = D + scale q d_o^T, z given: - e z^T: d_decay[c] = D'[c,:].S'[c,:];
+    // d_value_decay = colsum(D' * S'); z given: d_e[c] = -S'[c,:].z; then D <- Diag(decay) D' Diag(value_decay).
+    void decay_and_write_adjoint(Tile D, Tile S, const algorithms::Token<T>& token, const T* d_o, const T* z,
+                                 const algorithms::TokenGradients<T>& gradients) const {
+        const int columns = values;
+        for (int j = 0; j < columns; ++j) gradients.d_value_decay[j] = 0;
         for (int c = 0; c < keys; ++c) {
+            const reg<T> query = broadcast<T>(token.scale * token.q[c]), key = broadcast<T>(token.e[c]);
             reg<T> through = {}, error = {};
-            for (int j = 0; j < values; j += lanes<T>) {
-                const reg<T> factor = value_decay == nullptr ? broadcast<T>(decay[c]) : load<T>(value_decay + j) * decay[c];
-                const reg<T> state = load<T>(S.at(c) + j) * factor, adjoint = load<T>(D.at(c) + j);
-                const reg<T> product = adjoint * state;
+            each_decay(token, columns, c, [&](int j, const Decay& decay) __attribute__((always_inline)) {
+                const reg<T> state = decay.of(load<T>(S.at(c) + j), reg<T>{}), adjoint = load<T>(D.at(c) + j);
+                reg<T> written = query * load<T>(d_o + j);
+                if (z != nullptr) {
+                    error = fma(state, load<T>(z + j), error);
+                    written -= key * load<T>(z + j);
+                }
+                const reg<T> product = (adjoint + written) * state;
                 through += product;
-                store<T>(d_value_decay + j, load<T>(d_value_decay + j) + product);
-                if (d_e != nullptr) error = fma(state, load<T>(z + j), error);
-                store<T>(D.at(c) + j, adjoint * factor);
-            }
-            d_decay[c] = sum<T>(through);
-            if (d_e != nullptr) d_e[c] = -sum<T>(error);
+                store<T>(gradients.d_value_decay + j, load<T>(gradients.d_value_decay + j) + product);
+                store<T>(D.at(c) + j, decay.of(adjoint, decay.of(written, reg<T>{})));
+            });
+            gradients.d_decay[c] = sum<T>(through);
+            if (z != nullptr) gradients.d_e[c] = -sum<T>(error);
         }
     }
 
   private:
+    struct Decay {
+        reg<T> whole, part;
+        // x decayed + more
+        reg<T> of(reg<T> x, reg<T> more) const { return fma(x, whole, fma(x, part, more)); }
+    };
+    // body(j, the decay of row c of a state in the columns from j on)
+    template <class Body>
+    [[gnu::always_inline]] static void each_decay(const algorithms::Token<T>& token, int values, int c, const Body& body) {
+        const Decay of_key{broadcast<T>(token.decay_whole[c]), broadcast<T>(token.decay_part[c])};
+        if (token.value_decay == nullptr) {
+            for (int j = 0; j < values; j += lanes<T>) body(j, of_key);
+            return;
+        }
+        for (int j = 0; j < values; j += lanes<T>) {
+            const Decay of_value{load<T>(token.value_whole + j), load<T>(token.value_part + j)};
+            body(j, Decay{of_key.whole * of_value.whole,
+                          fma(of_key.part, of_value.part, fma(of_key.whole, of_value.part, of_key.part * of_value.whole))});
+        }
+    }
     static double dot(const T* a, const T* b, int count) {
         constexpr int n = lanes<double>;
         reg<double> total = {};

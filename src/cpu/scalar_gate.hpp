@@ -14,7 +14,7 @@ struct ScalarGate {
     Tile<T> decay;                          // [C,C] e^{G_i - G_j}, zero above the diagonal
     T *start = nullptr, *before = nullptr;  // [C] e^{G_i}; the same without the token's own gate
     T* end = nullptr;                       // [C] e^{G_L - G_i}
-    T *high = nullptr, *low = nullptr;      // [K] e^{G_L} of every key row of the state, and its rounding error
+    T *through_decay = nullptr, *whole = nullptr, *part = nullptr;  // [K] e^{G_L} of every key row of the state, see store_decay
     // gradient terms by the tokens they span: from the chunk's start to i, to i - 1, from j to the end, and all
     T *from_start = nullptr, *from_start_before = nullptr, *to_end = nullptr;
     T through = 0;
@@ -35,8 +35,7 @@ struct ScalarGate {
             *vector = arena.take<T>(static_cast<std::size_t>(chunk));
         }
         for (double** vector : {&gate, &since}) *vector = arena.take<double>(static_cast<std::size_t>(chunk));
-        high = arena.take<T>(static_cast<std::size_t>(key_columns));
-        low = arena.take<T>(static_cast<std::size_t>(key_columns));
+        for (T** vector : {&through_decay, &whole, &part}) *vector = arena.take<T>(static_cast<std::size_t>(key_columns));
         other_factors = arena.take<T>(static_cast<std::size_t>(chunk));
     }
 
@@ -69,15 +68,15 @@ struct ScalarGate {
             }
         }
         for (int i = 0; i < rows; i += n) store_narrow<T>(end + i, load<double>(since + i));
-        for (int c = 0; c < columns; c += n) store_split(high + c, low + c, broadcast<double>(since_start));
+        for (int c = 0; c < columns; c += n) store_decay(through_decay + c, whole + c, part + c, broadcast<double>(since_start));
     }
 
     // e^{G_L - G_i} of the channels from c on
     reg<T> decay_to_end(int i, int /*c*/) const { return broadcast<T>(end[i]); }
     reg<T> decay_of(int i, int /*c*/) const { return broadcast<T>(static_cast<T>(gate[i])); }
-    Start<T> decay_state() const { return {Start<T>::decayed, high, low}; }
+    Start<T> decay_state() const { return {Start<T>::decayed, through_decay, whole, part}; }
     // Whether a state that decays by no more than `least_decay` keeps what bf16 rounds of a write: only if tokens reflect it.
-    bool keeps(T least_decay, bool reflects) const { return reflects && high[0] >= least_decay; }
+    bool keeps(T least_decay, bool reflects) const { return reflects && through_decay[0] >= least_decay; }
 
     // factor * x e^{G}, factor * x e^{G - g} or x e^{G_L - G} of key rows, as rows and what is left to multiply them by.
     // Rows stay as they came: in bf16 they are exact, the factors are applied to fp32 sums. Only the last two stay valid.
@@ -150,7 +149,7 @@ struct ScalarGate {
     void add_through(const T* state_dots) {
         T total = 0;
         for (int c = 0; c < columns; ++c) total += state_dots[c];
-        through += total * high[0];
+        through += total * through_decay[0];
     }
     // gradient [1,C]: entry m is the sum of all terms whose span contains gate m
     void finish_gradient(Tile<T> gradient, bool exclusive) {

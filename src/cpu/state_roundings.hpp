@@ -45,7 +45,7 @@ struct StateRoundings {
             kept *= left < 1 ? left : T(1);
         }
         for (int c = 0; c < columns; c += lanes<T>) {
-            const reg<T> decay = load<T>(gate.high + c), passed = load<T>(estimate + c) * kept * decay * decay;
+            const reg<T> decay = load<T>(gate.through_decay + c), passed = load<T>(estimate + c) * kept * decay * decay;
             store<T>(estimate + c, fine ? passed : passed + load<T>(added + c));
         }
         estimate[columns] = mean(added);

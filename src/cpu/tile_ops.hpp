@@ -163,19 +163,22 @@ HEADRACE_INLINE reg<double> widen(const T* source) {
     return __builtin_convertvector(part, reg<double>);
 }
 
-// The doubles, rounded to T; returns what was stored, as doubles.
+// The doubles, rounded to T.
 template <class T>
-HEADRACE_INLINE reg<double> store_narrow(T* destination, reg<double> value) {
+HEADRACE_INLINE void store_narrow(T* destination, reg<double> value) {
     typedef T Narrow __attribute__((vector_size(lanes<double> * sizeof(T)), may_alias));
     const Narrow part = __builtin_convertvector(value, Narrow);
     std::memcpy(destination, &part, sizeof part);
-    return __builtin_convertvector(part, reg<double>);
 }
 
-// high + low = x: what rounding to T leaves would add up over a long sequence.
+// A decay x as one number, and as whole + part with whole 0 or 1: y whole + y part + z rounds the digits of y only in its last
+// sum, even without fused multiply-adds. Rounded alone, a constant x near 1 would be off in the same direction at every token.
 template <class T>
-HEADRACE_INLINE void store_split(T* high, T* low, reg<double> x) {
-    store_narrow<T>(low, x - store_narrow<T>(high, x));
+HEADRACE_INLINE void store_decay(T* all, T* whole, T* part, reg<double> x) {
+    const reg<double> one = broadcast<double>(1), w = x >= broadcast<double>(0.5) ? one : reg<double>{};
+    store_narrow<T>(all, x);
+    store_narrow<T>(whole, w);
+    store_narrow<T>(part, x - w);
 }
 
 // ---- rows of q, k and e ----

@@ -1,4 +1,4 @@
-// What a forked child computes after its parent used threads: the same bits, on the one thread that it has.
+// What a forked child computes after its parent used threads: the same bits, on threads of its own.
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -110,7 +110,7 @@ TEST(Fork, AChildComputesTheBitsOfItsParent) {
                   EXPECT_EQ(in_child([&] {
                                 expect_all_bits(bits, 3);
                                 expect_all_bits(bits, 0);
-                                EXPECT_EQ(thread_count(), 1);
+                                EXPECT_GT(thread_count(), 1);
                             }),
                             "");
                   expect_all_bits(bits, 3);  // the parent keeps its threads
@@ -129,7 +129,7 @@ TEST(Fork, AChildOfAParentThatHadOneThreadUsesThreads) {
               "");
 }
 
-TEST(Fork, ThreadsOfAnotherLibraryCountAsWell) {
+TEST(Fork, AfterAnotherLibraryUsedThreads) {
     EXPECT_EQ(in_child([] {
                   use_openmp();
                   EXPECT_EQ(in_child([] { bits_of(some, 3); }), "");

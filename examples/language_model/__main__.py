@@ -7,8 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-# PyTorch and headrace have an OpenMP each. Threads of one that spin while the other computes make a step several times
-# as long on a busy machine. Read when PyTorch is imported.
+# PyTorch's threads else spin after their work, on cores that headrace's could use. Read when PyTorch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch  # noqa: E402

@@ -174,7 +174,7 @@ typedef struct headrace_options {
     int32_t has_state_dtype;      /* 0: states saved for the backward have the dtype of q */
     int32_t state_dtype;          /* theirs (headrace_dtype, F32 or that of q), where has_state_dtype is not 0; F32 in
                                      any case where few sums rest on them (docs/numerics.md) */
-    int32_t threads;              /* 0: as many as OpenMP would use; 1 in a forked child whose parent had more */
+    int32_t threads;              /* 0: as many as OpenMP would use; 1 inside an OpenMP region */
     const char* force;            /* name of the implementation to use; NULL: the library's choice */
 } headrace_options;
 
@@ -265,7 +265,7 @@ typedef struct headrace_rms_norm_gradients {
 typedef struct headrace_layer_options {
     int32_t activation; /* headrace_activation: NONE or SILU of a convolution, SILU or SIGMOID of a norm's gate */
     double eps;         /* of the norm */
-    int32_t threads;    /* 0: as many as OpenMP would use; 1 in a forked child whose parent had more */
+    int32_t threads;    /* 0: as many as OpenMP would use; 1 inside an OpenMP region */
     const char* force;  /* instruction set: "avx512", "avx2" or "generic"; NULL: the library's choice */
 } headrace_layer_options;
 

@@ -125,7 +125,7 @@ struct Options {
     int num_steps = 0;                          // hint: chunks per scheduling step; never changes a bit of the result
     std::optional<DType> state_dtype;           // of states saved for the backward: f32 or dtype of q (the default);
                                                 // f32 in any case where few sums rest on them (docs/numerics.md)
-    int threads = 0;                            // 0: as many as OpenMP would use; 1 in a forked child whose parent had more
+    int threads = 0;                            // 0: as many as OpenMP would use; 1 inside an OpenMP region
     const char* force = nullptr;                // name of the implementation to use (see explain); overrides HEADRACE_FORCE
 };
 

@@ -68,7 +68,7 @@ struct ConvolutionPool {
 
 struct ConvolutionOptions {
     Activation activation = Activation::none;  // none or silu
-    int threads = 0;                           // 0: as many as OpenMP would use; 1 in a forked child whose parent had more
+    int threads = 0;                           // 0: as many as OpenMP would use; 1 inside an OpenMP region
     const char* force = nullptr;  // instruction set to use: "avx512", "avx2" or "generic"; HEADRACE_FORCE, which
                                   // names implementations of operators, has no effect here
 };
@@ -99,7 +99,7 @@ struct RmsNormGradients {
 struct RmsNormOptions {
     double eps = 1e-5;
     Activation activation = Activation::silu;  // of the gate: silu or sigmoid
-    int threads = 0;                           // 0: as many as OpenMP would use; 1 in a forked child whose parent had more
+    int threads = 0;                           // 0: as many as OpenMP would use; 1 inside an OpenMP region
     const char* force = nullptr;               // as in ConvolutionOptions
 };
 

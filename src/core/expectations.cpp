@@ -8,18 +8,17 @@
 #include <omp.h>
 #endif
 
-#include "core/fork.hpp"
 #include "core/views.hpp"
 
 namespace headrace {
 namespace {
 
-constexpr int max_threads = 1024;  // OpenMP run-times end the process when they cannot start a thread
+constexpr int max_threads = 1024;
 constexpr std::int64_t max_sequences = std::int64_t{1} << 22;  // the list of sequences stays at 100 MB
 
 int default_threads() {
 #ifdef _OPENMP
-    return std::clamp(omp_get_max_threads(), 1, max_threads);
+    return omp_in_parallel() ? 1 : std::clamp(omp_get_max_threads(), 1, max_threads);
 #else
     return 1;
 #endif
@@ -108,7 +107,7 @@ bool list_sequences(std::vector<Sequence>* sequences, const TensorView& cu_seqle
 
 bool resolve_threads(int wanted, int* threads, Fault& fault) {
     if (wanted < 0 || wanted > max_threads) return fault("threads: expected 0 to ", max_threads, ", got ", wanted);
-    *threads = forked_from_threads() ? 1 : wanted > 0 ? wanted : default_threads();
+    *threads = wanted > 0 ? wanted : default_threads();
     return true;
 }
 

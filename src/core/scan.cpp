@@ -3,7 +3,9 @@
 #include "core/scan.hpp"
 
 #include <algorithm>
+#include <atomic>
 
+#include "core/threads.hpp"
 #include "core/views.hpp"
 
 namespace headrace {
@@ -78,14 +80,14 @@ bool any_refused(const TensorView& view, U infinity, int threads) {
         return any_in_run<U, refused>(data + offset + begin * stride, count, stride, infinity);
     };
     const std::int64_t tasks = rows * blocks;
-    int found = 0;
-    if (threads == 1 || rows * run < worth_threads) {
-        for (std::int64_t task = 0; task < tasks; ++task) found |= any_in_task(task);
-        return found != 0;
-    }
-#pragma omp parallel for schedule(static) reduction(| : found) num_threads(threads)
-    for (std::int64_t task = 0; task < tasks; ++task) found |= any_in_task(task);
-    return found != 0;
+    const std::int64_t parts = rows * run < worth_threads ? 1 : std::min<std::int64_t>(tasks, threads);
+    std::atomic<bool> found{false};
+    parallel_for(parts, threads, [&](std::int64_t part, int) {
+        bool any = false;
+        for (std::int64_t task = tasks * part / parts; task < tasks * (part + 1) / parts; ++task) any |= any_in_task(task);
+        if (any) found.store(true, std::memory_order_relaxed);
+    });
+    return found;
 }
 
 template <typename U>

@@ -3,10 +3,10 @@
 #include <vector>
 
 #include "core/debug_nan.hpp"
+#include "core/threads.hpp"
 #include "cpu/blocking.hpp"
 #include "cpu/implementations.hpp"
 #include "cpu/isa_implementation.hpp"
-#include "cpu/threads.hpp"
 
 namespace headrace::cpu {
 
@@ -131,12 +131,12 @@ class ChunkImplementation : public IsaImplementation {
         parallel_for(problem.N * HV, problem.threads, [&](std::int64_t task, int thread) {
             const std::int64_t n = task / HV, head = task % HV;
             kernels(problem).save_states(l.args, n, head, l.first_chunk[n] * HV + head, l.scratch.of(thread));
-        });
+        }, {Shares::dynamic, rough_nanoseconds(problem)});
         if (!adjoints) return;
         parallel_for(problem.N * H, problem.threads, [&](std::int64_t task, int thread) {
             const std::int64_t n = task / H, head = task % H;
             kernels(problem).adjoint_pass(l.args, n, head, l.first_chunk[n] * HV + head * problem.group, l.scratch.of(thread));
-        });
+        }, {Shares::dynamic, rough_nanoseconds(problem)});
     }
     // HEADRACE_DEBUG_NAN: computes the states once more, with memory of its own, and reports them.
     void report_states(const Problem& problem) const {
@@ -172,7 +172,7 @@ class ChunkForward : public ChunkImplementation {
             const int first = static_cast<int>(task % blocks) * args.value_columns;
             const std::int64_t head = task / blocks % walks * args.walk, n = task / blocks / walks;
             kernels(problem).forward(args, n, head, first, std::min(args.value_columns, args.V - first), l.scratch.of(thread));
-        });
+        }, {Shares::dynamic, rough_nanoseconds(problem)});
         report_states(problem);
         return *l.args.gate_refused == 0;
     }
@@ -204,7 +204,7 @@ class OnePass : public ChunkImplementation {
         parallel_for(problem.N * walks, problem.threads, [&](std::int64_t task, int thread) {
             const std::int64_t n = task / walks, head = task % walks * l.args.walk;
             kernels(problem).one_pass(l.args, n, head, thread * slot, l.scratch.of(thread));
-        });
+        }, {Shares::dynamic, rough_nanoseconds(problem)});
         store_parameter_gradients(problem, l.args);
         report_states(problem);
         return *l.args.gate_refused == 0;
@@ -249,7 +249,7 @@ class TwoPass : public ChunkImplementation {
                 const std::int64_t n = std::upper_bound(l.first_chunk, l.first_chunk + problem.N + 1, item) - l.first_chunk - 1;
                 gradients(n, head, item - l.first_chunk[n], thread);
             }
-        });
+        }, {Shares::dynamic, rough_nanoseconds(problem)});
         store_parameter_gradients(problem, l.args);
         report_states(problem);
         return *l.args.gate_refused == 0;
@@ -278,7 +278,7 @@ class TwoSweep : public ChunkImplementation {
         const std::int64_t walks = problem.H / l.args.walk;
         parallel_for(problem.N * walks, problem.threads, [&](std::int64_t task, int thread) {
             kernels(problem).two_sweeps(l.args, task / walks, task % walks * l.args.walk, l.scratch.of(thread));
-        });
+        }, {Shares::dynamic, rough_nanoseconds(problem)});
         report_states(problem);
         return *l.args.gate_refused == 0;
     }

@@ -5,12 +5,12 @@
 #include <string_view>
 
 #include "core/pages.hpp"
+#include "core/threads.hpp"
 #include "core/views.hpp"
 #include "core/workspace.hpp"
 #include "cpu/args.hpp"
 #include "cpu/isa_list.hpp"
 #include "cpu/layer_args.hpp"
-#include "cpu/threads.hpp"
 
 namespace headrace::cpu {
 namespace {

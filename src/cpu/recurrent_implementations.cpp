@@ -3,10 +3,10 @@
 #include <vector>
 
 #include "core/debug_nan.hpp"
+#include "core/threads.hpp"
 #include "cpu/blocking.hpp"
 #include "cpu/implementations.hpp"
 #include "cpu/isa_implementation.hpp"
-#include "cpu/threads.hpp"
 
 namespace headrace::cpu {
 
@@ -27,7 +27,7 @@ class Recurrent : public IsaImplementation {
             const std::int64_t slot = segments(problem) * problem.group;
             parallel_for(problem.N * problem.H, problem.threads, [&](std::int64_t task, int thread) {
                 kernels(problem).backward(l.args, task / problem.H, task % problem.H, thread * slot, l.scratch.of(thread));
-            });
+            }, {Shares::dynamic, rough_nanoseconds(problem)});
             store_parameter_gradients(problem, l.args);
             report_states(problem);
             return *l.args.gate_refused == 0;
@@ -58,7 +58,7 @@ class Recurrent : public IsaImplementation {
             const std::int64_t head = task / blocks % problem.HV, n = task / blocks / problem.HV;
             kernels(problem).forward(args, n, head, first, std::min(args.value_columns, args.V - first), scratch.of(thread));
         };
-        parallel_for(problem.N * problem.HV * blocks, problem.threads, one_block, shares);
+        parallel_for(problem.N * problem.HV * blocks, problem.threads, one_block, {shares, rough_nanoseconds(problem)});
     }
     // HEADRACE_DEBUG_NAN: the states after the last tokens, computed once more unless the pool holds them.
     void report_states(const Problem& problem) const {

@@ -1,45 +1,8 @@
 // F1 to F8: the forward of every operator at every gate, size, length, ragged batch and hint.
-#include <dlfcn.h>
-
-#include <atomic>
 #include <set>
 
 #include "behaviours.hpp"
-
-#if __has_include(<omp-tools.h>)
-#include <omp-tools.h>
-#endif
-
-namespace {
-
-std::atomic<int> parallel_regions{0};  // entered with more than one thread
-
-}  // namespace
-
-// Counts the parallel regions of this program: between the code and g++'s run-time, as a tool of clang's.
-#if defined(__clang__)
-extern "C" ompt_start_tool_result_t* ompt_start_tool(unsigned, const char*) {
-    static const auto begin = +[](ompt_data_t*, const ompt_frame_t*, ompt_data_t*, unsigned threads, int, const void*) {
-        if (threads != 1) ++parallel_regions;
-    };
-    static ompt_start_tool_result_t result = {
-        [](ompt_function_lookup_t lookup, int, ompt_data_t*) {
-            const auto set = reinterpret_cast<ompt_set_callback_t>(lookup("ompt_set_callback"));
-            set(ompt_callback_parallel_begin, reinterpret_cast<ompt_callback_t>(begin));
-            return 1;
-        },
-        [](ompt_data_t*) {},
-        {}};
-    return &result;
-}
-#else
-extern "C" void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags) {
-    using Function = void (*)(void (*)(void*), void*, unsigned, unsigned);
-    static const Function next = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "GOMP_parallel"));
-    if (threads != 1) ++parallel_regions;
-    next(function, data, threads, flags);
-}
-#endif
+#include "core/threads.hpp"
 
 namespace headrace::test {
 namespace {
@@ -48,9 +11,9 @@ TEST(Forward, F1_OneParallelRegion) {
     for (const Operator op : operators()) {
         for (const ProblemLine& line : forced_lines(line_text(op, ":fwd b2 t70 h4 k32 state=inout threads=2"))) {
             const CallTensors made = harness::make_tensors(line);
-            parallel_regions = 0;
+            const std::uint64_t before = shared_calls();
             ASSERT_TRUE(run(made.call).ok()) << format(line);
-            EXPECT_EQ(parallel_regions, 1) << format(line);
+            EXPECT_EQ(shared_calls() - before, 1u) << format(line);
         }
     }
 }

@@ -24,27 +24,32 @@ struct TokenSpare {
 };
 
 // S' = Diag(decay) S Diag(value_decay)     error = v - S'^T e (Comba: S^T e)     d = beta error (additive: d = v)
-// S <- S' + k d^T                          o = scale (S'^T q + (q.k) d)
-// The state is read twice and written once.
+// to <- S' + k d^T                         o = scale (S'^T q + (q.k) d)
+// `to` may be S; no data in S: zero. Columns of the state do not meet: a few at a time are read (by the delta rule twice, the
+// second time from the nearest cache) and written.
 template <bool delta, class Ops, class T>
-void token_forward(Ops& ops, T* o, typename Ops::Tile S, const Token<T>& token, const TokenSpare<T>& spare) {
+void token_forward(Ops& ops, T* o, typename Ops::Tile S, typename Ops::Tile to, const Token<T>& token, const TokenSpare<T>& spare) {
     ops.multiply_keys(spare.decayed_q, token.q, token.decay);
-    if constexpr (delta) {
-        const T* e = token.e;
-        if (!token.undecayed_error) {
-            ops.multiply_keys(spare.decayed_e, token.e, token.decay);
-            e = spare.decayed_e;
-        }
-        ops.read_two(spare.read, spare.error, S, spare.decayed_q, e);
-        if (!token.undecayed_error) ops.multiply_values(spare.error, spare.error, token.value_decay);
-        ops.delta_values(spare.d, token.v, spare.error, token.beta);
-    } else {
-        ops.read(spare.read, S, spare.decayed_q);
-        ops.copy_values(spare.d, token.v);
+    const T* e = token.e;
+    if (delta && !token.undecayed_error) {
+        ops.multiply_keys(spare.decayed_e, token.e, token.decay);
+        e = spare.decayed_e;
     }
-    ops.multiply_values(spare.read, spare.read, token.value_decay);
-    ops.combine(o, token.scale, spare.read, token.q_dot_k, spare.d);
-    ops.decay_and_write(S, token, spare.d);
+    ops.for_columns(S, to, [&](const auto& columns) __attribute__((always_inline)) {
+        const auto value_decay = columns.values(token.value_decay);
+        auto d = columns.values(token.v);
+        auto read = d;
+        if constexpr (delta) {
+            auto [of_q, of_e] = columns.read_two(spare.decayed_q, e);
+            if (!token.undecayed_error) of_e = of_e * value_decay;
+            d = columns.values(token.beta) * (d - of_e);
+            read = of_q;
+            columns.write(token, d);
+        } else {
+            read = columns.read_and_write(spare.decayed_q, token, d);
+        }
+        columns.store_values(o, token.scale * fma(token.q_dot_k, d, read * value_decay));
+    });
 }
 
 template <class T>

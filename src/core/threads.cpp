@@ -124,6 +124,8 @@ class Pool {
         return true;
     }
 
+    std::uint64_t calls() const { return published_.load(); }
+
   private:
     static constexpr int most_slots = 64;
     Slot slots_[most_slots];
@@ -224,6 +226,11 @@ void run_tasks(std::int64_t tasks, int threads, Sharing sharing, Task task, cons
     if (helped != nullptr && helped->run(tasks, static_cast<int>(count), sharing, task, body)) return;
     const FlushSubnormals mode;
     for (std::int64_t i = 0; i < tasks; ++i) task(body, i, 0);
+}
+
+std::uint64_t shared_calls() {
+    const Pool* const found = the_pool.load(std::memory_order_acquire);
+    return found != nullptr ? found->calls() : 0;
 }
 
 }  // namespace headrace

@@ -29,4 +29,7 @@ void parallel_for(std::int64_t tasks, int threads, const Body& body, Sharing sha
     run_tasks(tasks, threads, sharing, call, &body);
 }
 
+// Calls of this process so far whose tasks were shared: a test counts the parallel regions of an operator.
+std::uint64_t shared_calls();
+
 }  // namespace headrace

@@ -7,6 +7,7 @@
 namespace headrace {
 
 #define HEADRACE_INLINE [[gnu::always_inline]] static inline
+#define HEADRACE_INLINE_MEMBER [[gnu::always_inline]] inline
 
 HEADRACE_INLINE float bf16_to_float(std::uint16_t bits) {
     const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;

@@ -34,6 +34,7 @@ struct RecurrentKernel {
         const auto keys = [&] { return arena.tile<T>(segment, key_columns); };
         const auto row = [&] { return arena.take<T>(static_cast<std::size_t>(key_columns > value_columns ? key_columns : value_columns)); };
         ops.keys = key_columns;
+        ops.key_rows = args.K;
         ops.values = value_columns;
         S = arena.tile<T>(key_columns, value_columns);
         o = values();
@@ -119,31 +120,35 @@ struct RecurrentKernel {
         const std::int64_t from = args.state_in != nullptr ? args.state_in[n] : n;
         ops.values = value_columns = round_up(count, 16);
         if (from < 0) return clear_outputs(n, head, first, count);
-        const bool in_place = works_in_place(n, from, count);
-        if (in_place) {
-            S = {reinterpret_cast<T*>(element_at(args.final_state, from, head, 0, first)), args.final_state.stride[2]};
-        } else {
+        const std::int64_t last = args.state_out != nullptr && args.per_token_rows == 0 ? args.state_out[n] : n;
+        const bool read_there = is_tile(args.initial_state, count), load_here = args.initial_state.given && !read_there;
+        const bool left_there = !load_here && args.per_token_rows == 0 && last >= 0 && is_tile(args.final_state, count);
+        Tile state{};  // as it enters the next token; without data: zero
+        if (read_there) state = tile_of(args.initial_state, from, head, first);
+        const Tile left = left_there ? tile_of(args.final_state, last, head, first) : S;
+        if (load_here || segments(n) == 0) {
             load_state(S, args.initial_state, from, head, args.K, first, count);
+            state = S;
         }
         for (std::int64_t part = 0; part < segments(n); ++part) {
             const ChunkRange range = range_of(n, part);
             tokens.load_keys(range, head / args.group);
             load_head(range, head, first, count);
             for (int i = 0; i < range.length; ++i) {
-                algorithms::token_forward<delta>(ops, o.at(i), S, token(i), spare);
+                algorithms::token_forward<delta>(ops, o.at(i), state, left, token(i), spare);
+                state = left;
                 if (args.per_token_rows > 0) store_final(n * args.per_token_rows + range.token(i) - range.begin, head, first, count);
             }
             store_tokens(args.o, o, range, head, first, count);
         }
-        if (args.per_token_rows == 0 && !in_place) store_final(n, head, first, count);
+        if (args.per_token_rows == 0 && state == S) store_final(n, head, first, count);
     }
-    // Whether the caller's state can serve as the tile: it is read from and left in the same row, in the tile's type and
-    // order, without padding.
-    bool works_in_place(std::int64_t n, std::int64_t from, int count) const {
-        const Strided& state = args.final_state;
-        return state.given && state.data == args.initial_state.data && args.per_token_rows == 0 &&
-               (args.state_out == nullptr || args.state_out[n] == from) && state.stride[3] == 1 && count % 16 == 0 &&
-               args.K % 16 == 0 && state.dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32);
+    // Whether the caller's states can serve as tiles: in the tile's type and order, without padded columns.
+    static bool is_tile(const Strided& states, int count) {
+        return states.given && states.stride[3] == 1 && count % 16 == 0 && states.dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32);
+    }
+    static Tile tile_of(const Strided& states, std::int64_t row, std::int64_t head, int first) {
+        return {reinterpret_cast<T*>(element_at(states, row, head, 0, first)), states.stride[2]};
     }
     void store_final(std::int64_t index, std::int64_t head, int first, int count) {
         const std::int64_t row = args.state_out != nullptr ? args.state_out[index] : index;
@@ -193,7 +198,7 @@ struct RecurrentKernel {
         load_head(range, head, 0, args.V);
         for (int i = 0; i < range.length; ++i) {
             if (states != nullptr) copy(state_at(states, i), S, key_columns, value_columns);
-            algorithms::token_forward<delta>(ops, o.at(i), S, token(i), spare);
+            algorithms::token_forward<delta>(ops, o.at(i), S, S, token(i), spare);
         }
     }
     void segment_backward(Tile adjoint, const ChunkRange& range) {

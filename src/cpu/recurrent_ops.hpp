@@ -1,8 +1,7 @@
 // RecurrentOps: the primitives of the token page: row vectors against a state [K,V].
 #pragma once
 
-#include "algorithms/recurrent.hpp"
-#include "cpu/tile_ops.hpp"
+#include "cpu/state_columns.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
@@ -10,6 +9,7 @@ template <class T>
 struct RecurrentOps {
     using Tile = cpu::Tile<T>;
     int keys = 0, values = 0;  // padded; values columns of the state
+    int key_rows = 0;          // rows of the state that are not padding
 
     void multiply_keys(T* dst, const T* a, const T* b) const {
         for (int c = 0; c < keys; c += lanes<T>) store<T>(dst + c, load<T>(a + c) * load<T>(b + c));
@@ -19,10 +19,6 @@ struct RecurrentOps {
         for (int j = 0; j < values; j += lanes<T>) store<T>(dst + j, b == nullptr ? load<T>(a + j) : load<T>(a + j) * load<T>(b + j));
     }
     void copy_values(T* dst, const T* a) const { multiply_values(dst, a, nullptr); }
-    // dst = beta (v - read)
-    void delta_values(T* dst, const T* v, const T* read, const T* beta) const {
-        for (int j = 0; j < values; j += lanes<T>) store<T>(dst + j, load<T>(beta + j) * (load<T>(v + j) - load<T>(read + j)));
-    }
     void error_values(T* read, const T* v) const {
         for (int j = 0; j < values; j += lanes<T>) store<T>(read + j, load<T>(v + j) - load<T>(read + j));
     }
@@ -43,20 +39,20 @@ struct RecurrentOps {
         }
     }
 
-    void read(T* dst, Tile S, const T* a) const { read_columns<1>(dst, nullptr, S, a, nullptr); }
-    void read_two(T* dst, T* dst2, Tile S, const T* a, const T* b) const { read_columns<2>(dst, dst2, S, a, b); }
+    // dst = S^T a, four registers of columns at a time
+    void read(T* dst, Tile S, const T* a) const {
+        int j = 0;
+        for (; j + 4 * lanes<T> <= values; j += 4 * lanes<T>) read_block<4>(dst + j, S.from(0, j), a);
+        for (; j < values; j += lanes<T>) read_block<1>(dst + j, S.from(0, j), a);
+    }
 
-    // S <- Diag(decay) S Diag(value_decay) + k d^T
-    void decay_and_write(Tile S, const algorithms::Token<T>& token, const T* d) const {
-        const T* const k = token.k;
-        const int rows = keys, columns = values;
-        for (int c = 0; c < rows; ++c) {
-            const reg<T> key = broadcast<T>(k[c]);
-            T* const row = S.at(c);
-            each_decay(token, columns, c, [&](int j, const Decay& decay) __attribute__((always_inline)) {
-                store<T>(row + j, decay.of(load<T>(row + j), key * load<T>(d + j)));
-            });
-        }
+    // body(columns) for all columns of a state, read at `from` and left at `to`, four registers at a time.
+    template <class Body>
+    void for_columns(Tile from, Tile to, const Body& body) const {
+        int j = 0;
+        for (; j + 4 * lanes<T> <= values; j += 4 * lanes<T>) body(StateColumns<T, 4>{from, to, key_rows, j});
+        for (; j + 2 * lanes<T> <= values; j += 2 * lanes<T>) body(StateColumns<T, 2>{from, to, key_rows, j});
+        for (; j < values; j += lanes<T>) body(StateColumns<T, 1>{from, to, key_rows, j});
     }
 
     // S += factor a b^T
@@ -79,7 +75,7 @@ struct RecurrentOps {
         for (int c = 0; c < keys; ++c) {
             const reg<T> query = broadcast<T>(token.scale * token.q[c]), key = broadcast<T>(token.e[c]);
             reg<T> through = {}, error = {};
-            each_decay(token, columns, c, [&](int j, const Decay& decay) __attribute__((always_inline)) {
+            each_decay(token, columns, c, [&](int j, const Decay<T>& decay) __attribute__((always_inline)) {
                 const reg<T> state = decay.of(load<T>(S.at(c) + j), reg<T>{}), adjoint = load<T>(D.at(c) + j);
                 reg<T> written = query * load<T>(d_o + j);
                 if (z != nullptr) {
@@ -97,23 +93,16 @@ struct RecurrentOps {
     }
 
   private:
-    struct Decay {
-        reg<T> whole, part;
-        // x decayed + more
-        reg<T> of(reg<T> x, reg<T> more) const { return fma(x, whole, fma(x, part, more)); }
-    };
     // body(j, the decay of row c of a state in the columns from j on)
     template <class Body>
     [[gnu::always_inline]] static void each_decay(const algorithms::Token<T>& token, int values, int c, const Body& body) {
-        const Decay of_key{broadcast<T>(token.decay_whole[c]), broadcast<T>(token.decay_part[c])};
+        const Decay<T> of_key{broadcast<T>(token.decay_whole[c]), broadcast<T>(token.decay_part[c])};
         if (token.value_decay == nullptr) {
             for (int j = 0; j < values; j += lanes<T>) body(j, of_key);
             return;
         }
         for (int j = 0; j < values; j += lanes<T>) {
-            const Decay of_value{load<T>(token.value_whole + j), load<T>(token.value_part + j)};
-            body(j, Decay{of_key.whole * of_value.whole,
-                          fma(of_key.part, of_value.part, fma(of_key.whole, of_value.part, of_key.part * of_value.whole))});
+            body(j, of_key.times({load<T>(token.value_whole + j), load<T>(token.value_part + j)}));
         }
     }
     static double dot(const T* a, const T* b, int count) {
@@ -129,27 +118,13 @@ struct RecurrentOps {
     }
     static T row_dot(Tile a, Tile b, int i, int columns) { return row_dot(a, b, i, columns, i); }
 
-    // dst = S^T a and, with count 2, dst2 = S^T b in one walk over the state, four registers of columns at a time.
-    template <int count>
-    void read_columns(T* dst, T* dst2, Tile S, const T* a, const T* b) const {
-        int j = 0;
-        for (; j + 4 * lanes<T> <= values; j += 4 * lanes<T>) read_block<count, 4>(dst, dst2, S, a, b, j);
-        for (; j < values; j += lanes<T>) read_block<count, 1>(dst, dst2, S, a, b, j);
-    }
-    template <int count, int width>
-    void read_block(T* dst, T* dst2, Tile S, const T* a, const T* b, int j) const {
-        reg<T> first[width] = {}, second[width] = {};
+    template <int width>
+    void read_block(T* dst, Tile S, const T* a) const {
+        reg<T> sums[width] = {};
         for (int c = 0; c < keys; ++c) {
-            for (int w = 0; w < width; ++w) {
-                const reg<T> state = load<T>(S.at(c) + j + w * lanes<T>);
-                first[w] = fma(broadcast<T>(a[c]), state, first[w]);
-                if constexpr (count == 2) second[w] = fma(broadcast<T>(b[c]), state, second[w]);
-            }
+            for (int w = 0; w < width; ++w) sums[w] = fma(broadcast<T>(a[c]), load<T>(S.at(c) + w * lanes<T>), sums[w]);
         }
-        for (int w = 0; w < width; ++w) {
-            store<T>(dst + j + w * lanes<T>, first[w]);
-            if constexpr (count == 2) store<T>(dst2 + j + w * lanes<T>, second[w]);
-        }
+        for (int w = 0; w < width; ++w) store<T>(dst + w * lanes<T>, sums[w]);
     }
 };
 

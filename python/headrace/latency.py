@@ -63,12 +63,13 @@ def measure(steps: int, heads: int, dim: int) -> Process:
             step()
         turns = [(timed(threads), timed(1)) for _ in range(max(1, steps // TURN))]
     torch.set_num_threads(threads)
-    long = [torch.randn(1, 1024, heads, dim).requires_grad_() for _ in range(3)]
-    gates = -torch.rand(1, 1024, heads), torch.rand(1, 1024, heads)
+    tokens = 1024
+    long_q, long_k, long_v = (torch.randn(1, tokens, heads, dim).requires_grad_() for _ in range(3))
+    long_g, long_beta, d_o = -torch.rand(1, tokens, heads), torch.rand(1, tokens, heads), torch.randn(1, tokens, heads, dim)
 
     def train() -> None:
-        o, _ = ht.chunk_gated_delta_rule(*long, *gates, use_qk_l2norm_in_kernel=True)
-        o.sum().backward()
+        o, _ = ht.chunk_gated_delta_rule(long_q, long_k, long_v, g=long_g, beta=long_beta, use_qk_l2norm_in_kernel=True)
+        torch.autograd.grad(o, (long_q, long_k, long_v), d_o)
 
     train()
     default, one = ([time for turn in of for time in turn] for of in zip(*turns))

@@ -195,7 +195,13 @@ void Adjoint::add_terms(const double* d_state, std::int64_t token, const TokenGr
         A_log_terms_.add(c, prepared_.g_by_A_log[gate], row, decayed);
         if (spec_.has_dt_bias) dt_bias_terms_.add(c, prepared_.g_by_dt_bias[gate], row, decayed);
     }
-    for (ParameterTerms* terms : {&gamma_terms_, &A_log_terms_, &dt_bias_terms_}) terms->end_token();
+    // As for d_g, of which these are sums: comba's maps may leave less of D than of its errors.
+    const bool raw = spec_.gate_form != GateForm::log_decay;
+    const bool summed = spec_.erase_with_p && !spec_.channel_gate && (spec_.head_gate || raw);
+    const double least = summed ? state_terms_.size_of_sum(recurrence_.decayed) : 0.0;
+    gamma_terms_.end_token(least);
+    A_log_terms_.end_token(raw ? least * std::fabs(prepared_.g_by_A_log[at]) : 0.0);
+    dt_bias_terms_.end_token(raw && spec_.has_dt_bias ? least * std::fabs(prepared_.g_by_dt_bias[at]) : 0.0);
     if (spec_.step_gate || spec_.channel_gate) add_gate_terms(d_state, at);
     if (to.d_gv_terms) add_value_gate_terms(d_state, to);
 }

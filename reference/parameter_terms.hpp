@@ -35,9 +35,11 @@ class ParameterTerms {
         }
         token_[slot(c)] += sum;
     }
-    void end_token() {
+    // `least` counts instead of smaller sums over elements: what the errors of D leave in this token's.
+    void end_token(double least) {
         for (std::size_t i = 0; i < token_.size(); ++i) {
-            token_squares_[i] += token_[i] * token_[i];
+            const double size = std::fmax(std::fabs(token_[i]), least);
+            token_squares_[i] += size * size;
             token_[i] = 0.0;
         }
     }

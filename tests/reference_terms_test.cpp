@@ -11,11 +11,12 @@ namespace headrace::reference {
 namespace {
 
 // Terms [B,T,HV,K] of a parameter's gradient, one for each token and state element (V = 1): their sums, and their size
-// as ParameterTerms defines it.
+// as ParameterTerms defines it. `least` [B,T,HV]: counts instead of smaller sums over the elements of a token; or empty.
 struct SumsAndSizes {
     std::vector<double> sums, sizes;
 };
-SumsAndSizes sums_and_sizes(const Spec& spec, const std::vector<double>& terms, bool per_channel) {
+SumsAndSizes sums_and_sizes(const Spec& spec, const std::vector<double>& terms, bool per_channel,
+                            const std::vector<double>& least = {}) {
     const std::int64_t slots = per_channel ? spec.K : 1;
     SumsAndSizes result;
     for (std::int64_t slot = 0; slot < spec.HV * slots; ++slot) {
@@ -33,7 +34,11 @@ SumsAndSizes sums_and_sizes(const Spec& spec, const std::vector<double>& terms, 
                     over_tokens[static_cast<std::size_t>(c)] += term;
                 }
             }
-            for (double value : over_elements) token_squares += value * value;
+            for (std::int64_t t = 0; t < spec.T; ++t) {
+                double size = std::fabs(over_elements[static_cast<std::size_t>(t)]);
+                if (!least.empty()) size = std::max(size, least[static_cast<std::size_t>((b * spec.T + t) * spec.HV + h)]);
+                token_squares += size * size;
+            }
             for (double value : over_tokens) element_squares += value * value;
         }
         result.sums.push_back(sum);
@@ -48,10 +53,11 @@ void expect_near(const std::vector<double>& got, const std::vector<double>& expe
 }
 
 // g_gamma acts as g does, dt_bias as the raw g does; a softplus gate changes with A_log by its own value. T = 1: no
-// token repeats another's elements; T = 9: the sums over tokens count.
+// token repeats another's elements; T = 9: the sums over tokens count. Comba's sizes are at least those of d_g.
 void expect_terms(Spec spec, unsigned seed) {
     Gradients grads = backward(spec, make_arrays(spec, seed));
-    SumsAndSizes expected = sums_and_sizes(spec, grads.d_g, false);
+    const auto least = [&](const std::vector<double>& terms) { return spec.erase_with_p && !spec.channel_gate ? terms : std::vector<double>(); };
+    SumsAndSizes expected = sums_and_sizes(spec, grads.d_g, false, least(grads.d_g_terms));
     expect_near(grads.d_g_gamma, expected.sums);
     expect_near(grads.d_g_gamma_terms, expected.sizes);
 
@@ -60,7 +66,7 @@ void expect_terms(Spec spec, unsigned seed) {
         spec.dt_bias_per_channel = per_channel;
         const Arrays arrays = make_arrays(spec, seed + 1);
         grads = backward(spec, arrays);
-        expected = sums_and_sizes(spec, grads.d_g, per_channel);
+        expected = sums_and_sizes(spec, grads.d_g, per_channel, least(grads.d_g_terms));
         expect_near(grads.d_dt_bias, expected.sums);
         expect_near(grads.d_dt_bias_terms, expected.sizes);
 
@@ -72,9 +78,12 @@ void expect_terms(Spec spec, unsigned seed) {
             const double bias = per_channel ? arrays.dt_bias[i % (HV * K)] : arrays.dt_bias[i / K % HV];
             decays.g[i] = -std::exp(arrays.A_log[i / K % HV]) * std::log1p(std::exp(arrays.g[i] + bias));
         }
-        std::vector<double> terms = backward(plain, decays).d_g;
-        for (std::size_t i = 0; i < terms.size(); ++i) terms[i] *= decays.g[i];
-        expected = sums_and_sizes(spec, terms, false);
+        Gradients of_decays = backward(plain, decays);
+        for (std::size_t i = 0; i < decays.g.size(); ++i) {
+            of_decays.d_g[i] *= decays.g[i];
+            of_decays.d_g_terms[i] *= std::fabs(decays.g[i]);
+        }
+        expected = sums_and_sizes(spec, of_decays.d_g, false, least(of_decays.d_g_terms));
         expect_near(grads.d_A_log, expected.sums);
         expect_near(grads.d_A_log_terms, expected.sizes);
     }

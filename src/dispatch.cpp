@@ -1,6 +1,7 @@
 // Dispatch: the first implementation of a list that accepts a problem; keeps the refusals of the others.
 #include "dispatch.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -123,6 +124,12 @@ Status judge(const Problem& problem, const ImplementationList& list, const Machi
         Candidate candidate{implementation->name(), refusal_of(*implementation, problem, machine, forced), {}};
         if (candidate.refusal.empty()) candidate.yields = yields_of(*implementation, problem, forced);
         candidates->push_back(std::move(candidate));
+    }
+    const auto accepts = [](const Candidate& candidate) { return candidate.refusal.empty(); };
+    const auto stays = [&](const Candidate& candidate) { return accepts(candidate) && candidate.yields.empty(); };
+    if (std::none_of(candidates->begin(), candidates->end(), stays)) {  // as select: the first that accepts
+        const auto first = std::find_if(candidates->begin(), candidates->end(), accepts);
+        if (first != candidates->end()) first->yields.clear();
     }
     return {};
 }

@@ -280,7 +280,8 @@ headrace_status headrace_explain(const headrace_call* call, char* text, size_t c
         if (Status status = headrace::explain(convert(*call), &candidates); !status.ok()) return status;
         std::string lines;
         for (const headrace::Candidate& candidate : candidates) {
-            lines += candidate.name + (candidate.refusal.empty() ? "" : ": " + candidate.refusal) + "\n";
+            const std::string reason = candidate.refusal + candidate.yields;
+            lines += candidate.name + (reason.empty() ? "" : ": " + reason) + "\n";
         }
         *size = copy_text(text, capacity, lines);
         return {};

@@ -184,7 +184,8 @@ struct Candidate {
 };
 
 // All implementations of the direction, in order of preference. The first that neither refuses nor yields serves the
-// call; if all yield, the first that does not refuse. An invalid call returns its error.
+// call; there is one if any accepts it (of those that would all yield, the first does not). An invalid call returns its
+// error.
 Status explain(const Call& call, std::vector<Candidate>* candidates);
 
 // The names of all implementations compiled in, of every direction.

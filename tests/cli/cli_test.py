@@ -6,6 +6,7 @@ usage: cli_test.py PATH_OF_HEADRACE
 import json
 import math
 import random
+import re
 import sys
 
 sys.dont_write_bytecode = True
@@ -40,6 +41,15 @@ class Questions(Case):
         self.assertIn("serves this problem", self.headrace("explain", problem))
         forced = self.json("explain", problem, f"force={accepting[-1]}", "--json")
         self.assertEqual(forced["implementation"], accepting[-1])
+        # what it names is what runs, also where an implementation that could serve leaves it to a later one
+        for problem in ("gated_delta_rule:fwd t2 h2 k16", "kda:bwd t6 h2 k32", "gla:fwd t7 h2 k32", "simple_gla:bwd t6 h4 k32",
+                        "kda:step t1 h2 k32", "gla:fwd t64 h2 k64 bf16", "gla:fwd t2 h4 gv", "retention:bwd t100 h2 k16"):
+            answer = self.json("explain", problem, "--json")
+            (result,) = self.json("check", problem, "--json", "-")["results"]
+            self.assertEqual(answer["implementation"], result["implementation"], problem)
+            table = self.headrace("explain", problem)
+            self.assertRegex(table, re.escape(answer["implementation"]) + " +serves this problem")
+            self.assertEqual(table.count("serves this problem"), 1, table)
         # the value-side gate exists in the recurrent form only: some refuse, with a reason
         refusals = [row["refusal"] for row in self.json("explain", "gla:fwd", "gv", "--json")["candidates"]]
         self.assertTrue("" in refusals and any(refusals), refusals)

@@ -23,11 +23,11 @@ void explain_problem(const ExplainArguments& arguments) {
     json list = json::array();
     Table table({"implementation", "answer"});
     for (const Candidate& candidate : candidates) {
-        const bool serves = candidate.refusal.empty();
-        const bool first = serves && chosen.empty();
-        if (first) chosen = candidate.name;
-        table.add({candidate.name, first ? "serves this problem" : serves ? "could serve it" : candidate.refusal});
-        list.push_back({{"name", candidate.name}, {"accepts", serves}, {"refusal", candidate.refusal}});
+        const bool accepts = candidate.refusal.empty(), serves = accepts && candidate.yields.empty() && chosen.empty();
+        if (serves) chosen = candidate.name;
+        const std::string could = candidate.yields.empty() ? "could serve it" : "could serve it; " + candidate.yields;
+        table.add({candidate.name, serves ? "serves this problem" : accepts ? could : candidate.refusal});
+        list.push_back({{"name", candidate.name}, {"accepts", accepts}, {"refusal", candidate.refusal}, {"yields", candidate.yields}});
     }
     if (arguments.as_json) {
         write_json("-", {{"problem", format(line)}, {"implementation", chosen}, {"candidates", list}});

@@ -306,8 +306,8 @@ headrace_status headrace_plan(const headrace_call* call, headrace_plan_entry* en
                               char* message, size_t length);
 
 /* All implementations of the direction in order of preference, one line each: the name, and after ": " why it refuses
-   the call or leaves it to a later one; the first without a reason serves it. Writes up to `capacity` bytes of text, its end marked by a zero, and
-   sets *size to the bytes that the whole text needs. `text` may be NULL where capacity is 0. */
+   the call or leaves it to a later one; the first without a reason serves it. Writes up to `capacity` bytes of text, its
+   end marked by a zero, and sets *size to the bytes that the whole text needs. `text` may be NULL where capacity is 0. */
 headrace_status headrace_explain(const headrace_call* call, char* text, size_t capacity, size_t* size, char* message,
                                  size_t length);
 

@@ -68,14 +68,13 @@ struct alignas(64) Counter {
 // A call in progress.
 struct Slot {
     std::atomic<std::uint32_t> owned{0};
-    std::atomic<std::uint32_t> call{0};     // its number; 0: none
+    std::atomic<std::uint32_t> call{0};     // its number, or that of the last; 0: none
     Counter threads;                        // that have joined
     Counter shares[most_shares];            // the first `used` hold the call's tasks
     std::atomic<int> used{0};
     std::atomic<Task> task{nullptr};
     std::atomic<const void*> body{nullptr};
     alignas(64) std::atomic<std::uint32_t> left{0};  // tasks that have not ended
-    std::uint32_t calls = 0;                // of the owner
 
     // Takes tasks until none is left, the thread's own share first.
     void work(std::uint32_t number, std::uint32_t thread) {
@@ -100,8 +99,8 @@ class Pool {
         Slot& slot = slots_[index];
         const auto count = static_cast<std::uint32_t>(tasks), others = static_cast<std::uint32_t>(threads);
         const auto parts = sharing.shares == Shares::dynamic ? 1 : std::min<std::uint32_t>(others, most_shares);
-        std::uint32_t number = ++slot.calls;
-        if (number == 0) number = ++slot.calls;
+        std::uint32_t number = slot.call.load(std::memory_order_relaxed) + 1;
+        if (number == 0) number = 1;
         slot.task.store(task, std::memory_order_relaxed);
         slot.body.store(body, std::memory_order_relaxed);
         slot.used.store(static_cast<int>(parts), std::memory_order_relaxed);
@@ -152,7 +151,7 @@ class Pool {
         if (helpers_.load(std::memory_order_relaxed) < wanted) start_helpers(wanted);
         int missing = std::min(wanted - looking_.load(), asleep_.load());
         if (missing <= 0) return;
-        constexpr std::int64_t waking = 100'000;
+        constexpr std::int64_t waking = std::chrono::nanoseconds(helper_spin).count();
         if (nanoseconds < waking && now() - last_end_.load(std::memory_order_relaxed) > waking) return;
         for (; missing > 0; --missing) published_.notify_one();
     }

@@ -18,7 +18,7 @@ using Task = void (*)(const void* body, std::int64_t task, int thread);
 
 // Runs task(body, i, thread) once for each i in [0, tasks), on the caller and up to threads - 1 helpers. The caller takes every
 // task that no helper has begun and waits for those in progress only, never for a thread that has not started. Helpers are
-// started by the first call that wants them, look for work for a few tens of microseconds after a call, and sleep. Any
+// started by the first call that wants them, look for work for 100 microseconds after a call, and sleep. Any
 // number of callers at once; in the child of a fork helpers are started anew. Tasks must not throw.
 void run_tasks(std::int64_t tasks, int threads, Sharing sharing, Task task, const void* body);
 

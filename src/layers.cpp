@@ -4,7 +4,7 @@
 #include "core/guarded.hpp"
 #include "core/layer_problem.hpp"
 #include "core/machine.hpp"
-#include "cpu/layers.hpp"
+#include "cpu/layers/layers.hpp"
 
 namespace headrace {
 namespace {

@@ -39,7 +39,7 @@ X86_KERNELS = [("avx512_bf16", "chunk_bf16", AVX512)]
 # As cmake/isa.cmake, but for the level of optimisation: time goes to compiling, not to running.
 FLAGS = "-std=c++20 -O1 -fPIC -ffp-contract=fast -fno-math-errno -w"
 # What only calls of the layer functions reach.
-LAYERS = {f"cpu/{name}.hpp" for name in ("activation", "interleave", "convolution_kernel", "rms_norm_kernel")}
+LAYERS = {f"cpu/layers/{name}.hpp" for name in ("activation", "interleave", "convolution_kernel", "rms_norm_kernel")}
 
 
 class Mutation:

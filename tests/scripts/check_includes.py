@@ -11,18 +11,28 @@ SEARCH = ["include", "src", "."]
 
 # The first row whose prefix fits a file decides: (prefix of the file, prefixes that it may include).
 PUBLIC = "include/headrace/"
+TILES = ["src/core/", "src/cpu/plumbing/kernel_args.hpp", "src/cpu/simd/", "src/cpu/isa/", "src/cpu/tiles/"]
+FORM = [PUBLIC, "src/core/", "src/algorithms/", "src/cpu/implementations.hpp", "src/cpu/plumbing/", *TILES]
 TABLE = [
     ("include/headrace/", [PUBLIC]),
     ("src/core/", [PUBLIC, "src/core/", "src/operators.hpp"]),
     ("src/algorithms/", ["src/core/types.hpp", "src/algorithms/"]),
-    ("src/cpu/", [PUBLIC, "src/core/", "src/algorithms/", "src/cpu/"]),
+    ("src/cpu/isa/", ["src/core/types.hpp", "src/cpu/isa/"]),
+    ("src/cpu/simd/", ["src/core/types.hpp", "src/cpu/isa/", "src/cpu/simd/"]),
+    ("src/cpu/plumbing/", [PUBLIC, "src/core/", "src/cpu/plumbing/"]),
+    ("src/cpu/tiles/", [*TILES]),
+    ("src/cpu/chunk/", [*FORM, "src/cpu/chunk/"]),
+    ("src/cpu/recurrent/", [*FORM, "src/cpu/recurrent/"]),
+    ("src/cpu/layers/", [PUBLIC, "src/core/", "src/cpu/plumbing/", *TILES, "src/cpu/layers/"]),
+    ("src/cpu/kernels/", ["src/core/", "src/cpu/"]),
+    ("src/cpu/implementations", [PUBLIC, "src/core/", "src/cpu/implementations.hpp"]),
     ("src/cuda/", [PUBLIC, "src/core/", "src/algorithms/", "src/cuda/"]),
     ("src/no_cuda/", [PUBLIC, "src/core/", "src/no_cuda/"]),
     ("src/implementations.cpp", [PUBLIC, "src/core/", "src/cpu/implementations.hpp",
                                 "src/cuda/implementations.hpp", "src/no_cuda/implementations.hpp"]),
     ("src/dispatch", [PUBLIC, "src/core/", "src/dispatch.hpp"]),
     ("src/operators.hpp", [PUBLIC, "src/core/problem.hpp"]),
-    ("src/layers.cpp", [PUBLIC, "src/core/", "src/cpu/layers.hpp"]),
+    ("src/layers.cpp", [PUBLIC, "src/core/", "src/cpu/layers/layers.hpp"]),
     ("src/headrace", [PUBLIC, "src/core/", "src/dispatch.hpp", "src/operators.hpp"]),
     ("reference/", ["include/headrace/tensor.hpp", "reference/"]),
     ("harness/", [PUBLIC, "reference/", "harness/"]),

@@ -1,8 +1,8 @@
 // chunk_entry: the entry points of ChunkKernels for one arithmetic, rule and gate.
 #pragma once
 
-#include "cpu/chunk_kernel.hpp"
-#include "cpu/kernel_table.hpp"
+#include "cpu/chunk/chunk_kernel.hpp"
+#include "cpu/plumbing/kernel_table.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -1,7 +1,7 @@
 // layers: the layer functions in f32 and f64, compiled once per ISA.
-#include "cpu/convolution_kernel.hpp"
-#include "cpu/kernel_table.hpp"
-#include "cpu/rms_norm_kernel.hpp"
+#include "cpu/layers/convolution_kernel.hpp"
+#include "cpu/layers/rms_norm_kernel.hpp"
+#include "cpu/plumbing/kernel_table.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -1,6 +1,6 @@
 // recurrent: the recurrent form in f32 and f64, compiled once per ISA.
-#include "cpu/kernel_table.hpp"
-#include "cpu/recurrent_kernel.hpp"
+#include "cpu/plumbing/kernel_table.hpp"
+#include "cpu/recurrent/recurrent_kernel.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

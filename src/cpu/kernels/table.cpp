@@ -1,6 +1,6 @@
 // table: the entry points of one ISA, compiled once per ISA.
-#include "cpu/kernel_table.hpp"
 #include "cpu/kernels/chunk_entry.hpp"
+#include "cpu/plumbing/kernel_table.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -1,11 +1,11 @@
 // KernelTable: the entry points that one ISA offers, plain function pointers that portable code calls.
 #pragma once
 
-#include "cpu/kernel_args.hpp"
+#include "cpu/plumbing/kernel_args.hpp"
 
 namespace headrace::cpu {
 
-struct ConvolutionArgs;  // cpu/layer_args.hpp
+struct ConvolutionArgs;  // cpu/layers/layer_args.hpp
 struct RmsNormArgs;
 
 enum class Arithmetic { f32, f64, bf16 };

@@ -1,7 +1,7 @@
 // Prefetcher: brings what the next chunk reads into the cache, a few lines at a time, while this chunk is computed.
 #pragma once
 
-#include "cpu/rows.hpp"
+#include "cpu/tiles/rows.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -3,7 +3,7 @@
 
 #include <cassert>
 
-#include "cpu/tile_ops.hpp"
+#include "cpu/tiles/tile_ops.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

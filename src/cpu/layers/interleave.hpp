@@ -1,7 +1,7 @@
 // Four rows that lie element by element side by side, taken apart and put together in registers.
 #pragma once
 
-#include "cpu/tile_ops.hpp"
+#include "cpu/tiles/tile_ops.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/implementation.hpp"
-#include "cpu/kernel_table.hpp"
+#include "cpu/plumbing/kernel_table.hpp"
 
 namespace headrace::cpu {
 

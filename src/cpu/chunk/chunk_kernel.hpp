@@ -2,8 +2,8 @@
 // over 400 lines: the walks of forward and backward share the states, where they are saved, and what is prefetched
 #pragma once
 
-#include "cpu/chunk_ops.hpp"
-#include "cpu/token_tiles.hpp"
+#include "cpu/chunk/chunk_ops.hpp"
+#include "cpu/tiles/token_tiles.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -1,8 +1,8 @@
 // ChannelGate: one decay per token and key channel inside a chunk; the decay sits inside the contraction of the scores.
 #pragma once
 
-#include "cpu/channel_pairs.hpp"
-#include "cpu/packer.hpp"
+#include "cpu/chunk/channel_pairs.hpp"
+#include "cpu/tiles/packer.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

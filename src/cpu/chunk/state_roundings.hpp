@@ -1,7 +1,7 @@
 // StateRoundings: an estimate of what bf16 reads have left in a state of the delta rule; it decides which chunks read in fp32.
 #pragma once
 
-#include "cpu/tile_ops.hpp"
+#include "cpu/tiles/tile_ops.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -1,8 +1,8 @@
 // RmsNorm: gated RMS normalisation of rows, forward and backward (math.md 11).
 #pragma once
 
-#include "cpu/activation.hpp"
-#include "cpu/rows.hpp"
+#include "cpu/layers/activation.hpp"
+#include "cpu/tiles/rows.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

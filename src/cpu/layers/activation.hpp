@@ -1,7 +1,7 @@
 // Activations of the layer functions in registers; exponentials only of numbers <= 0.
 #pragma once
 
-#include "cpu/layer_args.hpp"
+#include "cpu/layers/layer_args.hpp"
 #include "cpu/simd/vec.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {

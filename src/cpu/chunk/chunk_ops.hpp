@@ -5,12 +5,12 @@
 #include <type_traits>
 
 #include "algorithms/chunk_backward.hpp"
-#include "cpu/channel_gate.hpp"
-#include "cpu/gradient_roundings.hpp"
-#include "cpu/prefetch.hpp"
-#include "cpu/rows.hpp"
-#include "cpu/scalar_gate.hpp"
-#include "cpu/state_roundings.hpp"
+#include "cpu/chunk/channel_gate.hpp"
+#include "cpu/chunk/gradient_roundings.hpp"
+#include "cpu/chunk/scalar_gate.hpp"
+#include "cpu/chunk/state_roundings.hpp"
+#include "cpu/tiles/prefetch.hpp"
+#include "cpu/tiles/rows.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -1,7 +1,7 @@
 // tile_ops: the primitives of the algorithm pages on a CPU: tiles in memory, products on registers, solves.
 #pragma once
 
-#include "cpu/matmul.hpp"
+#include "cpu/tiles/matmul.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -1,7 +1,7 @@
 // ScalarGate: one decay per token (step gate, head gate, their sum, or none) inside a chunk.
 #pragma once
 
-#include "cpu/packer.hpp"
+#include "cpu/tiles/packer.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

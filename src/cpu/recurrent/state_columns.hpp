@@ -2,7 +2,7 @@
 #pragma once
 
 #include "algorithms/recurrent.hpp"
-#include "cpu/tile_ops.hpp"
+#include "cpu/tiles/tile_ops.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -2,8 +2,8 @@
 // every few tokens and recomputes those between.
 #pragma once
 
-#include "cpu/recurrent_ops.hpp"
-#include "cpu/token_tiles.hpp"
+#include "cpu/recurrent/recurrent_ops.hpp"
+#include "cpu/tiles/token_tiles.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -1,8 +1,8 @@
 // IsaImplementation: what the implementations of one ISA share: name, availability, per-thread scratch.
 #pragma once
 
-#include "cpu/args.hpp"
-#include "cpu/isa_list.hpp"
+#include "cpu/plumbing/args.hpp"
+#include "cpu/plumbing/isa_list.hpp"
 
 namespace headrace::cpu {
 

@@ -3,7 +3,7 @@
 
 #include "core/problem.hpp"
 #include "core/workspace.hpp"
-#include "cpu/kernel_args.hpp"
+#include "cpu/plumbing/kernel_args.hpp"
 
 namespace headrace::cpu {
 

@@ -4,9 +4,9 @@
 
 #include "core/debug_nan.hpp"
 #include "core/threads.hpp"
-#include "cpu/blocking.hpp"
 #include "cpu/implementations.hpp"
-#include "cpu/isa_implementation.hpp"
+#include "cpu/plumbing/blocking.hpp"
+#include "cpu/plumbing/isa_implementation.hpp"
 
 namespace headrace::cpu {
 

@@ -1,8 +1,8 @@
 // rows: moves rows between the caller's tensors (any dtype, any strides) and tiles; l2norm, gate and beta preparation.
 #pragma once
 
-#include "cpu/kernel_args.hpp"
-#include "cpu/tile_ops.hpp"
+#include "cpu/plumbing/kernel_args.hpp"
+#include "cpu/tiles/tile_ops.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

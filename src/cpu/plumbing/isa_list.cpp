@@ -1,5 +1,5 @@
 // isa_list: the ISAs compiled in, fastest first.
-#include "cpu/isa_list.hpp"
+#include "cpu/plumbing/isa_list.hpp"
 
 namespace headrace::cpu {
 

@@ -1,5 +1,5 @@
 // The layer functions on the CPU: blocks of tokens, rows and channels, and the threads that take them.
-#include "cpu/layers.hpp"
+#include "cpu/layers/layers.hpp"
 
 #include <algorithm>
 #include <string_view>
@@ -8,9 +8,9 @@
 #include "core/threads.hpp"
 #include "core/views.hpp"
 #include "core/workspace.hpp"
-#include "cpu/args.hpp"
-#include "cpu/isa_list.hpp"
-#include "cpu/layer_args.hpp"
+#include "cpu/layers/layer_args.hpp"
+#include "cpu/plumbing/args.hpp"
+#include "cpu/plumbing/isa_list.hpp"
 
 namespace headrace::cpu {
 namespace {

@@ -1,7 +1,7 @@
 // GradientRoundings: whether a chunk's gradients are small against what bf16 rounds on the way to them.
 #pragma once
 
-#include "cpu/tile_ops.hpp"
+#include "cpu/tiles/tile_ops.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -1,7 +1,7 @@
 // LayerArgs: calls of the layer functions as plain data, which crosses from portable code into code compiled per ISA.
 #pragma once
 
-#include "cpu/kernel_args.hpp"
+#include "cpu/plumbing/kernel_args.hpp"
 
 namespace headrace::cpu {
 

@@ -1,7 +1,7 @@
 // RecurrentOps: the primitives of the token page: row vectors against a state [K,V].
 #pragma once
 
-#include "cpu/state_columns.hpp"
+#include "cpu/recurrent/state_columns.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -1,9 +1,9 @@
 // Convolution: the short convolution of a block of channels over runs of tokens: forward, backward and step.
 #pragma once
 
-#include "cpu/activation.hpp"
-#include "cpu/interleave.hpp"
-#include "cpu/rows.hpp"
+#include "cpu/layers/activation.hpp"
+#include "cpu/layers/interleave.hpp"
+#include "cpu/tiles/rows.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -1,7 +1,7 @@
 // TokenTiles: the inputs of a few tokens of one head as tiles, with l2norm, gate and beta preparation and its adjoint.
 #pragma once
 
-#include "cpu/rows.hpp"
+#include "cpu/tiles/rows.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

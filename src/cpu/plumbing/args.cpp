@@ -1,11 +1,11 @@
 // args: turns a Problem into KernelArgs, with the small arrays that the kernels read and the sums they leave.
-#include "cpu/args.hpp"
+#include "cpu/plumbing/args.hpp"
 
 #include <algorithm>
 #include <cmath>
 
 #include "core/views.hpp"
-#include "cpu/blocking.hpp"
+#include "cpu/plumbing/blocking.hpp"
 
 namespace headrace::cpu {
 

@@ -1,7 +1,7 @@
 // ChannelPairs: what the scores of pairs of tokens give to the gradients of queries, keys and a channel gate.
 #pragma once
 
-#include "cpu/tile_ops.hpp"
+#include "cpu/tiles/tile_ops.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 

@@ -298,12 +298,12 @@ TEST(Numerics, N6_LaterNaNsStayLaterInTheRecurrentForm) {
 // The same without the later tokens: a prefix of the sequence has the outputs of the prefix.
 TEST(Numerics, N6_AShorterSequenceIsAPrefix) {
     for (const Operator op : operators()) {
-        for (const char* type : {" f32", " bf16"}) {
+        for (const char* words : {" f32", " bf16", " l2norm state=in"}) {
             for (const ProblemLine& line :
-                 forced_lines(line_text(op, ":fwd b2 t75 h2 k64 v32 chunk=64 threads=1") + type)) {
+                 forced_lines(line_text(op, ":fwd b2 t75 h2 k64 v32 chunk=64 threads=1") + words)) {
                 const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);
                 ASSERT_TRUE(run(whole.call).ok()) << format(line);
-                for (const std::int64_t length : {1, 16, 37, 74}) {
+                for (const std::int64_t length : {1, 2, 16, 33, 37, 74}) {
                     if (length < 32 && line.force == "avx512_bf16.chunk") continue;  // which takes 32 tokens or more
                     ASSERT_TRUE(run(tokens_of(prefix.call, 0, length)).ok()) << format(line);
                     EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==

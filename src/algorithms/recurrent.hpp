@@ -52,6 +52,42 @@ void token_forward(Ops& ops, T* o, typename Ops::Tile S, typename Ops::Tile to, 
     });
 }
 
+// Two tokens of a run, against a state that is kept as S~ with S = Diag(L) S~: decays multiply numbers per key channel (L,
+// in double) instead of the state. Rows of keys have them built in; `absent` second tokens are rows of zeros.
+template <class T>
+struct TokenPair {
+    const T *q[2], *e[2];     // [K] read S~: q L, e L with the decays up to and with their own token (Comba's e: before it)
+    const T* k[2];            // [K] written to S~: k / L, the first decayed by the second token
+    const T* kept;            // [K] that S~ is multiplied with first, where L has moved far from 1; or null
+    T e_k, q_k[3];            // e2.k1, q1.k1, q2.k1, q2.k2, decayed in between
+    const T *v[2], *beta[2];  // [V]
+    T* o[2];                  // [V]
+    T scale;
+};
+
+// d1 = beta1 (v1 - S^T e1)     d2 = beta2 (v2 - S^T e2 - (e2.k1) d1)     (additive: d = v)
+// o1 = scale (S^T q1 + (q1.k1) d1)     o2 = scale (S^T q2 + (q2.k1) d1 + (q2.k2) d2)     S~ <- kept S~ + k1 d1^T + k2 d2^T
+// for all pairs, on a few columns of the state: while a pair is written, the next one reads. The last is left to `columns`.
+template <bool delta, class Columns, class T>
+void pairs_forward(const Columns& columns, const TokenPair<T>* pairs, int count) {
+    auto read = columns.template read_first<delta>(pairs[0]);
+    for (int p = 0; p < count; ++p) {
+        const TokenPair<T>& pair = pairs[p];
+        auto d1 = columns.values(pair.v[0]), d2 = columns.values(pair.v[1]);
+        if constexpr (delta) {
+            d1 = columns.values(pair.beta[0]) * (d1 - read.e1);
+            d2 = columns.values(pair.beta[1]) * (d2 - fma(pair.e_k, d1, read.e2));
+        }
+        columns.store_values(pair.o[0], pair.scale * fma(pair.q_k[0], d1, read.q1));
+        columns.store_values(pair.o[1], pair.scale * fma(pair.q_k[2], d2, fma(pair.q_k[1], d1, read.q2)));
+        if (p + 1 < count) {
+            read = columns.template write_and_read<delta>(p, pair, d1, d2, pairs[p + 1]);
+        } else {
+            columns.leave(p, pair, d1, d2);
+        }
+    }
+}
+
 template <class T>
 struct TokenGradients {
     T *d_q, *d_k, *d_e, *d_decay;        // [K]; d_decay is that of the log decay

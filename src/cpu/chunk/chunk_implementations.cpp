@@ -44,9 +44,7 @@ class ChunkImplementation : public IsaImplementation {
         return machine_refusal(problem, machine);
     }
     std::string yields(const Problem& problem) const override {
-        // A chunk of 16 padded rows costs about as much as 6 tokens of the recurrent form.
-        if (longest(problem) <= 6) return "sequences of up to 6 tokens: the recurrent form is faster";
-        return {};
+        return recurrent_form_is_faster(problem, longest(problem), isa_.bf16_only);
     }
     void carve(const Problem& problem, Carver& carver) const override { layout(problem, carver); }
 

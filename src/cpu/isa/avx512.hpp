@@ -14,6 +14,9 @@ inline constexpr int row_block = 8, column_block = 2;
 HEADRACE_INLINE __m512 fused_multiply_add(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
 HEADRACE_INLINE __m512d fused_multiply_add(__m512d a, __m512d b, __m512d c) { return _mm512_fmadd_pd(a, b, c); }
 
+// Left to the compiler, this becomes two conversions of half registers and what joins them.
+HEADRACE_INLINE __m512d widen_floats(const float* source) { return _mm512_cvtps_pd(_mm256_loadu_ps(source)); }
+
 HEADRACE_INLINE __m512 load_f16(const std::uint16_t* source) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
 }

@@ -32,7 +32,7 @@ struct RecurrentEntry {
         return arena.used;
     }
     static RecurrentKernels entries() {
-        return {forward_scratch, backward_scratch, forward, backward, state_bytes, Kernel::segment};
+        return {forward_scratch, backward_scratch, forward, backward, state_bytes, Kernel::saved_segment};
     }
 };
 

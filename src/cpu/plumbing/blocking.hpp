@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <string>
 
 #include "core/problem.hpp"
 
@@ -41,6 +42,23 @@ inline int chunk_of(const Problem& problem, bool bf16_products) {
     const bool fp32_scores = !bf16_products || (problem.rule == Rule::delta && problem.channel_gate);
     const bool smallest = problem.direction == Direction::forward && fp32_scores && state_bytes(problem) <= smallest_chunk_state;
     return smallest ? smallest_chunk : default_chunk;
+}
+
+// Where the recurrent form leaves the chunk form behind, which then yields; measured with 16 heads on AVX-512 and AVX2, fp32 and
+// f64 (docs/performance.md). Forward, two tokens at a time against a state in the nearest cache: half the time at 8 tokens, and
+// still a fifth less at 64, whatever the rule and the channels; on longer sequences chunks catch up, the sooner the larger the
+// state, and sooner without erasure. Backward, token by token: a chunk of 16 padded rows costs about as much as 6 tokens.
+constexpr std::int64_t forward_tokens = 64, backward_tokens = 6;
+constexpr std::int64_t forward_state = std::int64_t{4} << 10, forward_delta_state = std::int64_t{16} << 10;
+
+inline std::string recurrent_form_is_faster(const Problem& problem, std::int64_t tokens, bool bf16_products) {
+    const auto up_to = [](std::int64_t border) { return "sequences of up to " + std::to_string(border) + " tokens: the recurrent form is faster"; };
+    if (problem.direction == Direction::backward) return tokens <= backward_tokens ? up_to(backward_tokens) : std::string();
+    if (bf16_products) return {};
+    if (tokens <= forward_tokens) return up_to(forward_tokens);
+    const std::int64_t border = problem.rule == Rule::delta ? forward_delta_state : forward_state;
+    if (problem.K * problem.V * 4 > border) return {};
+    return "states of up to " + std::to_string(border >> 10) + " KiB: the recurrent form is faster";
 }
 
 // With so few tokens and heads an output may be one sum, or a few, that cancel by chance: of 2000 random backwards in fp32

@@ -3,18 +3,22 @@
 #pragma once
 
 #include "cpu/recurrent/recurrent_ops.hpp"
-#include "cpu/tiles/token_tiles.hpp"
+#include "cpu/recurrent/token_pairs.hpp"
+#include "cpu/tiles/prefetch.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
 template <class T, bool delta>
 struct RecurrentKernel {
     using Tile = cpu::Tile<T>;
-    static constexpr int segment = 16;  // tokens loaded at once; the backward keeps one state per segment
+    static constexpr int saved_segment = 16, loaded_segment = 32;
+    const int segment;  // tokens loaded at once; the backward keeps one state per segment
 
     const KernelArgs& args;
     int key_columns, value_columns;
     TokenTiles<T> tokens;
+    TokenPairs<T> pairs;
+    Prefetcher ahead;
     RecurrentOps<T> ops;
     Tile S, o, value_decay, value_whole, value_part, value_beta, value_slope;
     T *decay, *decay_whole, *decay_part, *unit_q, *unit_k, *unit_e;
@@ -26,10 +30,12 @@ struct RecurrentKernel {
     enum Use { forward_only, with_backward };
 
     RecurrentKernel(const KernelArgs& arguments, Arena& arena, Use use)
-        : args(arguments),
+        : segment(use == forward_only ? loaded_segment : saved_segment),
+          args(arguments),
           key_columns(round_up(args.K, 16)),
           value_columns(round_up(use == forward_only ? args.value_columns : args.V, 16)),
-          tokens(args, arena, segment, value_columns, Norm::apart) {
+          tokens(args, arena, segment, value_columns, Norm::apart),
+          pairs(args, arena, tokens, segment) {
         const auto values = [&] { return arena.tile<T>(segment, value_columns); };
         const auto keys = [&] { return arena.tile<T>(segment, key_columns); };
         const auto row = [&] { return arena.take<T>(static_cast<std::size_t>(key_columns > value_columns ? key_columns : value_columns)); };
@@ -51,7 +57,7 @@ struct RecurrentKernel {
         for (Tile* tile : {&d_q, &d_k, &d_e, &d_decay, &d_q_sum, &d_k_sum, &d_e_sum}) *tile = keys();
         for (Tile* tile : {&d_v, &d_beta, &d_value_decay}) *tile = values();
         gate_gradient = args.channel_gate ? d_decay : arena.tile<T>(1, segment);
-        history = arena.take<T>(static_cast<std::size_t>(segment * state_elements()));
+        history = arena.take<T>(static_cast<std::size_t>(saved_segment * state_elements()));
         adjoints = arena.take<T>(static_cast<std::size_t>(args.group * state_elements()));
     }
 
@@ -72,15 +78,15 @@ struct RecurrentKernel {
         if (args.gv.given) {
             load_tokens(value_decay, args.gv, range, head, first, values);
             for (int i = 0; i < range.length; ++i) {
-                for (int j = 0; j < value_columns; j += lanes<double>) {
+                for (int j = 0; j < value_columns; j += lanes<T>) {
                     T* const decays = value_decay.at(i) + j;
-                    store_decay(decays, value_whole.at(i) + j, value_part.at(i) + j, exp<double>(widen(decays)));
+                    store_parts(decays, value_whole.at(i) + j, value_part.at(i) + j, exp_parts<T>(load<T>(decays)));
                 }
             }
         }
         if (!delta) return;
         if (args.elementwise_beta) load_tokens(value_beta, args.beta, range, head, first, values);
-        for (int i = 0; i < range.length; ++i) {
+        for (int i = 0; i < range.rows; ++i) {
             if (args.elementwise_beta) {
                 apply_beta_formula(value_beta.at(i), value_slope.at(i), args.beta_formula, value_columns);
             } else {
@@ -107,19 +113,26 @@ struct RecurrentKernel {
         return unit;
     }
     void prepare_decay(int i) {
-        const T* g = tokens.log_decay.at(args.channel_gate ? i : 0);
-        reg<double> exact = {};
-        if (!args.channel_gate) exact = exp<double>(broadcast(static_cast<double>(g[i])));
-        for (int c = 0; c < key_columns; c += lanes<double>) {
-            if (args.channel_gate) exact = exp<double>(widen(g + c));
-            store_decay(decay + c, decay_whole + c, decay_part + c, exact);
+        const T* const g = tokens.log_decay.at(args.channel_gate ? i : 0);
+        ExpParts<T> parts{};
+        if (!args.channel_gate) parts = exp_parts<T>(broadcast<T>(g[i]));
+        for (int c = 0; c < key_columns; c += lanes<T>) {
+            if (args.channel_gate) parts = exp_parts<T>(load<T>(g + c));
+            store_parts(decay + c, decay_whole + c, decay_part + c, parts);
         }
+    }
+    static void store_parts(T* all, T* whole, T* part, const ExpParts<T>& parts) {
+        store<T>(all, parts.whole + parts.part);
+        store<T>(whole, parts.whole);
+        store<T>(part, parts.part);
     }
 
     void forward(std::int64_t n, std::int64_t head, int first, int count) {
         const std::int64_t from = args.state_in != nullptr ? args.state_in[n] : n;
         ops.values = value_columns = round_up(count, 16);
         if (from < 0) return clear_outputs(n, head, first, count);
+        const std::int64_t length = args.sequences[n].end - args.sequences[n].begin;
+        if (length > 1 && args.per_token_rows == 0 && !args.gv.given) return forward_in_pairs(n, from, head, first, count);
         const std::int64_t last = args.state_out != nullptr && args.per_token_rows == 0 ? args.state_out[n] : n;
         const bool read_there = is_tile(args.initial_state, count), load_here = args.initial_state.given && !read_there;
         const bool left_there = !load_here && args.per_token_rows == 0 && last >= 0 && is_tile(args.final_state, count);
@@ -143,6 +156,74 @@ struct RecurrentKernel {
         }
         if (args.per_token_rows == 0 && state == S) store_final(n, head, first, count);
     }
+    // The same for at least two tokens that leave one state at most and have no value decays: the state is kept undecayed, in
+    // blocks of columns that stay in the nearest cache.
+    void forward_in_pairs(std::int64_t n, std::int64_t from, std::int64_t head, int first, int count) {
+        const std::int64_t last = args.state_out != nullptr ? args.state_out[n] : n;
+        const bool wanted = args.final_state.given && last >= 0, left_there = wanted && is_tile(args.final_state, count);
+        for_blocks([&](int j, auto width) {
+            for (int c = 0; c < args.K && args.initial_state.given; ++c) {
+                load_row<T>(block<width>(j).at(c), element_at(args.initial_state, from, head, c, first + j), args.initial_state.dtype,
+                            args.initial_state.stride[3], columns_of<width>(j, count), width * lanes<T>);
+            }
+        });
+        pairs.start();
+        for (std::int64_t index = 0; index < segments(n); ++index) {
+            ChunkRange range = range_of(n, index);
+            range.rows = round_up(range.length, 2);
+            tokens.load_keys(range, head / args.group);
+            load_head(range, head, first, count);
+            pairs.prepare(range.length, index + 1 < segments(n) ? Leaving::kept : wanted ? Leaving::final : Leaving::nothing);
+            for (int i = 0; i < range.rows; ++i) {
+                algorithms::TokenPair<T>& pair = pairs.pairs[i / 2];
+                pair.v[i % 2] = tokens.v.at(i);
+                pair.beta[i % 2] = value_beta.at(i);
+                pair.o[i % 2] = o.at(i);
+            }
+            if (index + 1 < segments(n)) prefetch(range_of(n, index + 1), head, first, count);
+            const bool zero = index == 0 && !args.initial_state.given;
+            for_blocks([&](int j, auto width) {
+                const Tile left = left_there ? tile_of(args.final_state, last, head, first + j) : block<width>(j);
+                const PairColumns<T, width> columns{block<width>(j).data, zero, left, args.K, j, pairs.ending, ahead};
+                algorithms::pairs_forward<delta>(columns, pairs.pairs, range.rows / 2);
+            });
+            store_tokens(args.o, o, range, head, first, count);
+        }
+        for_blocks([&](int j, auto width) {
+            for (int c = 0; c < args.K && wanted && !left_there; ++c) {
+                store_row<T>(element_at(args.final_state, last, head, c, first + j), args.final_state.dtype, args.final_state.stride[3],
+                             block<width>(j).at(c), columns_of<width>(j, count));
+            }
+        });
+    }
+    void prefetch(const ChunkRange& range, std::int64_t head, int first, int count) {
+        int blocks = 0;
+        for_blocks([&](int, auto) { ++blocks; });
+        ahead.start(blocks * (segment / 2 - 1));
+        for (const Strided* tensor : {&args.q, &args.k, &args.p}) ahead.add(*tensor, range, head / args.group, args.K);
+        ahead.add(args.v, range, head, count, first);
+        if (args.channel_gate) ahead.add(args.g, range, head, args.K);
+        if (args.elementwise_beta) ahead.add(args.beta, range, head, count, first);
+    }
+    template <int width>
+    Tile block(int column) const {
+        return {S.data + static_cast<std::int64_t>(column) * key_columns, width * lanes<T>};
+    }
+    template <int width>
+    static int columns_of(int column, int count) {
+        return count - column < width * lanes<T> ? count - column : width * lanes<T>;
+    }
+    // body(first column, registers as a constant) for the blocks of columns
+    template <class Body>
+    void for_blocks(const Body& body) const {
+        const bool narrow = key_columns * widest_block * register_bytes > nearest_cache;
+        int j = 0;
+        for (; !narrow && j + widest_block * lanes<T> <= value_columns; j += widest_block * lanes<T>) body(j, std::integral_constant<int, widest_block>{});
+        for (; j + 2 * lanes<T> <= value_columns; j += 2 * lanes<T>) body(j, std::integral_constant<int, 2>{});
+        for (; j < value_columns; j += lanes<T>) body(j, std::integral_constant<int, 1>{});
+    }
+    // A pair's sums, errors and a row of the state fill 16 registers with two columns of registers, 32 with four.
+    static constexpr int widest_block = row_block > 4 ? 4 : 2, nearest_cache = 32 << 10;
     // Whether the caller's states can serve as tiles: in the tile's type and order, without padded columns.
     static bool is_tile(const Strided& states, int count) {
         return states.given && states.stride[3] == 1 && count % 16 == 0 && states.dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32);
@@ -229,7 +310,7 @@ struct RecurrentKernel {
             store_tokens(args.d_beta, d_beta, range, head, 0, args.V);
             return;
         }
-        T totals[segment];
+        T totals[saved_segment];
         for (int i = 0; i < range.length; ++i) totals[i] = static_cast<T>(total(d_beta.at(i), args.V)) * tokens.beta_slope[i];
         store_numbers(args.d_beta, totals, range, head);
     }

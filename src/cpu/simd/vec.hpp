@@ -173,37 +173,67 @@ HEADRACE_INLINE reg<T> sum_each(reg<T>* rows) {
     }
 }
 
-// e^x for x <= 0 (-inf included) and for x up to the type's limit; below the normal range 0.
+// e^x = scale (1 + r + r^2 / 2 ...), scale a power of two; for x <= 0 (-inf included) and for x up to the type's limit.
+template <class T>
+struct ReducedExp {
+    reg<T> r, n, scale;
+    typename vec<T>::integer underflow;  // below the normal range: 0
+
+    HEADRACE_INLINE_MEMBER static ReducedExp of(reg<T> x) {
+#ifdef HEADRACE_CHECK_EXP
+        for (int i = 0; i < lanes<T>; ++i) headrace_exp_argument(static_cast<double>(x[i]));
+#endif
+        using V = vec<T>;
+        using I = typename V::integer;
+        ReducedExp result;
+        const reg<T> floor = broadcast<T>(V::smallest);
+        result.underflow = x < floor;
+        const reg<T> clamped = result.underflow ? floor : x;
+        const reg<T> shifted = fma(clamped, broadcast<T>(V::log2e), broadcast<T>(V::rounder));
+        result.n = shifted - V::rounder;
+        result.r = fma(result.n, broadcast<T>(-V::ln2_high), clamped);
+        result.r = fma(result.n, broadcast<T>(-V::ln2_low), result.r);
+        I integer;
+        std::memcpy(&integer, &shifted, sizeof integer);
+        const I scale_bits = (integer + V::exponent_bias) << V::mantissa_bits;  // the rounder's own bits fall off the left
+        std::memcpy(&result.scale, &scale_bits, sizeof scale_bits);
+        return result;
+    }
+    // sum of r^i / (i + first)! for all terms; |r| <= ln2 / 2 leaves less than half an ulp
+    template <int first>
+    HEADRACE_INLINE_MEMBER reg<T> series() const {
+        T factorial = 1;
+        T inverse[vec<T>::exp_terms + 1];
+        for (int i = 0; i <= vec<T>::exp_terms; ++i) {
+            if (i > 0) factorial *= static_cast<T>(i);
+            inverse[i] = static_cast<T>(1) / factorial;
+        }
+        reg<T> sum = broadcast<T>(inverse[vec<T>::exp_terms]);
+        for (int i = vec<T>::exp_terms - 1; i >= first; --i) sum = fma(sum, r, broadcast<T>(inverse[i]));
+        return sum;
+    }
+};
+
 template <class T>
 HEADRACE_INLINE reg<T> exp(reg<T> x) {
-#ifdef HEADRACE_CHECK_EXP
-    for (int i = 0; i < lanes<T>; ++i) headrace_exp_argument(static_cast<double>(x[i]));
-#endif
-    using V = vec<T>;
-    using I = typename V::integer;
-    const reg<T> floor = broadcast<T>(V::smallest);
-    const I underflow = x < floor;
-    const reg<T> clamped = underflow ? floor : x;
-    const reg<T> shifted = fma(clamped, broadcast<T>(V::log2e), broadcast<T>(V::rounder));
-    const reg<T> n = shifted - V::rounder;
-    reg<T> r = fma(n, broadcast<T>(-V::ln2_high), clamped);
-    r = fma(n, broadcast<T>(-V::ln2_low), r);
-    T factorial = 1;  // Taylor: |r| <= ln2 / 2 leaves less than half an ulp after exp_terms
-    T inverse[V::exp_terms + 1];
-    for (int i = 0; i <= V::exp_terms; ++i) {
-        if (i > 0) factorial *= static_cast<T>(i);
-        inverse[i] = static_cast<T>(1) / factorial;
-    }
-    reg<T> sum = broadcast<T>(inverse[V::exp_terms]);
-    for (int i = V::exp_terms - 1; i >= 0; --i) sum = fma(sum, r, broadcast<T>(inverse[i]));
-    I integer;
-    const reg<T> biased = shifted;
-    std::memcpy(&integer, &biased, sizeof integer);
-    I scale_bits = (integer + V::exponent_bias) << V::mantissa_bits;  // the rounder's own bits fall off the left
-    reg<T> scale;
-    std::memcpy(&scale, &scale_bits, sizeof scale);
-    const reg<T> result = sum * scale;
-    return underflow ? reg<T>{} : result;
+    const ReducedExp<T> reduced = ReducedExp<T>::of(x);
+    const reg<T> result = reduced.template series<0>() * reduced.scale;
+    return reduced.underflow ? reg<T>{} : result;
+}
+
+// e^x as whole + part with whole 0 or 1: 1 + (e^x - 1) where x is near 0, 0 + e^x elsewhere. `part` is accurate in its own
+// digits.
+template <class T>
+struct ExpParts {
+    reg<T> whole, part;
+};
+template <class T>
+HEADRACE_INLINE ExpParts<T> exp_parts(reg<T> x) {
+    const ReducedExp<T> reduced = ReducedExp<T>::of(x);
+    const reg<T> less_one = reduced.r * reduced.template series<1>(), one = broadcast<T>(1);
+    const typename vec<T>::integer near = reduced.n == reg<T>{};
+    const reg<T> far_part = reduced.underflow ? reg<T>{} : fma(less_one, reduced.scale, reduced.scale);
+    return {near ? one : reg<T>{}, near ? less_one : far_part};
 }
 
 HEADRACE_INLINE double exp(double x) { return exp<double>(broadcast<double>(x))[0]; }

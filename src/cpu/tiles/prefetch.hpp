@@ -14,11 +14,11 @@ class Prefetcher {
         count_ = position_ = row_ = rows_ = rows_per_call_ = 0;
         calls_ = calls > 0 ? calls : 1;
     }
-    void add(const Strided& tensor, const ChunkRange& range, std::int64_t head, int columns) {
+    void add(const Strided& tensor, const ChunkRange& range, std::int64_t head, int columns, int first_column = 0) {
         if (!tensor.given || tensor.stride[3] != 1 || count_ == capacity || range.length == 0) return;
         const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
         const std::int64_t step = tensor.stride[1] * element;
-        pieces_[count_++] = {element_at(tensor, range.row, range.token(0), head), range.reverse ? -step : step, range.length,
+        pieces_[count_++] = {element_at(tensor, range.row, range.token(0), head, first_column), range.reverse ? -step : step, range.length,
                              columns * element};
         rows_ += range.length;
         rows_per_call_ = (rows_ + calls_ - 1) / calls_;

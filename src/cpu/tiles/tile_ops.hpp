@@ -157,6 +157,7 @@ void transpose_into(T* dst, long dst_row, const T* a, long a_row, int rows, int 
 // A register of doubles from elements of T.
 template <class T>
 HEADRACE_INLINE reg<double> widen(const T* source) {
+    if constexpr (requires { widen_floats(source); }) return widen_floats(source);
     typedef T Narrow __attribute__((vector_size(lanes<double> * sizeof(T)), may_alias));
     Narrow part;
     std::memcpy(&part, source, sizeof part);

@@ -73,6 +73,25 @@ std::string yields_of(const Implementation& implementation, const Problem& probl
     return forced != nullptr ? std::string() : implementation.yields(problem);
 }
 
+bool stays(const Candidate& candidate) { return candidate.refusal.empty() && candidate.yields.empty(); }
+
+// Every implementation of the direction; the first that stays serves the problem.
+std::vector<Candidate> judged(const Problem& problem, const ImplementationList& list, const Machine& machine,
+                              const Implementation* forced) {
+    std::vector<Candidate> candidates;
+    for (const Implementation* implementation : serving(list, problem.direction)) {
+        Candidate candidate{implementation->name(), refusal_of(*implementation, problem, machine, forced), {}};
+        if (candidate.refusal.empty()) candidate.yields = yields_of(*implementation, problem, forced);
+        candidates.push_back(std::move(candidate));
+    }
+    if (std::none_of(candidates.begin(), candidates.end(), stays)) {  // the first that accepts does not yield
+        const auto accepts = [](const Candidate& candidate) { return candidate.refusal.empty(); };
+        const auto first = std::find_if(candidates.begin(), candidates.end(), accepts);
+        if (first != candidates.end()) first->yields.clear();
+    }
+    return candidates;
+}
+
 Status unsupported(const Problem& problem, const Implementation* forced, const std::vector<Candidate>& refused) {
     std::string reasons;
     for (const Candidate& candidate : refused) {
@@ -92,27 +111,27 @@ Status select(const Problem& problem, const ImplementationList& list, const Mach
     *selected = nullptr;
     const Implementation* forced = nullptr;
     if (Status status = find_forced(problem, list, &forced); !status.ok()) return status;
-    std::vector<Candidate> refused;
     const Implementation* first_accepting = nullptr;
-    for (const Implementation* implementation : serving(list, problem.direction)) {
-        Candidate candidate{implementation->name(), refusal_of(*implementation, problem, machine, forced), {}};
-        if (candidate.refusal.empty()) {
-            if (first_accepting == nullptr) first_accepting = implementation;
-            candidate.yields = yields_of(*implementation, problem, forced);
-            if (candidate.yields.empty()) {
-                *selected = implementation;
-                break;
-            }
-        }
-        refused.push_back(std::move(candidate));
+    for (const Implementation* implementation : list) {  // as judged(), without the texts that nobody reads
+        if (!implementation->serves(problem.direction)) continue;
+        if (!refusal_of(*implementation, problem, machine, forced).empty()) continue;
+        if (first_accepting == nullptr) first_accepting = implementation;
+        if (!yields_of(*implementation, problem, forced).empty()) continue;
+        *selected = implementation;
+        break;
     }
     if (*selected == nullptr) *selected = first_accepting;
-    if (is_verbose()) {
+    const bool verbose = is_verbose();
+    if (*selected != nullptr && !verbose) return {};
+    const std::vector<Candidate> candidates = judged(problem, list, machine, forced);
+    if (verbose) {
         print(summary(problem) + ": served by " + (*selected != nullptr ? (*selected)->name() : "none"));
-        for (const Candidate& candidate : refused)
+        for (const Candidate& candidate : candidates) {
+            if (stays(candidate)) break;
             print("  not " + candidate.name + ": " + candidate.refusal + candidate.yields);
+        }
     }
-    return *selected != nullptr ? Status() : unsupported(problem, forced, refused);
+    return *selected != nullptr ? Status() : unsupported(problem, forced, candidates);
 }
 
 Status judge(const Problem& problem, const ImplementationList& list, const Machine& machine,
@@ -120,17 +139,7 @@ Status judge(const Problem& problem, const ImplementationList& list, const Machi
     candidates->clear();
     const Implementation* forced = nullptr;
     if (Status status = find_forced(problem, list, &forced); !status.ok()) return status;
-    for (const Implementation* implementation : serving(list, problem.direction)) {
-        Candidate candidate{implementation->name(), refusal_of(*implementation, problem, machine, forced), {}};
-        if (candidate.refusal.empty()) candidate.yields = yields_of(*implementation, problem, forced);
-        candidates->push_back(std::move(candidate));
-    }
-    const auto accepts = [](const Candidate& candidate) { return candidate.refusal.empty(); };
-    const auto stays = [&](const Candidate& candidate) { return accepts(candidate) && candidate.yields.empty(); };
-    if (std::none_of(candidates->begin(), candidates->end(), stays)) {  // as select: the first that accepts
-        const auto first = std::find_if(candidates->begin(), candidates->end(), accepts);
-        if (first != candidates->end()) first->yields.clear();
-    }
+    *candidates = judged(problem, list, machine, forced);
     return {};
 }
 

@@ -138,9 +138,8 @@ Status plan(const Call& call, std::vector<PlanEntry>* entries) {
         if (Status status = prepare(call, Contents::ignore, &problem, &implementation); !status.ok()) return status;
         entries->clear();
         add_tensors(problem, entries);
-        Carver measure;
+        Carver measure(nullptr, entries);
         implementation->carve(problem, measure);
-        entries->insert(entries->end(), measure.entries().begin(), measure.entries().end());
         return {};
     });
 }

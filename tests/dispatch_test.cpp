@@ -173,12 +173,13 @@ TEST(Carver, M5MeasuresWhatItCarves) {
         char* const b = static_cast<char*>(carver.take("b", DType::bf16, {100}));
         return std::pair(a, b);
     };
-    Carver measure;
+    std::vector<PlanEntry> plan;
+    Carver measure(nullptr, &plan);
     EXPECT_EQ(take(measure).first, nullptr);
-    ASSERT_EQ(measure.entries().size(), 2u);
-    EXPECT_EQ(measure.entries()[0].bytes, 60u);
-    EXPECT_EQ(measure.entries()[1].shape, std::vector<std::int64_t>{100});
-    EXPECT_EQ(measure.entries()[1].role, "workspace");
+    ASSERT_EQ(plan.size(), 2u);
+    EXPECT_EQ(plan[0].bytes, 60u);
+    EXPECT_EQ(plan[1].shape, std::vector<std::int64_t>{100});
+    EXPECT_EQ(plan[1].role, "workspace");
     std::vector<char> memory(measure.size() + 1);
     for (const int shift : {0, 1}) {
         Carver carver(memory.data() + shift);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "core/expectations.hpp"
 #include "core/validation.hpp"
@@ -19,8 +18,8 @@ bool is_one_of_chunks(int chunk) {
 }
 
 // Views that the direction does not use are dropped, so that nothing below can read them.
-Problem unchecked(const Call& call) {
-    Problem problem{};
+void take(const Call& call, Problem& problem) {
+    problem = {};
     problem.op = call.op;
     problem.direction = call.direction;
     problem.in = call.in;
@@ -32,7 +31,6 @@ Problem unchecked(const Call& call) {
         problem.out = call.out;
         if (call.direction == Direction::step) problem.pool = call.pool;
     }
-    return problem;
 }
 
 }  // namespace
@@ -71,16 +69,14 @@ bool check_sequences(Problem& problem, Fault& fault) {
 }
 
 Status make_problem(const Call& call, Contents contents, Problem* problem) {
-    Problem made = unchecked(call);
+    take(call, *problem);
     Fault fault;
-    const std::vector<NamedView> views = named_views(made);
-    const bool good = check_each_view(views, contents, fault) && check_presence(made, fault) &&
-                      check_dtypes(views, made, fault) && check_shapes(made, fault) && check_options(made, fault) &&
-                      check_sequences(made, fault) && check_aliasing(views, fault) &&
-                      (contents == Contents::ignore || check_contents(made, fault));
-    if (!good) return {Code::invalid_argument, fault.message()};
-    *problem = std::move(made);
-    return {};
+    const std::vector<NamedView> views = named_views(*problem);
+    const bool good = check_each_view(views, contents, fault) && check_presence(*problem, fault) &&
+                      check_dtypes(views, *problem, fault) && check_shapes(*problem, fault) &&
+                      check_options(*problem, fault) && check_sequences(*problem, fault) &&
+                      check_aliasing(views, fault) && (contents == Contents::ignore || check_contents(*problem, fault));
+    return good ? Status() : Status(Code::invalid_argument, fault.message());
 }
 
 Status gate_error(const Problem& problem) {

@@ -12,17 +12,18 @@ namespace {
 // Kernels count the elements of a head in int; a state of this size squared would take 16 GiB.
 constexpr std::int64_t max_head_dim = 65536;
 
+// What the operator does not take; the message is made where it is needed.
+bool refuse(const char* name, const TensorView& view, const OperatorInfo& info, Fault& fault) {
+    return !view.given() || headrace::refuse(name, view, (std::string(info.name) + " does not take it").c_str(), fault);
+}
+
 bool check_gates(const OperatorInfo& info, Problem& problem, Fault& fault) {
     const Inputs& in = problem.in;
-    const std::string does_not_take = std::string(info.name) + " does not take it";
     problem.step_gate = in.g.given() && in.g.rank == 3;
     problem.channel_gate = in.g.given() && !problem.step_gate;
     problem.head_gate = in.g_gamma.given();
     problem.value_gate = in.gv.given();
-    if (info.step == Gate::refused && info.channel == Gate::refused &&
-        !refuse("g", in.g, does_not_take.c_str(), fault)) {
-        return false;
-    }
+    if (info.step == Gate::refused && info.channel == Gate::refused && !refuse("g", in.g, info, fault)) return false;
     if (problem.channel_gate && info.channel == Gate::refused) {
         return fault("g: expected 3 dimensions [B, T, HV], the step gate of ", info.name, ", got ", in.g.rank, ": ",
                      shape_text(in.g));
@@ -31,7 +32,7 @@ bool check_gates(const OperatorInfo& info, Problem& problem, Fault& fault) {
         return fault("g: expected 4 dimensions [B, T, HV, K], the channel gate of ", info.name,
                      ", got 3: ", shape_text(in.g));
     }
-    if (info.head == Gate::refused && !refuse("g_gamma", in.g_gamma, does_not_take.c_str(), fault)) return false;
+    if (info.head == Gate::refused && !refuse("g_gamma", in.g_gamma, info, fault)) return false;
     return info.head != Gate::required || require("g_gamma", in.g_gamma, info.name, fault);
 }
 
@@ -171,16 +172,12 @@ bool check_presence(Problem& problem, Fault& fault) {
     problem.rule = info->rule;
     problem.erase_with_p = info->erase_key == 'p';
     problem.elementwise_beta = in.beta.rank == 4;
-    const std::string does_not_take = std::string(info->name) + " does not take it";
     if (!require("q", in.q, info->name, fault) || !require("k", in.k, info->name, fault) ||
         !require("v", in.v, info->name, fault)) {
         return false;
     }
-    if (problem.erase_with_p ? !require("p", in.p, info->name, fault)
-                             : !refuse("p", in.p, does_not_take.c_str(), fault)) {
-        return false;
-    }
-    if (info->rule == Rule::additive && !refuse("beta", in.beta, does_not_take.c_str(), fault)) return false;
+    if (problem.erase_with_p ? !require("p", in.p, info->name, fault) : !refuse("p", in.p, *info, fault)) return false;
+    if (info->rule == Rule::additive && !refuse("beta", in.beta, *info, fault)) return false;
     return check_gates(*info, problem, fault) && check_forms(problem, fault) && check_direction(problem, fault);
 }
 

@@ -9,8 +9,8 @@
 namespace headrace {
 
 std::int64_t bounded_product(std::int64_t a, std::int64_t b) {
-    if (a == 0 || b == 0) return 0;
-    return a >= max_elements / b + (max_elements % b != 0) ? max_elements : a * b;
+    std::int64_t product = 0;
+    return __builtin_mul_overflow(a, b, &product) ? max_elements : std::min(product, max_elements);
 }
 
 std::int64_t span_of(const TensorView& view) {

@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-Carver::Carver(void* base) {
+Carver::Carver(void* base, std::vector<PlanEntry>* plan) : plan_(plan) {
     if (base == nullptr) return;
     const auto address = reinterpret_cast<std::uintptr_t>(base);
     base_ = static_cast<char*>(base) + (alignment - address % alignment) % alignment;
@@ -18,7 +18,7 @@ void* Carver::take(const char* name, DType dtype, std::initializer_list<std::int
     for (const std::int64_t size : shape) count = bounded_product(count, size);
     const std::size_t bytes = static_cast<std::size_t>(count) * size_of(dtype);
     void* block = base_ == nullptr ? nullptr : base_ + offset_;
-    if (base_ == nullptr) entries_.push_back({name, "workspace", std::vector<std::int64_t>(shape), dtype, bytes});
+    if (plan_ != nullptr) plan_->push_back({name, "workspace", std::vector<std::int64_t>(shape), dtype, bytes});
     offset_ += (bytes + alignment - 1) / alignment * alignment;
     return block;
 }

@@ -16,19 +16,19 @@ class Carver {
   public:
     static constexpr std::size_t alignment = 128;  // two cache lines: prefetchers fetch pairs
 
-    // base == nullptr: measure only. base need not be aligned; size() includes the slack.
-    explicit Carver(void* base = nullptr);
+    // base == nullptr: measure only, and note every block in *plan, if given. base need not be aligned; size() includes the
+    // slack.
+    explicit Carver(void* base = nullptr, std::vector<PlanEntry>* plan = nullptr);
 
     // A block for shape elements of dtype. nullptr while measuring.
     void* take(const char* name, DType dtype, std::initializer_list<std::int64_t> shape);
 
     std::size_t size() const { return offset_ + alignment; }
-    const std::vector<PlanEntry>& entries() const { return entries_; }
 
   private:
     char* base_ = nullptr;
     std::size_t offset_ = 0;
-    std::vector<PlanEntry> entries_;
+    std::vector<PlanEntry>* plan_ = nullptr;
 };
 
 struct FreeAligned {

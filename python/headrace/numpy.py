@@ -27,20 +27,18 @@ from headrace import _core
 from headrace._arguments import (DIFFERENTIABLE, INPUTS, OPERATORS, OPTIONS, check_gate_parameter,  # noqa: F401
                                  count_sequences, document, flag, options_named, text)
 
-_BF16 = np.dtype(ml_dtypes.bfloat16)
+_FLOATS = (np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+_TYPES = frozenset((*_FLOATS, np.dtype(np.int32), np.dtype(np.int64)))  # in this machine's byte order
 
 
-def _view(array):
-    """What the binding reads: NumPy has no name for bfloat16, so its bits travel with the name beside them."""
-    return (array.view(np.uint16), "bf16") if isinstance(array, np.ndarray) and array.dtype == _BF16 else array
-
-
-_FLOATS = (np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), _BF16)
-_TYPES = (*_FLOATS, np.dtype(np.int32), np.dtype(np.int64))
+_INPUTS, _A_LOG, _CU_SEQLENS = frozenset(INPUTS), INPUTS.index("A_log"), INPUTS.index("cu_seqlens")
+_NO_OPTIONS = options_named()
 
 
 def _native(name: str, array: np.ndarray) -> np.ndarray:
     """`array` in the byte order of this machine."""
+    if type(array) is np.ndarray and array.dtype.isnative:
+        return array
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{name}: expected an array without a mask, got a masked array (its filled() has none)")
     array = np.asarray(array)  # of no derived class, of which some never lose a dimension
@@ -66,17 +64,23 @@ def _checked_arrays(values, required=()):
 
 def _call_type(dtypes):
     """The least floating type that holds all `dtypes`; float32 that of bfloat16 and float16."""
-    wide = next((dtype for dtype in _FLOATS[:2] if dtype in dtypes), _FLOATS[1])
-    return dtypes[0] if all(dtype == dtypes[0] for dtype in dtypes) else wide
+    if dtypes.count(dtypes[0]) == len(dtypes):
+        return dtypes[0]
+    return next((dtype for dtype in _FLOATS[:2] if dtype in dtypes), _FLOATS[1])
 
 
-def _split(q, k, v, arguments):
-    """(arrays by name, options) of a call, the latter taken out of `arguments`."""
+def _options(arguments):
+    """The options among `arguments`, taken out; what is left are inputs."""
     options = {name: arguments.pop(name) for name in OPTIONS if name in arguments}
-    unknown = set(arguments) - set(INPUTS)
+    unknown = set(arguments) - _INPUTS
     if unknown:
-        raise TypeError(f"{sorted(unknown)[0]}: expected one of {', '.join(INPUTS)}, or an option")
-    arrays = _checked_arrays({"q": q, "k": k, "v": v, **arguments}, ("q", "k", "v"))
+        raise TypeError(f"{min(unknown)}: expected one of {', '.join(INPUTS)}, or an option")
+    return options
+
+
+def _made_usual(inputs):
+    """The inputs of a call, by INPUTS, as the library takes them: q, k, v and p of one type, a gate's parameters flat."""
+    arrays = _checked_arrays(dict(zip(INPUTS, inputs)), ("q", "k", "v"))
     for name in ("q", "k", "v"):
         if arrays[name].ndim != 4:
             raise ValueError(f"{name}: expected 4 dimensions, got shape {list(arrays[name].shape)}")
@@ -90,9 +94,20 @@ def _split(q, k, v, arguments):
     for name in {"A_log", "dt_bias"} & arrays.keys():
         check_gate_parameter(name, arrays[name].shape, HV, channels if name == "dt_bias" else 0)
         arrays[name] = arrays[name].reshape(-1)
-    if options.get("gate_form") == "bounded":
-        arrays.setdefault("A_log", np.zeros(HV, np.float32))
-    return arrays, options_named(**options)
+    return [*map(arrays.get, INPUTS)]
+
+
+def _split(q, k, v, arguments):
+    """(arrays in the order of INPUTS, options) of a call."""
+    options = {} if arguments.keys() <= _INPUTS else _options(arguments)
+    inputs = [q, k, v, *map(arguments.get, INPUTS[3:])]
+    if not _core.usual(inputs):
+        inputs = _made_usual(inputs)
+    if not options:
+        return inputs, _NO_OPTIONS
+    if options.get("gate_form") == "bounded" and inputs[_A_LOG] is None:
+        inputs[_A_LOG] = np.zeros(inputs[2].shape[2], np.float32)
+    return inputs, options_named(**options)
 
 
 def _state_type(dtype):
@@ -104,6 +119,10 @@ def _dtype_like(given):
     return given.dtype.newbyteorder("=")
 
 
+def _as(given, result):
+    return result if result.dtype is given.dtype else result.astype(_dtype_like(given), copy=False)
+
+
 def _checked_names(wanted, given):
     names = [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
     for name in names:
@@ -112,24 +131,18 @@ def _checked_names(wanted, given):
     return names
 
 
-def _run(direction, op, arrays, first, second, options):
-    inputs = [arrays.get(name) for name in INPUTS]
-    _core.run(direction, text("op", op), [_view(x) for x in inputs], [_view(x) for x in first],
-              [_view(x) for x in second], options)
-
-
 def forward(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, final_state: bool = False,
             **arguments: Any) -> Tuple[np.ndarray, Optional[np.ndarray]]:
     """(o, final state or None) of operator `op`, one of OPERATORS."""
-    arrays, options = _split(q, k, v, arguments)
-    N = count_sequences(q.shape[0], arrays.get("cu_seqlens"))
-    dtype = arrays["q"].dtype
+    inputs, options = _split(q, k, v, arguments)
+    N = count_sequences(q.shape[0], inputs[_CU_SEQLENS])
+    dtype = inputs[0].dtype
     o = np.empty(v.shape, dtype)
     state = None
     if flag("final_state", final_state):
         state = np.empty((N, v.shape[2], q.shape[3], v.shape[3]), _state_type(dtype))
-    _run("forward", op, arrays, [o, state], [], options)
-    return o.astype(_dtype_like(q), copy=False), state
+    _core.run("forward", text("op", op), inputs, [o, state], [], options)
+    return _as(q, o), state
 
 
 def backward(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, d_o: Optional[np.ndarray] = None,
@@ -140,7 +153,8 @@ def backward(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, d_o: Optio
     wanted: the names of the inputs to differentiate by; default all that are given.
     """
     given = {"q": q, "k": k, "v": v, **arguments}
-    arrays, options = _split(q, k, v, arguments)
+    inputs, options = _split(q, k, v, arguments)
+    arrays = dict(zip(INPUTS, inputs))
     outside = _checked_arrays({"d_o": d_o, "d_final_state": d_final_state})
     if "d_o" in outside:
         if outside["d_o"].dtype != _dtype_like(q):
@@ -150,10 +164,9 @@ def backward(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, d_o: Optio
     if wanted is not None:
         names = _checked_names(wanted, names)
     gradients = {name: np.empty(arrays[name].shape, arrays[name].dtype) for name in names}
-    _run("backward", op, arrays, [outside.get("d_o"), outside.get("d_final_state")],
-         [gradients.get(name) for name in DIFFERENTIABLE], options)
-    return {f"d_{name}": x.reshape(given[name].shape).astype(_dtype_like(given[name]), copy=False)
-            for name, x in gradients.items()}
+    _core.run("backward", text("op", op), inputs, [outside.get("d_o"), outside.get("d_final_state")],
+              [gradients.get(name) for name in DIFFERENTIABLE], options)
+    return {f"d_{name}": _as(given[name], x.reshape(given[name].shape)) for name, x in gradients.items()}
 
 
 def step(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, pool: np.ndarray,
@@ -164,16 +177,16 @@ def step(op: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, pool: np.ndarr
     indices [N] names the row of each sequence, or [N, S] the row that takes the state after each token; -1 is padding.
     num_accepted_tokens [N]: with 2-D indices, sequence n starts from row indices[n, num_accepted_tokens[n] - 1].
     """
-    arrays, options = _split(q, k, v, arguments)
+    inputs, options = _split(q, k, v, arguments)
     states = _checked_arrays({"pool": pool, "indices": indices, "num_accepted_tokens": num_accepted_tokens}, ("pool",))
     if not pool.flags.writeable:
         raise ValueError("pool: expected a writable numpy array, got one that is read-only")
     if not pool.dtype.isnative:
         raise ValueError(f"pool: expected the byte order of this machine, got {pool.dtype.str}")
-    o = np.empty(v.shape, arrays["q"].dtype)
-    _run("step", op, arrays, [o, None], [states.get(name) for name in ("pool", "indices", "num_accepted_tokens")],
-         options)
-    return o.astype(_dtype_like(q), copy=False)
+    o = np.empty(v.shape, inputs[0].dtype)
+    _core.run("step", text("op", op), inputs, [o, None],
+              [states.get(name) for name in ("pool", "indices", "num_accepted_tokens")], options)
+    return _as(q, o)
 
 
 document((forward, backward, step), __doc__)

@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <iterator>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,44 +49,138 @@ struct DlpackExchange {
     int (*tensor_of)(void* object, nb::dlpack::dltensor* tensor);  // borrowed; 0, or another number and a Python error
 };
 
-// A tensor as its framework holds it, without a call of Python's (1 microsecond each); false where only __dlpack__ or the
-// buffer protocol may say, as for classes derived from the framework's.
-inline bool borrow(nb::handle argument, nb::dlpack::dltensor* tensor) {
+// PyTorch's parameters: tensors of a derived class that changes nothing about their memory. nullptr until PyTorch is used.
+inline PyTypeObject*& parameter_type() {
+    static PyTypeObject* type = nullptr;
+    return type;
+}
+
+// The exchange interface of a type itself; nullptr for one that only inherits it, of which a framework may make anything.
+inline const DlpackExchange* exchange_of(PyTypeObject* type) {
     static PyObject* const name = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
-    PyObject* const type_contents = reinterpret_cast<PyTypeObject*>(argument.type().ptr())->tp_dict;
-    PyObject* const capsule = type_contents != nullptr ? PyDict_GetItemWithError(type_contents, name) : nullptr;
-    if (capsule == nullptr || !PyCapsule_IsValid(capsule, "dlpack_exchange_api")) return false;
+    PyObject* const capsule = type->tp_dict != nullptr ? PyDict_GetItemWithError(type->tp_dict, name) : nullptr;
+    if (capsule == nullptr || !PyCapsule_IsValid(capsule, "dlpack_exchange_api")) return nullptr;
     const auto* api = static_cast<const DlpackExchange*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-    if (api->version.major != 1 || api->tensor_of == nullptr) return false;
+    return api->version.major == 1 && api->tensor_of != nullptr ? api : nullptr;
+}
+
+// A tensor as its framework holds it, without a call of Python's (1 microsecond each); false where only __dlpack__ or the
+// buffer protocol may say, as for most classes derived from the framework's.
+inline bool borrow(nb::handle argument, nb::dlpack::dltensor* tensor) {
+    PyTypeObject* const type = Py_TYPE(argument.ptr());
+    const DlpackExchange* const api = exchange_of(type == parameter_type() ? type->tp_base : type);
+    if (api == nullptr) return false;
     if (api->tensor_of(argument.ptr(), tensor) == 0) return tensor->strides != nullptr;
     PyErr_Clear();
     return false;
 }
 
-// Shows the arrays of a call as views, which are valid as long as this and the call's arguments. An argument is None, an
-// array, or (array of uint16, "bf16") where a framework has no name for the type.
+// NumPy's array interface, version 3: what the capsule `__array_struct__` of an array holds.
+struct ArrayInterface {
+    static constexpr int native = 0x200;  // of flags: in the byte order of this machine
+    int two, rank;
+    char kind;
+    int bytes, flags;
+    Py_ssize_t *shape, *strides;  // strides in bytes
+    void* data;
+};
+
+// What a module holds under a name, kept in *place, which is null at first. A static variable that is initialized by an
+// import would have threads wait for each other: one for the variable, one for the interpreter.
+inline PyObject* imported(PyObject** place, const char* module, const char* name) {
+    if (*place == nullptr) *place = nb::object(nb::module_::import_(module).attr(name)).release().ptr();
+    return *place;
+}
+
+// NumPy's arrays themselves, not those of derived classes.
+inline bool is_numpy_array(nb::handle argument) {
+    static PyObject* type = nullptr;
+    return reinterpret_cast<PyObject*>(Py_TYPE(argument.ptr())) == imported(&type, "numpy", "ndarray");
+}
+
+inline std::optional<DType> dtype_of(nb::handle argument, const ArrayInterface& array) {
+    switch (array.kind) {
+        case 'f':
+            if (array.bytes == 4) return DType::f32;
+            if (array.bytes == 2) return DType::f16;
+            if (array.bytes == 8) return DType::f64;
+            break;
+        case 'i':
+            if (array.bytes == 4) return DType::i32;
+            if (array.bytes == 8) return DType::i64;
+            break;
+        case 'V': {  // a type that NumPy does not know
+            static PyObject* bf16 = nullptr;
+            if (argument.attr("dtype").attr("type").is(imported(&bf16, "ml_dtypes", "bfloat16"))) return DType::bf16;
+            break;
+        }
+        default: break;
+    }
+    return std::nullopt;
+}
+
+// A NumPy array as it lies in memory; false where DLPack has the words for what is wrong with it.
+inline bool read_numpy(nb::handle argument, TensorView* view) {
+    const nb::object capsule = argument.attr("__array_struct__");
+    const auto& array = *static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
+    const std::optional<DType> dtype = dtype_of(argument, array);
+    if (!dtype || (array.flags & ArrayInterface::native) == 0 || array.rank < 1 || array.rank > TensorView::max_rank) {
+        return false;
+    }
+    for (int d = 0; d < array.rank; ++d) {
+        if (array.strides[d] % array.bytes != 0) return false;
+        view->shape[d] = array.shape[d];
+        view->strides[d] = array.strides[d] / array.bytes;
+    }
+    view->data = array.data;
+    view->dtype = *dtype;
+    view->rank = array.rank;
+    return true;
+}
+
+// Whether the inputs of a call, in the library's order from q to cu_seqlens, are as it takes them: NumPy's own arrays,
+// q, k, v and p of one floating type, A_log and dt_bias flat and of as many values as they must have.
+inline bool usual(const nb::list& inputs) {
+    TensorView views[12];
+    if (inputs.size() != std::size(views)) type_error("expected 12 arrays");
+    for (std::size_t i = 0; i < std::size(views); ++i) {
+        const nb::handle input = PyList_GET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i));
+        if (i >= 3 && input.is_none()) continue;
+        if (!is_numpy_array(input) || !read_numpy(input, &views[i])) return false;
+    }
+    const auto& [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens] = views;
+    const bool floats = q.dtype != DType::i32 && q.dtype != DType::i64;
+    const auto is_like_q = [&](const TensorView& view) { return view.rank == 4 && view.dtype == q.dtype; };
+    if (!floats || !is_like_q(q) || !is_like_q(k) || !is_like_q(v) || (p.given() && !is_like_q(p))) return false;
+    const std::int64_t heads = v.shape[2];
+    const auto is_flat = [](const TensorView& x, std::int64_t size) { return x.rank == 1 && x.shape[0] == size; };
+    return (!A_log.given() || is_flat(A_log, heads)) &&
+           (!dt_bias.given() || is_flat(dt_bias, heads) || (g.rank == 4 && is_flat(dt_bias, heads * q.shape[3])));
+}
+
+// Shows the arrays of a call as views, which are valid as long as this and the call's arguments. An argument is None or
+// an array.
 class Arrays {
   public:
     // arguments: a list in the order of names and views.
     void read(const nb::list& arguments, std::initializer_list<std::pair<const char*, TensorView*>> targets) {
         if (arguments.size() != targets.size()) type_error("expected " + std::to_string(targets.size()) + " arrays");
-        std::size_t i = 0;
-        for (const auto& [name, view] : targets) read(arguments[i++], name, view);
+        Py_ssize_t i = 0;
+        for (const auto& [name, view] : targets) read(PyList_GET_ITEM(arguments.ptr(), i++), name, view);
     }
 
   private:
     void read(nb::handle argument, const char* name, TensorView* view) {
-        if (argument.is_none()) return;
-        const bool renamed = nb::isinstance<nb::tuple>(argument);
+        if (argument.is_none() || (is_numpy_array(argument) && read_numpy(argument, view))) return;
         nb::dlpack::dltensor array;
-        if (!borrow(argument, &array)) array = keep(renamed ? nb::handle(argument[0].ptr()) : argument, name);
+        if (!borrow(argument, &array)) array = keep(argument, name);
         if (array.device.device_type != nb::device::cpu::value) {
             throw nb::value_error((std::string(name) + ": expected an array on the CPU").c_str());
         }
         if (array.ndim == 0 || array.ndim > TensorView::max_rank) {  // a view without dimensions is one not given
             throw nb::value_error((std::string(name) + ": expected 1 to 4 dimensions, got " + std::to_string(array.ndim)).c_str());
         }
-        view->dtype = renamed ? DType::bf16 : dtype_of(array.dtype, name);
+        view->dtype = dtype_of(array.dtype, name);
         view->data = static_cast<char*>(array.data) + array.byte_offset;
         view->rank = array.ndim;
         for (int d = 0; d < view->rank; ++d) {
@@ -103,6 +199,31 @@ class Arrays {
     }
     std::vector<Array> kept_;
 };
+
+// Whether memory says all about the tensors of a tuple: each is a dense one on the CPU whose numbers are those in memory,
+// or, behind the `required` ones, None. nothing: one is not. Else whether any requires a gradient.
+inline std::optional<bool> plain(const nb::tuple& tensors, int required) {
+    static PyObject* const is_negated = PyUnicode_InternFromString("is_neg");
+    static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
+    bool any = false;
+    int place = 0;
+    for (const nb::handle tensor : tensors) {
+        if (place++ >= required && tensor.is_none()) continue;
+        nb::dlpack::dltensor array;
+        if (!borrow(tensor, &array) || array.device.device_type != nb::device::cpu::value) return std::nullopt;
+        bool is_empty = false;
+        for (int d = 0; d < array.ndim; ++d) is_empty = is_empty || array.shape[d] == 0;
+        if (array.data == nullptr && !is_empty) return std::nullopt;  // zeros without memory, or what stands for a tensor
+        PyObject* self = tensor.ptr();
+        const auto negated = nb::steal(PyObject_VectorcallMethod(is_negated, &self, 1, nullptr));
+        if (!negated.is(Py_False)) {
+            PyErr_Clear();
+            return std::nullopt;
+        }
+        any = any || nb::getattr(tensor, nb::handle(requires_grad)).is(Py_True);
+    }
+    return any;
+}
 
 inline void raise(const Status& status) {
     if (status.ok()) return;

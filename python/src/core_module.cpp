@@ -17,9 +17,9 @@
 namespace headrace::python {
 namespace {
 
-Operator operator_of(const std::string& name) {
+Operator operator_of(std::string_view name) {
     if (const std::optional<Operator> op = operator_named(name)) return *op;
-    throw nb::value_error(("op: expected the name of an operator, got '" + name + "'").c_str());
+    throw nb::value_error(("op: expected the name of an operator, got '" + std::string(name) + "'").c_str());
 }
 
 // Everything that the three directions share.
@@ -28,7 +28,7 @@ struct Request {
     Arrays arrays;
     std::string force;
 
-    Request(const std::string& op, Direction direction, const nb::list& inputs, const Options& options) {
+    Request(const char* op, Direction direction, const nb::list& inputs, const Options& options) {
         call.op = operator_of(op);
         call.direction = direction;
         call.options = options;
@@ -68,7 +68,7 @@ struct Request {
     }
 };
 
-Request request(const std::string& direction, const std::string& op, const nb::list& inputs, const nb::list& first,
+Request request(std::string_view direction, const char* op, const nb::list& inputs, const nb::list& first,
                 const nb::list& second, const Options& options) {
     const Direction kind = direction == "forward"    ? Direction::forward
                            : direction == "backward" ? Direction::backward
@@ -120,13 +120,21 @@ NB_MODULE(_core, module) {
              nb::arg("threads") = 0);
     module.def(
         "run",
-        [](const std::string& direction, const std::string& op, const nb::list& inputs, const nb::list& first,
-           const nb::list& second, const Options& options) { request(direction, op, inputs, first, second, options).run(); },
+        [](const char* direction, const char* op, const nb::list& inputs, const nb::list& first, const nb::list& second,
+           const Options& options) { request(direction, op, inputs, first, second, options).run(); },
         nb::arg("direction"), nb::arg("op"), nb::arg("inputs"), nb::arg("first"), nb::arg("second"), nb::arg("options"),
         "Runs 'forward' (first: outputs), 'backward' (first: output gradients, second: gradients) or 'step' (second: pool).");
     module.def(
+        "set_parameter_type",
+        [](nb::type_object type) { parameter_type() = reinterpret_cast<PyTypeObject*>(type.release().ptr()); },
+        nb::arg("type"), "Tells PyTorch's class of parameters.");
+    module.def("usual", &usual, nb::arg("inputs"),
+               "Whether NumPy arrays, None for what is not given, are as the library takes them.");
+    module.def("plain", &plain, nb::arg("tensors"), nb::arg("required"),
+               "Whether any tensor requires a gradient; None where one of them is more than its memory on the CPU says.");
+    module.def(
         "plan",
-        [](const std::string& direction, const std::string& op, const nb::list& inputs, const nb::list& first,
+        [](const char* direction, const char* op, const nb::list& inputs, const nb::list& first,
            const nb::list& second, const Options& options) {
             Request r = request(direction, op, inputs, first, second, options);
             std::vector<PlanEntry> entries;
@@ -140,7 +148,7 @@ NB_MODULE(_core, module) {
         "The memory that run would work on: (name, role, shape, type, bytes) of every tensor.");
     module.def(
         "explain",
-        [](const std::string& direction, const std::string& op, const nb::list& inputs, const nb::list& first,
+        [](const char* direction, const char* op, const nb::list& inputs, const nb::list& first,
            const nb::list& second, const Options& options) {
             Request r = request(direction, op, inputs, first, second, options);
             std::vector<Candidate> candidates;

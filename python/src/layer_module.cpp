@@ -9,11 +9,11 @@
 namespace headrace::python {
 namespace {
 
-Activation activation_named(const std::string& name) {
+Activation activation_named(std::string_view name) {
     if (name == "none") return Activation::none;
     if (name == "silu") return Activation::silu;
     if (name == "sigmoid") return Activation::sigmoid;
-    throw nb::value_error(("activation: expected 'none', 'silu' or 'sigmoid', got '" + name + "'").c_str());
+    throw nb::value_error(("activation: expected 'none', 'silu' or 'sigmoid', got '" + std::string(name) + "'").c_str());
 }
 
 // The interpreter is free while body() runs.
@@ -32,7 +32,7 @@ struct Convolution {
     ConvolutionInputs in;
     ConvolutionOptions options;
 
-    Convolution(const nb::list& inputs, const std::string& activation) {
+    Convolution(const nb::list& inputs, const char* activation) {
         arrays.read(inputs, {{"x", &in.x},
                              {"weight", &in.weight},
                              {"bias", &in.bias},
@@ -42,7 +42,7 @@ struct Convolution {
     }
 };
 
-void convolution_forward(const nb::list& inputs, const nb::list& outputs, const std::string& activation) {
+void convolution_forward(const nb::list& inputs, const nb::list& outputs, const char* activation) {
     Convolution c(inputs, activation);
     ConvolutionOutputs out;
     c.arrays.read(outputs, {{"y", &out.y}, {"final_state", &out.final_state}});
@@ -50,7 +50,7 @@ void convolution_forward(const nb::list& inputs, const nb::list& outputs, const 
 }
 
 void convolution_backward(const nb::list& inputs, const nb::list& d_outputs, const nb::list& gradients,
-                          const std::string& activation) {
+                          const char* activation) {
     Convolution c(inputs, activation);
     ConvolutionOutputGradients d_out;
     ConvolutionGradients g;
@@ -62,7 +62,7 @@ void convolution_backward(const nb::list& inputs, const nb::list& d_outputs, con
 }
 
 void convolution_step(const nb::list& inputs, const nb::list& outputs, const nb::list& pool_arrays,
-                      const std::string& activation) {
+                      const char* activation) {
     Convolution c(inputs, activation);
     ConvolutionOutputs out;
     ConvolutionPool pool;
@@ -76,14 +76,14 @@ struct RmsNorm {
     RmsNormInputs in;
     RmsNormOptions options;
 
-    RmsNorm(const nb::list& inputs, double eps, const std::string& activation) {
+    RmsNorm(const nb::list& inputs, double eps, const char* activation) {
         arrays.read(inputs, {{"x", &in.x}, {"gate", &in.gate}, {"weight", &in.weight}});
         options.eps = eps;
         options.activation = activation_named(activation);
     }
 };
 
-void norm_forward(const nb::list& inputs, const nb::list& outputs, double eps, const std::string& activation) {
+void norm_forward(const nb::list& inputs, const nb::list& outputs, double eps, const char* activation) {
     RmsNorm n(inputs, eps, activation);
     TensorView y;
     n.arrays.read(outputs, {{"y", &y}});
@@ -91,7 +91,7 @@ void norm_forward(const nb::list& inputs, const nb::list& outputs, double eps, c
 }
 
 void norm_backward(const nb::list& inputs, const nb::list& d_outputs, const nb::list& gradients, double eps,
-                   const std::string& activation) {
+                   const char* activation) {
     RmsNorm n(inputs, eps, activation);
     TensorView d_y;
     RmsNormGradients g;

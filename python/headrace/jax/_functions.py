@@ -15,7 +15,7 @@ from headrace import _core
 from headrace._arguments import (INPUTS, beta_form, bound, check_gate_parameter, check_sum, chunk_hint, depth, flag,
                                  gate_form, number, options, text)
 from headrace.jax import _primitive
-from headrace.numpy import _call_type, _native, _view
+from headrace.numpy import _call_type, _native
 
 Result = Tuple[Array, Optional[Array]]
 Maybe = Optional[ArrayLike]
@@ -89,7 +89,7 @@ def _gate_parameter(name: str, x: Array, q: Array, v: Array, g: Optional[Array])
 def _stand_in(shape: tuple, dtype: Any, turned: bool = False) -> object:
     """An array with one value in memory, for checks of a call by its shape and type; `turned`: V-first states."""
     array = np.broadcast_to(np.zeros((), dtype), shape)
-    return _view(array.swapaxes(-1, -2) if turned and array.ndim == 4 else array)
+    return array.swapaxes(-1, -2) if turned and array.ndim == 4 else array
 
 
 def _offsets_stand_in(cu_seqlens: Array, T: int) -> np.ndarray:
@@ -110,11 +110,11 @@ def _check(settings: _primitive.Settings, tensors: dict) -> None:
         stand_ins["cu_seqlens"] = _offsets_stand_in(cu_seqlens, q.shape[1])
     # What would be written has memory of its own, but is never written, so its pages are never there.
     # The final state needs no check: its shape follows from the inputs'.
-    outputs = [_view(np.empty(v.shape, q.dtype)), None]
+    outputs = [np.empty(v.shape, q.dtype), None]
     pool = []
     if states is not None:
         room = np.empty(states.shape, states.dtype)
-        pool = [_view(room.swapaxes(-1, -2) if settings.state_v_first and room.ndim == 4 else room), None, None]
+        pool = [room.swapaxes(-1, -2) if settings.state_v_first and room.ndim == 4 else room, None, None]
     _core.plan("forward" if states is None else "step", settings.op, [stand_ins.get(name) for name in INPUTS],
                outputs, pool,
                options(settings.scale, settings.reverse, settings.qk_l2norm, settings.gate_form, settings.lower_bound,

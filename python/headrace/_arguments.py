@@ -156,8 +156,7 @@ def beta_form(use_beta_sigmoid_in_kernel: bool, allow_neg_eigval: bool) -> str:
 def options(scale: float | None, reverse: bool, qk_l2norm: bool, gate: str, lower_bound: float, beta: str,
             chunk: int) -> _core.Options:
     """The options of a call, which have been checked."""
-    return _core.Options(scale=scale, reverse=reverse, qk_l2norm=qk_l2norm, gate_form=gate, lower_bound=lower_bound,
-                         beta_form=beta, chunk=chunk)
+    return _core.Options(scale, reverse, qk_l2norm, gate, lower_bound, beta, False, chunk)
 
 
 # The options of a call at the binding by their names there, and what sees to their values.

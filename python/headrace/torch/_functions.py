@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import lru_cache
 from typing import Callable, Optional, Tuple
 
 import torch
@@ -18,13 +19,13 @@ Result = Tuple[Tensor, Optional[Tensor]]
 Maybe = Optional[Tensor]
 
 
-def _call_type(q: Tensor, k: Tensor, v: Tensor, p: Maybe) -> Tuple[torch.dtype, bool]:
+def _call_type(q: Tensor, k: Tensor, v: Tensor, p: Maybe, device: str) -> Tuple[torch.dtype, bool]:
     """The type in which a call computes, and whether it is autocast's.
 
     Else it is that of q, k, v and p, of several the least that holds them all. Autocast leaves float64 alone.
     """
-    dtype, device = q.dtype, q.device.type
-    is_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    dtype = q.dtype
+    is_autocast = (device == "cpu" or torch.amp.is_autocast_available(device)) and torch.is_autocast_enabled(device)
     if not is_autocast and k.dtype == dtype and v.dtype == dtype and (p is None or p.dtype == dtype):
         return dtype, False
     for name, x in (("q", q), ("k", k), ("v", v), ("p", p)):
@@ -48,9 +49,7 @@ def _gate_parameter(name: str, x: Maybe, g: Maybe, q: Tensor, v: Tensor, gate: s
     return x if x.dim() == 1 else x.reshape(x.numel())
 
 
-def _offsets(cu_seqlens: Maybe, cu_seqlens_cpu: Maybe, device: torch.device) -> Maybe:
-    if cu_seqlens_cpu is None:
-        return cu_seqlens
+def _offsets(cu_seqlens: Maybe, cu_seqlens_cpu: Tensor, device: torch.device) -> Maybe:
     _library.check_tensors(("cu_seqlens_cpu",), (cu_seqlens_cpu,), 0)
     if cu_seqlens is None:
         raise ValueError("cu_seqlens_cpu: expected together with cu_seqlens, of which it is the host copy, got it "
@@ -71,6 +70,20 @@ def _v_first(state_v_first: bool, transpose_state_layout: Optional[bool]) -> boo
     return flag("transpose_state_layout", transpose_state_layout)
 
 
+def _decays_of(decays: tuple, heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """g_gamma [heads]: a function of the heads' numbers, float64, and what else it takes."""
+    formula, *numbers = decays
+    places = torch.arange(heads, dtype=torch.float64, device=device)
+    return formula(places, *numbers).to(torch.promote_types(dtype, torch.float32))
+
+
+@lru_cache(maxsize=1024)
+def _kept_decays_of(decays: tuple, heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The same, kept: PyTorch's operators take as long as a short call. It may be saved outside of inference mode."""
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+        return _decays_of(decays, heads, dtype, device)
+
+
 def _run(
     op: str, q: Tensor, k: Tensor, v: Tensor, *, p: Maybe = None, g: Maybe = None, gv: Maybe = None,
     g_gamma: Maybe = None, beta: Maybe = None, A_log: Maybe = None, dt_bias: Maybe = None, initial_state: Maybe = None,
@@ -78,17 +91,21 @@ def _run(
     scale: Optional[float] = None, reverse: bool = False, l2norm: bool = False, gate: str = "log_decay",
     lower_bound: Optional[float] = None, beta_is: str = "value", chunk_size: Optional[int] = None,
     state_v_first: bool = False, transpose_state_layout: Optional[bool] = None, serving: Optional[dict] = None,
-    decays: Optional[Callable[[Tensor], Tensor]] = None, o_as_v: bool = False,
+    decays: Optional[tuple] = None, o_as_v: bool = False,
 ) -> Result:
-    """decays: g_gamma as a function of the heads' numbers, float64. o_as_v: o has the type of v, else that of q."""
-    _library.check_tensors(INPUTS, (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens), 3)
-    dtype, is_autocast = _call_type(q, k, v, p)
+    """decays: g_gamma, as in _decays_of. o_as_v: o has the type of v, else that of q."""
+    tensors = (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens)
+    way = _library.route(tensors, 3)
+    if way is None:
+        _library.check_tensors(INPUTS, tensors, 3)
+    dtype, is_autocast = _call_type(q, k, v, p, q.device.type if way is None else "cpu")
     o_dtype = dtype if is_autocast else v.dtype if o_as_v else q.dtype
     if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype or (p is not None and p.dtype != dtype):
         q, k, v, p = q.to(dtype), k.to(dtype), v.to(dtype), None if p is None else p.to(dtype)
     _library.check_alike(q, k, v)
-    A_log = _gate_parameter("A_log", A_log, g, q, v, gate)
-    dt_bias = _gate_parameter("dt_bias", dt_bias, g, q, v, gate)
+    if A_log is not None or dt_bias is not None:
+        A_log = _gate_parameter("A_log", A_log, g, q, v, gate)
+        dt_bias = _gate_parameter("dt_bias", dt_bias, g, q, v, gate)
     if gate == "log_decay":
         A_log = dt_bias = None  # given for a gate that is computed outside
     elif A_log is None and gate == "softplus":
@@ -96,10 +113,9 @@ def _run(
     elif A_log is None:
         A_log = torch.zeros(v.shape[2], device=v.device)
     if decays is not None:
-        heads = torch.arange(v.shape[2], dtype=torch.float64, device=v.device)
-        g_gamma = decays(heads).to(torch.promote_types(dtype, torch.float32))
+        g_gamma = (_decays_of if way is None else _kept_decays_of)(decays, v.shape[2], dtype, v.device)
     state_v_first = _v_first(state_v_first, transpose_state_layout)
-    cu_seqlens = _offsets(cu_seqlens, cu_seqlens_cpu, q.device)
+    cu_seqlens = cu_seqlens if cu_seqlens_cpu is None else _offsets(cu_seqlens, cu_seqlens_cpu, q.device)
     rest = (None if scale is None else number("scale", scale), flag("reverse", reverse),
             flag("use_qk_l2norm_in_kernel", l2norm), gate,
             -5.0 if lower_bound is None else number("lower_bound", lower_bound), beta_is, chunk_hint(chunk_size),
@@ -107,20 +123,21 @@ def _run(
     output_final_state = flag("output_final_state", output_final_state)
     tensors = (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens)
     if serving is not None:
-        return _step(op, tensors, rest, o_dtype, **serving)
-    o, final_state = torch.ops.headrace.forward(op, *tensors, output_final_state, *rest)
+        return _step(way, op, tensors, rest, o_dtype, **serving)
+    o, final_state = _library.run(way, (op, *tensors, output_final_state, *rest))
     return o if o.dtype == o_dtype else o.to(o_dtype), final_state if output_final_state else None
 
 
-def _step(op: str, tensors: tuple, rest: tuple, o_dtype: torch.dtype, *, out: Maybe, **states: Maybe) -> Result:
+def _step(way: Optional[bool], op: str, tensors: tuple, rest: tuple, o_dtype: torch.dtype, *, out: Maybe,
+          **states: Maybe) -> Result:
     """step_on_pool, and o in its type where q, k and v have several."""
     if tensors[0].dtype == o_dtype:
-        return step_on_pool(op, tensors, rest, out=out, **states)
+        return step_on_pool(way, op, tensors, rest, out=out, **states)
     _library.check_tensors(("q", "out"), (tensors[0], out), 1)
     if out is not None and (out.dtype != o_dtype or out.shape != tensors[2].shape):
         raise ValueError(f"out: expected dtype {o_dtype} and shape {list(tensors[2].shape)}, got {out.dtype} "
                          f"{list(out.shape)}")
-    o, pool = step_on_pool(op, tensors, rest, out=None, **states)
+    o, pool = step_on_pool(way, op, tensors, rest, out=None, **states)
     return o.to(o_dtype) if out is None else out.copy_(o), pool
 
 
@@ -211,7 +228,7 @@ def chunk_retention(
     output_final_state: bool = False, cu_seqlens: Maybe = None, *, state_v_first: bool = False, chunk_size: int = 64,
 ) -> Result:
     """Retention: head h decays by 1 - 2^(-5-h)."""
-    return _run("simple_gla", q, k, v, decays=_retention_decays, scale=scale, initial_state=initial_state,
+    return _run("simple_gla", q, k, v, decays=(_retention_decays,), scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
                 chunk_size=_hint(chunk_size, 64))
 
@@ -222,14 +239,17 @@ def fused_recurrent_retention(
     transpose_state_layout: Optional[bool] = None,
 ) -> Result:
     """As chunk_retention; `reverse` runs every sequence from its last token to its first."""
-    return _run("simple_gla", q, k, v, decays=_retention_decays, scale=scale, initial_state=initial_state,
+    return _run("simple_gla", q, k, v, decays=(_retention_decays,), scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first,
                 cu_seqlens=cu_seqlens, transpose_state_layout=transpose_state_layout)
 
 
-def _lightning_decays(layer_idx: int, num_layers: int) -> Callable[[Tensor], Tensor]:
-    rest = 1 - depth(layer_idx, num_layers)
-    return lambda heads: heads * (-8 / max(heads.shape[0], 1) * rest)
+def _lightning_decays(heads: Tensor, rest: float) -> Tensor:
+    return heads * (-8 / max(heads.shape[0], 1) * rest)
+
+
+def _lightning(layer_idx: int, num_layers: int) -> Tuple[Callable[..., Tensor], float]:
+    return _lightning_decays, 1 - depth(layer_idx, num_layers)
 
 
 def chunk_lightning_attn(
@@ -238,7 +258,7 @@ def chunk_lightning_attn(
     state_v_first: bool = False, chunk_size: int = 64,
 ) -> Result:
     """Lightning attention: log decay -8 h / H (1 - layer_idx / num_layers) of head h."""
-    return _run("simple_gla", q, k, v, decays=_lightning_decays(layer_idx, num_layers), scale=scale,
+    return _run("simple_gla", q, k, v, decays=_lightning(layer_idx, num_layers), scale=scale,
                 initial_state=initial_state, output_final_state=output_final_state, state_v_first=state_v_first,
                 cu_seqlens=cu_seqlens, chunk_size=_hint(chunk_size, 64))
 
@@ -249,7 +269,7 @@ def fused_recurrent_lightning_attn(
     state_v_first: bool = False,
 ) -> Result:
     """As chunk_lightning_attn; `reverse` runs every sequence from its last token to its first."""
-    return _run("simple_gla", q, k, v, decays=_lightning_decays(layer_idx, num_layers), scale=scale,
+    return _run("simple_gla", q, k, v, decays=_lightning(layer_idx, num_layers), scale=scale,
                 initial_state=initial_state, output_final_state=output_final_state, reverse=reverse,
                 state_v_first=state_v_first, cu_seqlens=cu_seqlens)
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from headrace._arguments import flag, number
-from headrace.torch import _layer_library  # noqa: F401, registers the operators
-from headrace.torch._library import check_tensors
+from headrace.torch._layer_library import run_convolution, run_convolution_step, run_norm
+from headrace.torch._library import check_tensors, route
 
 _ACTIVATIONS = {None: "none", "silu": "silu", "swish": "silu"}
 _GATES = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
@@ -21,12 +21,18 @@ def _named(activation: Any, names: dict) -> str:
     return names[activation]
 
 
-def _check(required: int, **tensors: Any) -> None:
-    """What must hold before outputs can be allocated; the library checks the rest. `required`: as in check_tensors."""
-    check_tensors(tuple(tensors), tuple(tensors.values()), required)
+def _check(required: int, **tensors: Any) -> Optional[bool]:
+    """What must hold before outputs can be allocated; the library checks the rest. `required`: as in check_tensors.
+
+    Returns the way of the call, as in route().
+    """
+    way = route(tuple(tensors.values()), required)
+    if way is None:
+        check_tensors(tuple(tensors), tuple(tensors.values()), required)
     for name, tensor in tensors.items():
         if tensor is not None and name not in ("cu_seqlens", "indices") and not tensor.dtype.is_floating_point:
             raise TypeError(f"{name}: expected a floating dtype, got {tensor.dtype}")
+    return way
 
 
 def _check_sizes(x: Tensor, sizes: str, weight: Tensor) -> None:
@@ -56,11 +62,11 @@ def short_convolution(
     of x without one. Differentiable by x, weight, bias and initial_state, through both. Raises ValueError or TypeError
     naming the argument, what was expected and what came.
     """
-    _check(2, x=x, weight=weight, bias=bias, initial_state=initial_state, cu_seqlens=cu_seqlens)
+    way = _check(2, x=x, weight=weight, bias=bias, initial_state=initial_state, cu_seqlens=cu_seqlens)
     _check_sizes(x, "[B, T, D]", weight)
     keep = flag("output_final_state", output_final_state)
-    y, final_state = torch.ops.headrace.short_convolution(
-        x, weight, bias, initial_state, cu_seqlens, keep, _named(activation, _ACTIVATIONS))
+    y, final_state = run_convolution(
+        way, (x, weight, bias, initial_state, cu_seqlens, keep, _named(activation, _ACTIVATIONS)))
     return y, final_state if keep else None
 
 
@@ -74,11 +80,10 @@ def short_convolution_step(
     int32 or int64, names the row of each sequence, each row once; -1 is padding, whose output is zero; not given: row
     n. Rows that no index names stay as they are. Returns y in the shape and dtype of x. Errors as in short_convolution.
     """
-    _check(3, x=x, state=state, weight=weight, bias=bias, indices=indices)
+    way = _check(3, x=x, state=state, weight=weight, bias=bias, indices=indices)
     tokens = x.squeeze(1) if x.dim() == 3 and x.shape[1] == 1 else x
     _check_sizes(tokens, "[N, D]", weight)
-    y = torch.ops.headrace.short_convolution_step(tokens, state, weight, bias, indices,
-                                                  _named(activation, _ACTIVATIONS))
+    y = run_convolution_step(way, tokens, state, weight, bias, indices, _named(activation, _ACTIVATIONS))
     return y if tokens is x else y.unsqueeze(1)
 
 
@@ -106,18 +111,19 @@ def rms_norm_gated(
         _check_shape("residual", residual, x)
         wide = torch.promote_types(x.dtype, torch.float32)
         s, kept = x.to(wide) + residual.to(wide), residual.dtype
-    y = gated_norm(s, g, weight, activation, eps).to(x.dtype)
+    y = gated_norm(s, g, weight, activation, eps)
+    y = y if y.dtype == x.dtype else y.to(x.dtype)
     return (y, s.to(kept or x.dtype)) if is_prenorm else y
 
 
 def gated_norm(x: Tensor, g: Optional[Tensor], weight: Optional[Tensor], activation: str, eps: float) -> Tensor:
     """rms_norm_gated without a residual."""
-    _check(1, x=x, g=g, weight=weight)
+    way = _check(1, x=x, g=g, weight=weight)
     if x.dim() == 0:
         raise ValueError("x: expected at least 1 dimension, got 0")
     if g is not None:
         _check_shape("g", g, x)
     folded = x.dim() > 4  # the library reads up to four dimensions
     operands = [t if t is None or not folded else t.flatten(0, -4) for t in (x, g)]
-    y = torch.ops.headrace.rms_norm_gated(*operands, weight, number("eps", eps), _named(activation, _GATES))
+    y = run_norm(way, (*operands, weight, number("eps", eps), _named(activation, _GATES)))
     return y.view(x.shape) if folded else y

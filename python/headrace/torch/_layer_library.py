@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
+from functools import partial
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch import Tensor
 from headrace import _core
 from headrace._arguments import count_sequences
 from headrace.torch import _vmap
-from headrace.torch._library import Function, like, once, placed, register, without_gradients
+from headrace.torch._library import (Function, empty_like, like, mark_written, once, placed, register, route,
+                                     without_gradients)
 
 Maybe = Optional[Tensor]
 
@@ -18,21 +20,30 @@ Maybe = Optional[Tensor]
 # ---- short convolution ----
 
 
-def _convolution_outputs(x, weight, bias, initial_state, cu_seqlens, final_state, activation):
+def _convolution_state(x, weight, initial_state, cu_seqlens, final_state):
     N = count_sequences(x.shape[0], cu_seqlens)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not final_state:
-        return y, x.new_empty((0,))
+        return None
     dtype = x.dtype if initial_state is None else initial_state.dtype
-    return y, x.new_empty((N, x.shape[-1], weight.shape[-1]), dtype=dtype)
+    return x.new_empty((N, x.shape[-1], weight.shape[-1]), dtype=dtype)
+
+
+def _convolution_outputs(x, weight, bias, initial_state, cu_seqlens, final_state, activation):
+    state = _convolution_state(x, weight, initial_state, cu_seqlens, final_state)
+    return empty_like(x), x.new_empty((0,)) if state is None else state
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Maybe, initial_state: Maybe, cu_seqlens: Maybe, final_state: bool,
+              activation: str) -> Tuple[Tensor, Maybe]:
+    y, state = empty_like(x), _convolution_state(x, weight, initial_state, cu_seqlens, final_state)
+    _core.short_convolution_forward([x, weight, bias, initial_state, cu_seqlens], [y, state], activation)
+    return y, state
 
 
 def short_convolution(x: Tensor, weight: Tensor, bias: Maybe, initial_state: Maybe, cu_seqlens: Maybe,
                       final_state: bool, activation: str) -> Tuple[Tensor, Tensor]:
-    inputs = [x, weight, bias, initial_state, cu_seqlens]
-    y, state = _convolution_outputs(x, weight, bias, initial_state, cu_seqlens, final_state, activation)
-    _core.short_convolution_forward(inputs, [y, state if final_state else None], activation)
-    return y, state
+    y, state = _convolve(x, weight, bias, initial_state, cu_seqlens, final_state, activation)
+    return y, x.new_empty((0,)) if state is None else state
 
 
 def short_convolution_backward(x: Tensor, weight: Tensor, bias: Maybe, initial_state: Maybe, cu_seqlens: Maybe,
@@ -50,43 +61,63 @@ def _convolution_gradients(x, weight, bias, initial_state, cu_seqlens, d_y, d_fi
 
 class _Convolution(Function):
     @staticmethod
-    def forward(ctx, *arguments):
+    def forward(ctx, run, *arguments):
         *tensors, ctx.final_state, ctx.activation = arguments
-        y, state = Function.run("short_convolution", *arguments)
+        y, state = run(*arguments)
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        if not ctx.final_state:
+        if not ctx.final_state and state is not None:
             ctx.mark_non_differentiable(state)
         return y, state
 
     @staticmethod
     def backward(ctx, d_y, d_final_state):
-        wanted = [i for i in range(4) if ctx.needs_input_grad[i]]
+        wanted = [i for i in range(4) if ctx.needs_input_grad[1 + i]]
         if not ctx.final_state:
             d_final_state = None
         if not wanted or (d_y is None and d_final_state is None):
-            return (None,) * 7
-        gradients = torch.ops.headrace.short_convolution_backward(
-            *ctx.saved_tensors, d_y, d_final_state, wanted, ctx.activation)
-        return tuple(placed(gradients, wanted, 7))
+            return (None,) * 8
+        tensors = (*ctx.saved_tensors, d_y, d_final_state)
+        straight = route(tensors, 2) is False
+        run: Callable = short_convolution_backward if straight else torch.ops.headrace.short_convolution_backward
+        return (None, *placed(run(*tensors, wanted, ctx.activation), wanted, 7))
+
+
+_next_convolution = partial(Function.run, "short_convolution")
 
 
 def _convolution_with_autograd(*arguments):
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:4]):
-        return _Convolution.record(*arguments)
+        return _Convolution.record(_next_convolution, *arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.headrace.short_convolution(*arguments)
 
 
+def run_convolution(way: Optional[bool], arguments: tuple) -> Tuple[Tensor, Maybe]:
+    """The results of headrace::short_convolution, the `way` that route() found for its tensors."""
+    if way is None:
+        return torch.ops.headrace.short_convolution(*arguments)
+    return _Convolution.apply(_convolve, *arguments) if way else _convolve(*arguments)
+
+
 def short_convolution_step(x: Tensor, state: Tensor, weight: Tensor, bias: Maybe, indices: Maybe,
                            activation: str) -> Tensor:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = empty_like(x)
     _core.short_convolution_step([x, weight, bias, None, None], [y], [state, indices], activation)
     return y
 
 
 def _step_outputs(x, state, weight, bias, indices, activation):
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return empty_like(x)
+
+
+def run_convolution_step(way: Optional[bool], x: Tensor, state: Tensor, *rest: Any) -> Tensor:
+    """headrace::short_convolution_step, the `way` that route() found for its tensors."""
+    if way is not False:
+        return torch.ops.headrace.short_convolution_step(x, state, *rest)
+    y = short_convolution_step(x, state, *rest)
+    mark_written((state,))
+    return y
 
 
 _step_without_gradients = without_gradients(
@@ -99,13 +130,13 @@ _step_without_gradients = without_gradients(
 
 
 def rms_norm_gated(x: Tensor, gate: Maybe, weight: Maybe, eps: float, activation: str) -> Tensor:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = empty_like(x)
     _core.rms_norm_gated_forward([x, gate, weight], [y], eps, activation)
     return y
 
 
 def _norm_outputs(x, gate, weight, eps, activation):
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return empty_like(x)
 
 
 def rms_norm_gated_backward(x: Tensor, gate: Maybe, weight: Maybe, d_y: Tensor, wanted: List[int], eps: float,
@@ -123,24 +154,36 @@ def _norm_gradients(x, gate, weight, d_y, wanted, eps, activation):
 
 class _Norm(Function):
     @staticmethod
-    def forward(ctx, *arguments):
+    def forward(ctx, run, *arguments):
         *tensors, ctx.eps, ctx.activation = arguments
-        y = Function.run("rms_norm_gated", *arguments)
+        y = run(*arguments)
         ctx.save_for_backward(*tensors)
         return y
 
     @staticmethod
     def backward(ctx, d_y):
-        wanted = [i for i in range(3) if ctx.needs_input_grad[i]]
-        gradients = torch.ops.headrace.rms_norm_gated_backward(*ctx.saved_tensors, d_y, wanted, ctx.eps, ctx.activation)
-        return tuple(placed(gradients, wanted, 5))
+        wanted = [i for i in range(3) if ctx.needs_input_grad[1 + i]]
+        tensors = (*ctx.saved_tensors, d_y)
+        straight = route(tensors, 1) is False
+        run: Callable = rms_norm_gated_backward if straight else torch.ops.headrace.rms_norm_gated_backward
+        return (None, *placed(run(*tensors, wanted, ctx.eps, ctx.activation), wanted, 5))
+
+
+_next_norm = partial(Function.run, "rms_norm_gated")
 
 
 def _norm_with_autograd(*arguments):
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:3]):
-        return _Norm.record(*arguments)
+        return _Norm.record(_next_norm, *arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.headrace.rms_norm_gated(*arguments)
+
+
+def run_norm(way: Optional[bool], arguments: tuple) -> Tensor:
+    """The result of headrace::rms_norm_gated, the `way` that route() found for its tensors."""
+    if way is None:
+        return torch.ops.headrace.rms_norm_gated(*arguments)
+    return _Norm.apply(rms_norm_gated, *arguments) if way else rms_norm_gated(*arguments)
 
 
 # ---- registration ----

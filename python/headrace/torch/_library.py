@@ -2,13 +2,14 @@
 
 Registered at the dispatcher's keys by hand: the autograd that torch.library generates takes longer per call (about 90
 microseconds for an operator of 22 arguments) than a short sequence takes to compute. The transforms of torch.func
-arrive at the same keys, one level after the other.
+arrive at the same keys, one level after the other. A call that no key but the CPU's and autograd's has a part in does
+without the dispatcher, which takes 15 microseconds and more for so many arguments.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -23,10 +24,17 @@ from headrace.torch import _vmap
 Maybe = Optional[Tensor]
 
 
+_CONTIGUOUS = torch.contiguous_format
+
+
+def empty_like(x: Tensor) -> Tensor:
+    """A tensor of this shape, type and device, in half the time that torch.empty takes to look at them."""
+    return torch.empty_like(x, memory_format=_CONTIGUOUS)
+
+
 def like(tensors: List[Maybe], wanted: List[int]) -> List[Tensor]:
     """Tensors for the gradients of those at the places `wanted`."""
-    return [torch.empty_like(x, memory_format=torch.contiguous_format)
-            for x in (tensors[i] for i in wanted) if x is not None]
+    return [empty_like(x) for x in (tensors[i] for i in wanted) if x is not None]
 
 
 def placed(gradients: List[Tensor], wanted: List[int], count: int) -> List[Maybe]:
@@ -44,15 +52,17 @@ def k_first(state: Maybe, state_v_first: bool) -> Maybe:
     return state.transpose(-1, -2) if state is not None and state_v_first and state.dim() == 4 else state
 
 
-def _empty_outputs(q: Tensor, v: Tensor, cu_seqlens: Maybe, final_state: bool,
-                   state_v_first: bool) -> Tuple[Tensor, Tensor]:
-    N = count_sequences(q.shape[0], cu_seqlens)
-    o = torch.empty(v.shape, dtype=q.dtype, device=q.device)
+def _empty_state(q: Tensor, v: Tensor, cu_seqlens: Maybe, final_state: bool, state_v_first: bool) -> Maybe:
+    (B, _, _, K), (_, _, HV, V) = q.shape, v.shape
+    N = count_sequences(B, cu_seqlens)
     if not final_state:
-        return o, q.new_empty((0,), dtype=_state_dtype(q))
-    K, V = q.shape[-1], v.shape[-1]
-    sizes = (N, v.shape[2], V, K) if state_v_first else (N, v.shape[2], K, V)
-    return o, q.new_empty(sizes, dtype=_state_dtype(q))
+        return None
+    return q.new_empty((N, HV, V, K) if state_v_first else (N, HV, K, V), dtype=_state_dtype(q))
+
+
+def _tensor(state: Maybe, q: Tensor) -> Tensor:
+    """`state`, or what stands for it where none is wanted: an operator's results are tensors."""
+    return q.new_empty((0,), dtype=_state_dtype(q)) if state is None else state
 
 
 def check_tensors(names: Sequence[str], tensors: Sequence[Any], required: int) -> None:
@@ -74,6 +84,31 @@ def check_tensors(names: Sequence[str], tensors: Sequence[Any], required: int) -
             raise ValueError(f"{name}: expected device {device} as {names[0]}, got {x.device}")
 
 
+_Key = torch._C.DispatchKey
+_in_inference = torch._C.DispatchKeySet(_Key.BackendSelect)
+# What the dispatcher adds to the keys of a call's tensors while no mode, tracer or transform is on.
+_USUAL = frozenset((_in_inference.raw_repr(), _in_inference.add(_Key.ADInplaceOrView).raw_repr()))
+_added, _left_out = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set
+_core.set_parameter_type(torch.nn.Parameter)
+
+
+def route(tensors: tuple, required: int) -> Optional[bool]:
+    """The way of a call to its kernel: None is by the dispatcher. Else straight, and whether autograd records it.
+
+    Straight where the dispatcher would find no kernel but autograd's and the CPU's: while nothing traces, counts or
+    transforms operators, and of tensors of PyTorch's own class that are what their memory says.
+    """
+    if (torch.compiler.is_compiling() or torch._C._len_torch_function_stack() or torch.autograd._profiler_enabled()
+            or forward_ad._current_level >= 0 or _added().raw_repr() not in _USUAL):
+        return None
+    way = _core.plain(tensors, required)
+    if not way:
+        return way
+    if not torch.is_grad_enabled():
+        return False
+    return None if _left_out().has(_Key.AutogradOther) else True  # left out with all of autograd's keys: not recorded
+
+
 def check_rank(name: str, x: Tensor) -> None:
     if x.dim() != 4:
         raise ValueError(f"{name}: expected 4 dimensions [B, T, H, {'V' if name == 'v' else 'K'}], got shape "
@@ -82,6 +117,8 @@ def check_rank(name: str, x: Tensor) -> None:
 
 def check_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
     """What must hold before an output can be allocated; the library checks the rest and names the argument."""
+    if q.dim() == k.dim() == v.dim() == 4 and q.dtype == k.dtype == v.dtype and q.dtype.is_floating_point:
+        return
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_rank(name, x)
         if not x.dtype.is_floating_point:
@@ -90,22 +127,37 @@ def check_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise TypeError(f"{name}: expected dtype {q.dtype} as in q, got {x.dtype}")
 
 
+def compute(
+    op: str, q: Tensor, k: Tensor, v: Tensor, p: Maybe, g: Maybe, gv: Maybe, g_gamma: Maybe, beta: Maybe, A_log: Maybe,
+    dt_bias: Maybe, initial_state: Maybe, cu_seqlens: Maybe, final_state: bool, scale: Optional[float], reverse: bool,
+    qk_l2norm: bool, gate_form: str, lower_bound: float, beta_form: str, chunk: int, state_v_first: bool,
+) -> Tuple[Tensor, Maybe]:
+    """(o, the final state or None) of plain tensors."""
+    o = torch.empty_like(v, memory_format=_CONTIGUOUS)
+    state = before = after = None
+    if final_state or cu_seqlens is not None:
+        state = after = _empty_state(q, v, cu_seqlens, final_state, state_v_first)
+    if initial_state is not None or state is not None:
+        before, after = k_first(initial_state, state_v_first), k_first(state, state_v_first)
+    _core.run("forward", op, [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, before, cu_seqlens], [o, after], [],
+              options(scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk))
+    return o, state
+
+
 def forward(
     op: str, q: Tensor, k: Tensor, v: Tensor, p: Maybe, g: Maybe, gv: Maybe, g_gamma: Maybe, beta: Maybe, A_log: Maybe,
     dt_bias: Maybe, initial_state: Maybe, cu_seqlens: Maybe, final_state: bool, scale: Optional[float], reverse: bool,
     qk_l2norm: bool, gate_form: str, lower_bound: float, beta_form: str, chunk: int, state_v_first: bool,
 ) -> Tuple[Tensor, Tensor]:
-    o, state = _empty_outputs(q, v, cu_seqlens, final_state, state_v_first)
-    inputs = [q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, k_first(initial_state, state_v_first), cu_seqlens]
-    outputs = [o, k_first(state, state_v_first) if final_state else None]
-    _core.run("forward", op, inputs, outputs, [],
-              options(scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk))
-    return o, state
+    o, state = compute(op, q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens, final_state,
+                       scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first)
+    return o, _tensor(state, q)
 
 
 def _forward_shapes(op, q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens, final_state, scale,
                     reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first):
-    return _empty_outputs(q, v, cu_seqlens, final_state, state_v_first)
+    o = torch.empty(v.shape, dtype=q.dtype, device=q.device)
+    return o, _tensor(_empty_state(q, v, cu_seqlens, final_state, state_v_first), q)
 
 
 def backward(
@@ -161,36 +213,46 @@ class Function(_SingleLevelFunction):
             return operator(*arguments)
 
 
+_next_forward = partial(Function.run, "forward")
+
+
+def run(way: Optional[bool], arguments: tuple) -> Tuple[Tensor, Maybe]:
+    """The results of headrace::forward, the `way` that route() found for its tensors."""
+    if way is None:
+        return torch.ops.headrace.forward(*arguments)
+    return _Forward.apply(compute, *arguments) if way else compute(*arguments)
+
+
 class _Forward(Function):
+    """Its first argument computes the results: `compute`, or the next step of the dispatcher."""
+
     @staticmethod
-    def forward(ctx, op, *arguments):
+    def forward(ctx, run, op, *arguments):
         tensors, final_state, rest = arguments[:_TENSORS], arguments[_TENSORS], arguments[_TENSORS + 1 :]
-        o, state = Function.run("forward", op, *arguments)
+        o, state = run(op, *arguments)
         ctx.op, ctx.final_state, ctx.rest = op, final_state, rest
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        if not final_state:
+        if not final_state and state is not None:
             ctx.mark_non_differentiable(state)
         return o, state
 
     @staticmethod
     def backward(ctx, d_o, d_final_state):
-        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:_TENSORS]) if needed]
+        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[2 : _TENSORS + 1]) if needed]
         arguments = _TENSORS + 1 + len(ctx.rest)
         if not ctx.final_state:
             d_final_state = None
         if not wanted or (d_o is None and d_final_state is None):
-            return (None,) * (1 + arguments)
-        # Where nobody can ask for a derivative of the gradients, autograd's kernel would only cost time.
-        asked = torch.is_grad_enabled() or forward_ad._current_level >= 0
-        with nullcontext() if asked else torch._C._AutoDispatchBelowAutograd():
-            gradients = torch.ops.headrace.backward(ctx.op, *ctx.saved_tensors, d_o, d_final_state, wanted, *ctx.rest)
-        return (None, *placed(gradients, wanted, arguments))
+            return (None,) * (2 + arguments)
+        tensors = (*ctx.saved_tensors, d_o, d_final_state)
+        run: Callable = backward if route(tensors, 3) is False else torch.ops.headrace.backward
+        return (None, None, *placed(run(ctx.op, *tensors, wanted, *ctx.rest), wanted, arguments))
 
 
 def _forward_with_autograd(op, *arguments):
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:_TENSORS]):
-        return _Forward.record(op, *arguments)
+        return _Forward.record(_next_forward, op, *arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.headrace.forward(op, *arguments)
 
@@ -227,11 +289,17 @@ def register(name: str, kernel: Callable, shapes: Callable, autograd: Callable, 
     torch.library.register_vmap(f"headrace::{name}", vmap, lib=_library)
 
 
+def mark_written(tensors: Iterable[Tensor]) -> None:
+    """Tells autograd that these changed in place: saved for another call's backward, they are not what they were."""
+    for x in tensors:
+        if not x.is_inference():
+            torch.autograd.graph.increment_version(x)
+
+
 def without_gradients(name: str, error: type, message: str, written: Sequence[int] = ()) -> Callable:
     """The autograd of an operator that has none: `error` with the message where one would be needed.
 
-    The arguments at the places `written` change in place: saved for another call's backward, they are not what they
-    were.
+    The arguments at the places `written` change in place.
     """
 
     def kernel(*arguments):
@@ -239,9 +307,7 @@ def without_gradients(name: str, error: type, message: str, written: Sequence[in
             raise error(message)
         with torch._C._AutoDispatchBelowAutograd():
             result = getattr(torch.ops.headrace, name)(*arguments)
-        for place in written:
-            if not arguments[place].is_inference():
-                torch.autograd.graph.increment_version(arguments[place])
+        mark_written(arguments[place] for place in written)
         return result
 
     return kernel

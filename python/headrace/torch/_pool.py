@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Optional
+from typing import Callable, Optional
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from headrace import _core
 from headrace._arguments import options
 from headrace.torch import _vmap
-from headrace.torch._library import check_tensors, k_first, register, without_gradients
+from headrace.torch._library import check_tensors, empty_like, k_first, mark_written, register, without_gradients
 
 Maybe = Optional[Tensor]
 
@@ -44,17 +44,23 @@ register("step", step, lambda *arguments: None,
          mutates=("pool", "out"))
 
 
-def step_on_pool(op, tensors, rest, *, ssm_state_indices, num_accepted_tokens, out):
+def step_on_pool(way, op, tensors, rest, *, ssm_state_indices, num_accepted_tokens, out):
     """Runs `op` from the rows of the pool that ssm_state_indices names, and leaves the new states there.
 
     Returns (o, pool). Rows that no index names stay as they are, bit by bit.
     """
     q, v, pool = tensors[0], tensors[2], tensors[-2]
-    check_tensors(("q", "ssm_state_indices", "num_accepted_tokens", "out"),
-                  (q, ssm_state_indices, num_accepted_tokens, out), 1)
+    straight = way is False and _core.plain((ssm_state_indices, num_accepted_tokens, out), 0) is False
+    if not straight:
+        check_tensors(("q", "ssm_state_indices", "num_accepted_tokens", "out"),
+                      (q, ssm_state_indices, num_accepted_tokens, out), 1)
     if pool is None:
         raise ValueError("initial_state: expected the pool of states [rows, HV, K, V], got None")
+    written = (pool,) if out is None else (pool, out)
     if out is None:
-        out = torch.empty(v.shape, dtype=q.dtype, device=q.device)
-    torch.ops.headrace.step(op, *tensors, ssm_state_indices, num_accepted_tokens, out, *rest)
+        out = empty_like(v)
+    run: Callable = step if straight else torch.ops.headrace.step
+    run(op, *tensors, ssm_state_indices, num_accepted_tokens, out, *rest)
+    if straight:  # else autograd's kernel says so
+        mark_written(written)
     return out, pool

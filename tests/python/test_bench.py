@@ -3,12 +3,18 @@
 import json
 import re
 import sys
+from functools import partial
 
+import jax
 import numpy as np
 import pytest
 import torch
 
+import headrace.jax as hj
+import headrace.numpy as hn
+import headrace.torch as ht
 from headrace import bench
+from headrace._measuring import seconds_of
 
 
 @pytest.mark.parametrize("operator", bench.OPERATORS)
@@ -122,6 +128,39 @@ def test_overhead_of_a_call(operator):
         return 1e6 * min(calls.forward) / slowness, 1e6 * (min(calls.both) - min(empty.both)) / 2 / slowness
 
     enough, figures = in_three_tries(microseconds, lambda figure: max(figure) < 60)
+    assert enough, figures
+
+
+def least(call, count=300):
+    for _ in range(count // 10):
+        call()
+    return 1e6 * min(seconds_of(call) for _ in range(count))
+
+
+def microseconds_of_short_calls():
+    """One token of one head: PyTorch without and with autograd, NumPy, and an operator within jax.jit."""
+    t = bench.inputs("gated_delta_rule", 1, 1, 16)
+    leaves = {name: x.clone().requires_grad_() for name, x in t.items()}
+    q, k, v, g, beta = (x.numpy() for x in t.values())
+
+    @partial(jax.jit, static_argnums=0)
+    def chain(length, q, k, v, g, beta):
+        for _ in range(length):
+            v, _ = hj.chunk_gated_delta_rule(q, k, v, g, beta)
+        return v
+
+    short, long = (least(lambda: chain(length, q, k, v, g, beta).block_until_ready()) for length in (1, 21))
+    return {"torch": least(lambda: ht.chunk_gated_delta_rule(**t)),
+            "torch, recorded": least(lambda: ht.chunk_gated_delta_rule(**leaves)),
+            "numpy": least(lambda: hn.forward("gated_delta_rule", q, k, v, g=g, beta=beta)),
+            "jax": (long - short) / 20}
+
+
+@pytest.mark.alone
+def test_short_calls():
+    """At most three times what a call may take on a machine of 2024: 12, 20, 5 and 5 microseconds."""
+    marks = {"torch": 36, "torch, recorded": 60, "numpy": 15, "jax": 15}
+    enough, figures = in_three_tries(microseconds_of_short_calls, lambda found: all(found[n] < marks[n] for n in marks))
     assert enough, figures
 
 

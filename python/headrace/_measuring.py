@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import time
 from typing import Callable, Dict, List, Mapping, TypeVar
@@ -43,25 +44,39 @@ def seconds_of(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
+def turn_of(call: Callable[[], object], seconds: float) -> List[float]:
+    """The seconds of calls right after each other, for `seconds`; one before them is not counted."""
+    call()
+    times: List[float] = []
+    begin = time.perf_counter()
+    while not times or time.perf_counter() - begin < seconds:
+        times.append(seconds_of(call))
+    return times
+
+
 def in_turns(
-    calls: Mapping[str, Callable[[], Result]], seconds: float = 0.0, rounds: int = 3,
+    calls: Mapping[str, Callable[[], Result]], seconds: float = 0.0, rounds: int = 3, title: str = "",
+    later: float = 0.0,
 ) -> Dict[str, List[Result]]:
     """What the calls return, by name: rounds in which each of them runs once, after one that is not counted.
 
-    At least `rounds`, and for at least `seconds` of each contender. A pause before each call, because what a call leaves
-    to other threads (JAX frees its buffers there) would be counted in the next.
+    At least `rounds`, and for at least `seconds` of each contender. A pause before each call, because what a call
+    leaves to other threads (JAX frees its buffers there, those of PyTorch and onnxruntime spin) would be counted in the
+    next. The line of progress says `title` and the time left, with the seconds that are needed `later`.
     """
+    title = f"{title}: " if title else ""
     for name, call in calls.items():
-        progress(f"warming up {name}")
+        progress(f"{title}warming up {name}")
         call()
     results: Dict[str, List[Result]] = {name: [] for name in calls}
     begin = time.perf_counter()
-    taken = 0
-    while taken < rounds or time.perf_counter() - begin < seconds * len(calls):
+    taken, passed = 0, 0.0
+    while taken < rounds or passed < seconds * len(calls):
+        left = max(seconds * len(calls) - passed, passed / taken * (rounds - taken) if taken else 0.0)
         for name, call in calls.items():
-            progress(f"round {taken + 1}, {name}")
+            progress(f"{title}round {taken + 1}, {name}, {math.ceil(left + later)} s left")
             time.sleep(PAUSE)
             results[name].append(call())
-        taken += 1
+        taken, passed = taken + 1, time.perf_counter() - begin
     progress("")
     return results

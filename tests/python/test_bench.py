@@ -13,8 +13,9 @@ import torch
 import headrace.jax as hj
 import headrace.numpy as hn
 import headrace.torch as ht
-from headrace import bench
 from headrace._measuring import seconds_of
+from headrace.bench import _training as bench
+from headrace.bench._program import main
 
 
 @pytest.mark.parametrize("operator", bench.OPERATORS)
@@ -41,7 +42,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def test_what_is_written(tmp_path, capsys):
-    bench.main(["--operator", "gla", "kda", "--tokens", "64", "--heads", "1", "--dim", "16", "--seconds", "0.01",
+    main(["--operator", "gla", "kda", "--tokens", "64", "--heads", "1", "--dim", "16", "--seconds", "0.01",
                 "--memory", "fresh", "--json", "times.json"])
     printed = capsys.readouterr().out
     assert printed.endswith("written: headrace_bench.png, times.json\n")
@@ -58,7 +59,7 @@ def test_what_is_written(tmp_path, capsys):
 def test_what_would_fail_at_the_end_is_refused_at_the_beginning(monkeypatch, capsys):
     def refusal(*options):
         with pytest.raises(SystemExit) as stop:
-            bench.main(options)
+            main(options)
         assert stop.value.code == 2
         return capsys.readouterr().err
 
@@ -69,7 +70,7 @@ def test_what_would_fail_at_the_end_is_refused_at_the_beginning(monkeypatch, cap
 
 
 def test_slow_contenders_are_left_out_by_name(tmp_path, capsys):
-    times = bench.main(["--operator", "gla", "--tokens", "256", "--heads", "1", "--dim", "16", "--seconds", "0.01",
+    times = main(["--operator", "gla", "--tokens", "256", "--heads", "1", "--dim", "16", "--seconds", "0.01",
                         "--limit", "0", "--memory", "fresh", "--plot", ""])
     assert list(times["gla"]) == ["headrace"]
     printed = capsys.readouterr().out
@@ -99,7 +100,7 @@ def test_memory_in_use_can_be_read():
 
 @pytest.mark.alone
 def test_overhead_alone(tmp_path, capsys):
-    assert bench.main(["--operator", "gla", "--overhead", "--memory", "fresh"]) == {}
+    assert main(["--operator", "gla", "--overhead", "--memory", "fresh"]) == {}
     lines = capsys.readouterr().out.splitlines()
     assert [re.split(r"\s{2,}", line.strip())[0] for line in lines[-2:]] == ["gla", bench.EMPTY]
     assert all(len(re.findall(r" \d+\.\d\b", line)) == 6 for line in lines[-2:])

@@ -8,7 +8,7 @@ import torch
 from conftest import OPERATORS
 
 import headrace.torch as ht
-from headrace.bench import plain_module
+from headrace.bench._training import plain_module
 
 LENGTHS = [63, 75, 500, 1000, 1024, 1500, 2048]
 SIZES = [60, 64, 100, 128, 256]

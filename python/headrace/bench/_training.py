@@ -1,18 +1,15 @@
-"""`python -m headrace.bench`: forward and backward of one operator beside what else runs on this machine, interleaved.
+"""A training step of one operator beside what else runs on this machine, and what a call costs beside its work.
 
-Peers are taken where they are installed: the chunked PyTorch functions inside transformers, the plain functions of
-fla-core, and a recurrence by jax.lax.scan. A first call of each is not counted; then rounds in which every contender
-runs once. The times are printed as a table and drawn; --json keeps them. A short trial tells which contenders would
-take too long or too much memory: they are named and left out. A second table has what a call costs beside its work.
+Peers: the chunked PyTorch functions inside transformers, the plain functions of fla-core, a recurrence by
+jax.lax.scan. A first call of each is not counted; then rounds in which every contender runs once. A short trial tells
+which contenders would take too long or too much memory: they are named and left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import importlib.util
-import json
 import math
 import statistics
 import time
@@ -20,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from headrace._measuring import MEMORY, MEMORY_HELP, in_turns, keep_memory, progress, seconds_of
+from headrace._measuring import in_turns, progress, seconds_of
 from headrace._versions import require
 
 require("headrace.bench", "torch")
@@ -67,15 +64,15 @@ def plain_module(operator):
     return module
 
 
-def inputs(operator, T, H, D, seed=0):
-    """float32 tensors by name, q, k, v [1, T, H, D]."""
+def inputs(operator: str, T: int, H: int, D: int, seed: int = 0, B: int = 1) -> Dict[str, torch.Tensor]:
+    """float32 tensors by name, q, k, v [B, T, H, D]."""
     draw = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(1, T, H, D, generator=draw) for _ in range(3))
+    q, k, v = (torch.randn(B, T, H, D, generator=draw) for _ in range(3))
     tensors = {"q": q, "k": torch.nn.functional.normalize(k, dim=-1), "v": v}
     channels = (D,) if operator in ("gla", "kda") else ()
-    tensors["g"] = torch.nn.functional.logsigmoid(torch.randn(1, T, H, *channels, generator=draw) + 3)
+    tensors["g"] = torch.nn.functional.logsigmoid(torch.randn(B, T, H, *channels, generator=draw) + 3)
     if operator in ("gated_delta_rule", "comba", "kda"):
-        tensors["beta"] = torch.sigmoid(torch.randn(1, T, H, generator=draw))
+        tensors["beta"] = torch.sigmoid(torch.randn(B, T, H, generator=draw))
     if operator == "comba":
         tensors["p"] = tensors["k"] * torch.sigmoid(torch.randn(H, 1, generator=draw))  # as its layer makes it
     return tensors
@@ -261,40 +258,6 @@ def overhead_table(times: Dict[str, Calls]) -> List[str]:
                                              for seconds in calls) for name, calls in times.items()]
 
 
-def plot(path: str, results: Dict[str, Times], title: str) -> None:
-    """Bars of the least times, logarithmic, with their values."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as pyplot
-
-    figure, axes = pyplot.subplots(1, len(results), figsize=(4 * max(len(results), 2), 4), sharey=True, squeeze=False)
-    for axis, (operator, times) in zip(axes[0], results.items()):
-        names = list(times)
-        least = [min(step.both for step in times[name]) * 1e3 for name in names]
-        bars = axis.bar(range(len(names)), least, color=["#c0392b"] + ["#7f8c8d"] * (len(names) - 1))
-        axis.bar_label(bars, [f"{x:.1f}" if x < 100 else f"{x:.0f}" for x in least], fontsize=8)
-        axis.set_xticks(range(len(names)), [n.replace(", ", "\n") for n in names], fontsize=7)
-        axis.set_yscale("log")
-        axis.margins(y=0.15)
-        axis.set_title(operator)
-    axes[0][0].set_ylabel("forward + backward, milliseconds (least)")
-    figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, format="png", dpi=120)
-
-
-def versions() -> str:
-    """What is installed of headrace and its peers."""
-    found = []
-    for package in ("headrace", "torch", "transformers", "fla-core", "jax"):
-        try:
-            found.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            found.append(f"{package} not installed")
-    return ", ".join(found)
-
-
 def left_out(operator: str, a: argparse.Namespace) -> Dict[str, str]:
     """The contenders that a trial of a sixteenth of the tokens speaks against, and why."""
     short = max(a.tokens // 16, min(a.tokens, 64))
@@ -307,7 +270,7 @@ def left_out(operator: str, a: argparse.Namespace) -> Dict[str, str]:
     return reasons
 
 
-def compare(operator: str, reasons: Dict[str, str], a: argparse.Namespace) -> Times:
+def train(operator: str, reasons: Dict[str, str], a: argparse.Namespace) -> Times:
     """Prints the table of one operator."""
     steps = contenders(operator, inputs(operator, a.tokens, a.heads, a.dim))
     calls: Steps = {name: partial(without_gradients, step) for name, step in steps.items() if name not in reasons}
@@ -315,61 +278,3 @@ def compare(operator: str, reasons: Dict[str, str], a: argparse.Namespace) -> Ti
     lines = table(operator, times) + [f"  {name:30}left out: {reason}" for name, reason in reasons.items()]
     print("\n".join(lines), flush=True)
     return times
-
-
-def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
-    """The options. What would fail after the measuring is found before it."""
-    parser = argparse.ArgumentParser(prog="python -m headrace.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--operator", nargs="+", choices=OPERATORS, default=OPERATORS, help="all of them by default")
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--dim", type=int, default=128, help="key and value channels of a head")
-    parser.add_argument("--rounds", type=int, default=3, help="at least")
-    parser.add_argument("--seconds", type=float, default=2.0, help="per contender at least")
-    parser.add_argument("--limit", type=float, default=15.0, help="leaves out what takes more seconds a call")
-    parser.add_argument("--memory", choices=MEMORY, default=MEMORY[0], help=MEMORY_HELP)
-    parser.add_argument("--overhead", action="store_true", help="only the table of what a call costs beside its work")
-    parser.add_argument("--json", metavar="FILE", help="write all times to this file")
-    parser.add_argument("--plot", metavar="FILE", default="headrace_bench.png",
-                        help="draw the least times into this PNG file (default %(default)s); '': no picture")
-    a = parser.parse_args(arguments)
-    if a.overhead:
-        a.plot = ""
-    for option, file in (("--json", a.json), ("--plot", a.plot)):
-        if file and not Path(file).absolute().parent.is_dir():
-            parser.error(f"argument {option}: expected a file in a folder that exists, got {file}")
-    if a.plot and importlib.util.find_spec("matplotlib") is None:
-        parser.error("argument --plot: expected matplotlib for the picture, found none: pip install "
-                     "'headrace[bench]', or --plot '' for no picture")
-    return a
-
-
-def main(arguments: Optional[Sequence[str]] = None) -> Dict[str, Times]:
-    a = parse(arguments)
-    operators = [] if a.overhead else a.operator
-    reasons = {operator: left_out(operator, a) for operator in operators}
-    threads, memory = torch.get_num_threads(), keep_memory(a.memory)  # after the trials: it hides what a call takes
-    title = f"B 1, T {a.tokens}, H {a.heads}, D {a.dim}, float32, {threads} threads, {memory}"
-    progress("")
-    if operators:
-        print(f"training step of one operator: {title}", flush=True)
-    print(versions(), flush=True)
-    results = {operator: compare(operator, reasons[operator], a) for operator in operators}
-    small = overhead(a.operator)
-    print("\n".join(overhead_table(small)), flush=True)
-    if a.json:
-        seconds = {operator: {name: [step[:2] for step in steps] for name, steps in times.items()}
-                   for operator, times in results.items()}
-        content = {"title": title, "versions": versions(), "forward, forward + backward seconds": seconds,
-                   "seconds of calls on one token": {name: calls._asdict() for name, calls in small.items()}}
-        Path(a.json).write_text(json.dumps(content, indent=2) + "\n")
-    if a.plot:
-        plot(a.plot, results, title)
-    written = [file for file in (a.plot, a.json) if file]
-    if written:
-        print(f"written: {', '.join(written)}")
-    return results
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,92 @@
+"""Cases of an inference beside the peers that are installed: measured in turns, as a table, and where a peer wins."""
+
+from __future__ import annotations
+
+import statistics
+from functools import partial
+from typing import Callable, Dict, List, NamedTuple, Sequence
+
+import torch
+
+from headrace._measuring import in_turns, progress, turn_of
+from headrace.bench._cases import CASES, Case, tensors_of
+from headrace.bench._contenders import FACES, OURS, Maker, admitted, is_peer
+
+TURN = 0.01  # seconds
+
+HEADER = [f"{'':56}{'time over that of headrace':>27}",
+          f"{'':36}{'least us':>10}{'median us':>10}" + "".join(f"{face:>9}" for face in FACES.values())]
+
+
+class Measured(NamedTuple):
+    """The seconds of every call of every turn, by contender; why others are left out."""
+
+    turns: Dict[str, List[List[float]]]
+    left_out: Dict[str, str]
+
+    def least(self, name: str) -> float:
+        return min(min(turn) for turn in self.turns[name])
+
+    def median(self, name: str) -> float:
+        return statistics.median(time for turn in self.turns[name] for time in turn)
+
+    def ratio(self, name: str, beside: str = OURS) -> float:
+        """The median over the rounds of the quotient of the turns' medians: above 1 where `beside` is faster."""
+        pairs = zip(self.turns[name], self.turns[beside])
+        return statistics.median(statistics.median(x) / statistics.median(y) for x, y in pairs)
+
+    def peers(self) -> List[str]:
+        return [name for name in self.turns if is_peer(name)]
+
+
+Results = Dict[str, Measured]  # by problem lines
+
+
+def measure(case: Case, makers: Dict[str, Maker], seconds: float, rounds: int, title: str, later: float) -> Measured:
+    """One case, with as many threads for everyone."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(case.threads)
+    try:
+        progress(f"{title}: first calls")
+        found, reasons = admitted(case, tensors_of(case), makers)
+        calls: Dict[str, Callable[[], List[float]]] = {
+            name: partial(turn_of, contender.call, TURN) for name, contender in found.items()}
+        return Measured(in_turns(calls, seconds, rounds, title, later), reasons)
+    finally:
+        torch.set_num_threads(before)
+
+
+def rows(line: str, measured: Measured) -> List[str]:
+    """Lines of text of one case."""
+    lines = [line]
+    for name in measured.turns:
+        text = f"  {name:34}{1e6 * measured.least(name):10.1f}{1e6 * measured.median(name):10.1f}"
+        ratios = [f"{measured.ratio(name, beside):9.2f}" if beside in measured.turns and name != beside else 9 * " "
+                  for beside in FACES]
+        lines.append((text + "".join(ratios)).rstrip())
+    return lines + [f"  {name:34}left out: {reason}" for name, reason in measured.left_out.items()]
+
+
+def summary(results: Results) -> List[str]:
+    """In how many cases a peer is faster, by the median of the rounds, and in which."""
+    lines = []
+    for beside, face in FACES.items():
+        with_it = {line: measured for line, measured in results.items() if beside in measured.turns}
+        ratios = [(measured.ratio(name, beside), name, line) for line, measured in with_it.items()
+                  for name in measured.peers()]
+        lost = sorted(entry for entry in ratios if entry[0] < 1)
+        if with_it:
+            cases = len({line for _, _, line in lost})
+            lines.append(f"from {face}: a peer is faster in {cases} of {len(with_it)} cases")
+        lines += [f"  {ratio:5.2f}  {name:32}{line}" for ratio, name, line in lost]
+    return lines
+
+
+def compare(groups: Sequence[str], makers: Dict[str, Maker], seconds: float, rounds: int, results: Results) -> None:
+    """Prints a table of each case as soon as it is measured, and keeps it in `results`."""
+    cases = [case for group in groups for case in CASES[group]]
+    print("\n".join(HEADER), flush=True)
+    for i, case in enumerate(cases):
+        later = seconds * len(makers) * (len(cases) - i - 1)
+        results[case.line] = measure(case, makers, seconds, rounds, f"case {i + 1} of {len(cases)}", later)
+        print("\n".join(rows(case.line, results[case.line])), flush=True)

@@ -4,6 +4,7 @@ import ctypes
 import importlib.machinery
 import json
 import sys
+import time
 import types
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -163,6 +164,17 @@ def test_a_wrong_result_is_left_out(peers, tmp_path, few, capsys):
     case = SMALL[0]
     _, left_out = _contenders.admitted(case, _cases.tensors_of(case), _peers.installed())
     assert "differs by inf" in left_out["onnxruntime, LinearAttention"]
+
+
+def test_a_slow_peer_is_left_out(few, monkeypatch, capsys):
+    def slow(case, tensors):
+        contender = _contenders.by_torch(case, tensors)
+        return contender._replace(call=lambda: time.sleep(0.05) or contender.call())
+
+    monkeypatch.setattr(_peers, "installed", lambda path: {"slow": slow})
+    for limit, count in (("0.04", 3), ("30", 0)):
+        run("decode", "--seconds", "0", "--rounds", "1", "--plot", "", "--limit", limit)
+        assert capsys.readouterr().out.count(f" s for its first call; --limit is {limit} s") == count
 
 
 def test_a_peer_that_fails_is_left_out_with_its_words(few, monkeypatch, capsys):

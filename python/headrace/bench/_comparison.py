@@ -42,16 +42,24 @@ class Measured(NamedTuple):
 Results = Dict[str, Measured]  # by problem lines
 
 
-def measure(case: Case, makers: Dict[str, Maker], seconds: float, rounds: int, title: str, later: float) -> Measured:
+class Effort(NamedTuple):
+    """Seconds per contender and rounds, both at least; the seconds that a call may take."""
+
+    seconds: float
+    rounds: int
+    limit: float
+
+
+def measure(case: Case, makers: Dict[str, Maker], effort: Effort, title: str, later: float) -> Measured:
     """One case, with as many threads for everyone."""
     before = torch.get_num_threads()
     torch.set_num_threads(case.threads)
     try:
         progress(f"{title}: first calls")
-        found, reasons = admitted(case, tensors_of(case), makers)
+        found, reasons = admitted(case, tensors_of(case), makers, effort.limit)
         calls: Dict[str, Callable[[], List[float]]] = {
             name: partial(turn_of, contender.call, TURN) for name, contender in found.items()}
-        return Measured(in_turns(calls, seconds, rounds, title, later), reasons)
+        return Measured(in_turns(calls, effort.seconds, effort.rounds, title, later), reasons)
     finally:
         torch.set_num_threads(before)
 
@@ -82,11 +90,11 @@ def summary(results: Results) -> List[str]:
     return lines
 
 
-def compare(groups: Sequence[str], makers: Dict[str, Maker], seconds: float, rounds: int, results: Results) -> None:
+def compare(groups: Sequence[str], makers: Dict[str, Maker], effort: Effort, results: Results) -> None:
     """Prints a table of each case as soon as it is measured, and keeps it in `results`."""
     cases = [case for group in groups for case in CASES[group]]
     print("\n".join(HEADER), flush=True)
     for i, case in enumerate(cases):
-        later = seconds * len(makers) * (len(cases) - i - 1)
-        results[case.line] = measure(case, makers, seconds, rounds, f"case {i + 1} of {len(cases)}", later)
+        later = effort.seconds * len(makers) * (len(cases) - i - 1)
+        results[case.line] = measure(case, makers, effort, f"case {i + 1} of {len(cases)}", later)
         print("\n".join(rows(case.line, results[case.line])), flush=True)

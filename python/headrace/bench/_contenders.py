@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import headrace.numpy as hn
 import headrace.torch as ht
+from headrace._measuring import seconds_of
 from headrace.bench._cases import Case
 
 OURS, BY_NUMPY, BY_C = "headrace", "headrace, NumPy", "headrace, C"
@@ -125,8 +127,13 @@ def copies(tensors: Tensors) -> Tensors:
     return {name: x.clone() for name, x in tensors.items()}
 
 
-def admitted(case: Case, tensors: Tensors, makers: Dict[str, Maker]) -> Tuple[Dict[str, Contender], Dict[str, str]]:
-    """The contenders whose first call computes what headrace's does, by name; and why others are left out."""
+def admitted(
+    case: Case, tensors: Tensors, makers: Dict[str, Maker], limit: float = math.inf,
+) -> Tuple[Dict[str, Contender], Dict[str, str]]:
+    """The contenders whose first call computes what headrace's does, by name; and why others are left out.
+
+    One that needs more than `limit` seconds a call is left out, too.
+    """
     bar = 0.03 if case.is_bf16 else 1e-3  # several roundings to bf16, at most 2^-8 each; sums of fp32 in other orders
     ours = by_torch(case, copies(tensors))
     ours.call()
@@ -137,13 +144,15 @@ def admitted(case: Case, tensors: Tensors, makers: Dict[str, Maker]) -> Tuple[Di
             contender = make(case, copies(tensors))
             if contender is None:
                 continue
-            contender.call()
+            seconds = seconds_of(contender.call)
             error = 0.0 if name == SWEEPS else difference(contender.outputs(), (o, states))
         except Exception as problem:  # of a peer, whose errors are its own
             reasons[name] = f"{type(problem).__name__}: {problem}".splitlines()[0][:120]
             continue
         if error > bar:
             reasons[name] = f"computes something else: differs by {error:.2g} of the largest value, expected {bar:g}"
+        elif seconds > limit:
+            reasons[name] = f"{seconds:.2g} s for its first call; --limit is {limit:g} s"
         else:
             found[name] = contender
     return found, reasons

@@ -15,7 +15,7 @@ import headrace
 from headrace._measuring import MEMORY, MEMORY_HELP, keep_memory, progress
 from headrace.bench import _library, _peers, _picture
 from headrace.bench._cases import CASES
-from headrace.bench._comparison import Results, compare, summary
+from headrace.bench._comparison import Effort, Results, compare, summary
 from headrace.bench._contenders import BY_C, MAKERS
 from headrace.bench._training import OPERATORS, Times, left_out, overhead, overhead_table, train
 
@@ -49,13 +49,16 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--dim", type=int, default=128, help="key and value channels of a head")
     parser.add_argument("--rounds", type=int, default=3, help="at least")
     parser.add_argument("--seconds", type=float, default=2.0, help="per contender at least")
-    parser.add_argument("--limit", type=float, default=15.0, help="leaves out what takes more seconds a call")
+    parser.add_argument("--limit", type=float, metavar="SECONDS",
+                        help="leaves out what takes more a call [15, with --cases 1]")
     parser.add_argument("--memory", choices=MEMORY, default=MEMORY[0], help=MEMORY_HELP)
     parser.add_argument("--overhead", action="store_true", help="only the table of what a call costs beside its work")
     parser.add_argument("--json", metavar="FILE", help="write all times to this file")
     parser.add_argument("--plot", metavar="FILE", help="draw into this file (headrace_bench.png; with --cases an SVG, "
                         "headrace_bench.svg); '': no picture")
     a = parser.parse_args(arguments)
+    if a.limit is None:
+        a.limit = 1.0 if a.cases else 15.0
     if a.overhead:
         a.plot = ""
     elif a.plot is None:
@@ -115,7 +118,7 @@ def inference(a: argparse.Namespace) -> Results:
     print(f"{title}\n{versions(PEERS_OF_CASES)}", flush=True)
     results: Results = {}
     try:
-        compare(a.cases, makers, a.seconds, a.rounds, results)
+        compare(a.cases, makers, Effort(a.seconds, a.rounds, a.limit), results)
     except KeyboardInterrupt:
         progress("")
         print(f"interrupted after {len(results)} cases")

@@ -6,6 +6,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
@@ -114,7 +115,9 @@ def training(a: argparse.Namespace) -> Dict[str, Times]:
 def inference(a: argparse.Namespace) -> Results:
     """Cases beside peers. An interrupt keeps the cases that are measured."""
     makers = {**a.makers, **_peers.installed(a.vllm)}
-    title = f"{_picture.processor()}, {keep_memory(a.memory)}"
+    load = os.getloadavg()[0]
+    busy = f", beside other programs (load {load:.1f})" if load > 0.5 else ""
+    title = f"{_picture.processor()}, {keep_memory(a.memory)}{busy}"
     print(f"{title}\n{versions(PEERS_OF_CASES)}", flush=True)
     results: Results = {}
     try:

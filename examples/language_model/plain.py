@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import headrace.torch._functions as functions
-from headrace import bench
+from headrace.bench._training import of_transformers as function_of_transformers
 
 # The fastest of 16, 32, 64: a decay of every channel makes a tensor [C, C, K], one of the head [C, C].
 HEAD_CHUNK, CHANNEL_CHUNK = 32, 16
@@ -83,7 +83,7 @@ def token(q, k, v, p, g, beta, S):
 
 def of_transformers(operator):
     """The function of transformers in the place of `chunked`; None where there is none, or no transformers."""
-    function = bench.of_transformers(operator)
+    function = function_of_transformers(operator)
 
     def chunked_by_transformers(q, k, v, p, g, beta, S):
         q, k, v, g, beta = (x.transpose(1, 2) for x in (q * q.shape[-1]**0.5, k, v, g, beta))

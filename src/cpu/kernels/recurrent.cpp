@@ -1,4 +1,6 @@
 // recurrent: the recurrent form in f32 and f64, compiled once per ISA.
+#include <new>
+
 #include "cpu/plumbing/kernel_table.hpp"
 #include "cpu/recurrent/recurrent_kernel.hpp"
 
@@ -8,8 +10,16 @@ template <class T, bool delta>
 struct RecurrentEntry {
     using Kernel = RecurrentKernel<T, delta>;
 
+    // At the begin of a thread's scratch: its kernel, once a task of the call has built it.
+    struct Built {
+        std::int64_t stands;  // RecurrentKernels::start: 0
+        alignas(Kernel) char kernel[sizeof(Kernel)];
+    };
+    static Built* built_in(Arena& arena) { return reinterpret_cast<Built*>(arena.take<char>(sizeof(Built))); }
+
     static std::size_t forward_scratch(const KernelArgs& args) {
         Arena arena;
+        built_in(arena);
         Kernel(args, arena, Kernel::forward_only);
         return arena.used;
     }
@@ -20,8 +30,12 @@ struct RecurrentEntry {
     }
     static void forward(const KernelArgs& args, std::int64_t n, std::int64_t head, int first, int values, void* scratch) {
         Arena arena{static_cast<char*>(scratch)};
-        Kernel(args, arena, Kernel::forward_only).forward(n, head, first, values);
+        Built& built = *built_in(arena);
+        if (built.stands == 0) ::new (static_cast<void*>(built.kernel)) Kernel(args, arena, Kernel::forward_only);
+        built.stands = 1;
+        std::launder(reinterpret_cast<Kernel*>(built.kernel))->forward(n, head, first, values);
     }
+    static void start(void* scratch) { static_cast<Built*>(scratch)->stands = 0; }
     static void backward(const KernelArgs& args, std::int64_t n, std::int64_t key_head, std::int64_t first, void* scratch) {
         Arena arena{static_cast<char*>(scratch)};
         Kernel(args, arena, Kernel::with_backward).backward(n, key_head, first);
@@ -32,7 +46,7 @@ struct RecurrentEntry {
         return arena.used;
     }
     static RecurrentKernels entries() {
-        return {forward_scratch, backward_scratch, forward, backward, state_bytes, Kernel::saved_segment};
+        return {forward_scratch, backward_scratch, start, forward, backward, state_bytes, Kernel::saved_segment};
     }
 };
 

@@ -31,6 +31,7 @@ struct ChunkKernels {
 struct RecurrentKernels {
     std::size_t (*forward_scratch)(const KernelArgs&);
     std::size_t (*backward_scratch)(const KernelArgs&);
+    void (*start)(void* scratch);  // before the first forward of a call on a thread's scratch, which keeps what they share
     void (*forward)(const KernelArgs&, std::int64_t n, std::int64_t head, int first_value, int values, void* scratch);
     // Saves one state per segment and member of the group at args.saved_states from index `first` on (state_bytes each).
     void (*backward)(const KernelArgs&, std::int64_t n, std::int64_t key_head, std::int64_t first, void* scratch);

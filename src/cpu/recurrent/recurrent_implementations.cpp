@@ -53,6 +53,7 @@ class Recurrent : public IsaImplementation {
     void run_forward(const Problem& problem, const KernelArgs& args, const Scratch& scratch) const {
         const std::int64_t blocks = (problem.V + args.value_columns - 1) / args.value_columns;
         const Shares shares = problem.direction == Direction::step ? Shares::fixed : Shares::dynamic;
+        for (int thread = 0; thread < problem.threads; ++thread) kernels(problem).start(scratch.of(thread));
         const auto one_block = [&](std::int64_t task, int thread) {
             const int first = static_cast<int>(task % blocks) * args.value_columns;
             const std::int64_t head = task / blocks % problem.HV, n = task / blocks / problem.HV;

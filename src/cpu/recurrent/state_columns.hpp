@@ -99,12 +99,14 @@ struct StateColumns {
         const T *const k = token.k, *const wholes = token.decay_whole, *const parts = token.decay_part;
         Row sums{};
         const auto rows = [&](const auto& decay_of) __attribute__((always_inline)) {
-            for (int c = 0; c < keys; ++c) {
+            for (int step = 0; step < keys; ++step) {
+                const int c = reads ? step : keys - 1 - step;  // what was read last is still in the nearest cache
                 const Row state = row_of_state(c);
                 const Decay<T> decay{broadcast<T>(wholes[c]), broadcast<T>(parts[c])};
+                const reg<T> key = broadcast<T>(k[c]), query = reads ? broadcast<T>(a[c]) : key;
                 Row::each([&](auto w) __attribute__((always_inline)) {
-                    if constexpr (reads) sums.at[w] = cpu::fma(broadcast<T>(a[c]), state.at[w], sums.at[w]);
-                    const reg<T> written = broadcast<T>(k[c]) * d.at[w];
+                    if constexpr (reads) sums.at[w] = cpu::fma(query, state.at[w], sums.at[w]);
+                    const reg<T> written = key * d.at[w];
                     store<T>(to.at(c) + first + w * lanes<T>, decay_of(decay, w).of(state.at[w], written));
                 });
             }

@@ -47,18 +47,20 @@ inline int chunk_of(const Problem& problem, bool bf16_products) {
 // Where the recurrent form leaves the chunk form behind, which then yields; measured with 16 heads on AVX-512 and AVX2, fp32 and
 // f64 (docs/performance.md). Forward, two tokens at a time against a state in the nearest cache: half the time at 8 tokens, and
 // still a fifth less at 64, whatever the rule and the channels; on longer sequences chunks catch up, the sooner the larger the
-// state, and sooner without erasure. Backward, token by token: a chunk of 16 padded rows costs about as much as 6 tokens.
-constexpr std::int64_t forward_tokens = 64, backward_tokens = 6;
-constexpr std::int64_t forward_state = std::int64_t{4} << 10, forward_delta_state = std::int64_t{16} << 10;
+// state, and sooner without erasure. Where nothing is forgotten, roundings of a state add up as the square root of the tokens:
+// in fp32 to 1.2e-6 of it after 4096, and above the bar after 32768; chunks round it once each. Backward, token by token: a
+// chunk of 16 padded rows costs about as much as 6 tokens.
+constexpr std::int64_t forward_tokens = 64, small_state_tokens = 4096, backward_tokens = 6;
+constexpr std::int64_t small_state = std::int64_t{4} << 10, small_delta_state = std::int64_t{16} << 10;
 
 inline std::string recurrent_form_is_faster(const Problem& problem, std::int64_t tokens, bool bf16_products) {
-    const auto up_to = [](std::int64_t border) { return "sequences of up to " + std::to_string(border) + " tokens: the recurrent form is faster"; };
-    if (problem.direction == Direction::backward) return tokens <= backward_tokens ? up_to(backward_tokens) : std::string();
-    if (bf16_products) return {};
-    if (tokens <= forward_tokens) return up_to(forward_tokens);
-    const std::int64_t border = problem.rule == Rule::delta ? forward_delta_state : forward_state;
-    if (problem.K * problem.V * 4 > border) return {};
-    return "states of up to " + std::to_string(border >> 10) + " KiB: the recurrent form is faster";
+    if (problem.direction == Direction::forward && bf16_products) return {};
+    const std::int64_t state = problem.rule == Rule::delta ? small_delta_state : small_state;
+    const bool small = problem.direction == Direction::forward && problem.K * problem.V * 4 <= state;
+    const std::int64_t border = problem.direction == Direction::backward ? backward_tokens : small ? small_state_tokens : forward_tokens;
+    if (tokens > border) return {};
+    const std::string states = small ? " with states of up to " + std::to_string(state >> 10) + " KiB" : std::string();
+    return "sequences of up to " + std::to_string(border) + " tokens" + states + ": the recurrent form is faster";
 }
 
 // With so few tokens and heads an output may be one sum, or a few, that cancel by chance: of 2000 random backwards in fp32

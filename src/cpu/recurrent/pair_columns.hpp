@@ -21,6 +21,7 @@ struct PairColumns {
     using Row = Values<T, width>;
     T* state;       // [keys][width registers]
     bool zero;      // as it arrives; the memory is then unwritten
+    Tile<T> from;   // where it arrives otherwise: there, or in the caller's memory
     Tile<T> to;     // where these columns of the state itself are left
     int keys, first;
     const Ending<T>& ending;
@@ -35,7 +36,7 @@ struct PairColumns {
         Row::each([&](auto w) __attribute__((always_inline)) { store<T>(row + first + w * lanes<T>, values.at[w]); });
     }
 
-    // S~^T q and S~^T e of both tokens
+    // S~^T q and S~^T e of both tokens; the first of a run also bring the state to its place
     struct Read {
         Row q1, q2, e1, e2;
     };
@@ -86,7 +87,12 @@ struct PairColumns {
             if constexpr (reads && delta) error1 = broadcast<T>(e1[c]), error2 = broadcast<T>(e2[c]);
             Row::each([&](auto w) __attribute__((always_inline)) {
                 reg<T> s = {};
-                if constexpr (arriving != Arriving::zero) s = load<T>(row + w * lanes<T>);
+                if constexpr (!writes) {
+                    s = load<T>(from.at(c) + w * lanes<T>);
+                    store<T>(row + w * lanes<T>, s);
+                } else if constexpr (arriving != Arriving::zero) {
+                    s = load<T>(row + w * lanes<T>);
+                }
                 if constexpr (arriving == Arriving::scaled) s *= factor;
                 if constexpr (writes) {
                     s = cpu::fma(key2, d2.at[w], cpu::fma(key1, d1.at[w], s));

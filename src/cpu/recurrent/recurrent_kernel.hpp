@@ -73,8 +73,8 @@ struct RecurrentKernel {
         return {s.row, s.begin, s.end, first, length, length, args.reverse};
     }
 
-    void load_head(const ChunkRange& range, std::int64_t head, int first, int values) {
-        tokens.load_head(range, head, first, values);
+    void load_head(const ChunkRange& range, std::int64_t head, int first, int values, bool with_v = true) {
+        tokens.load_head(range, head, first, with_v ? values : 0);
         if (args.gv.given) {
             load_tokens(value_decay, args.gv, range, head, first, values);
             for (int i = 0; i < range.length; ++i) {
@@ -132,7 +132,8 @@ struct RecurrentKernel {
         ops.values = value_columns = round_up(count, 16);
         if (from < 0) return clear_outputs(n, head, first, count);
         const std::int64_t length = args.sequences[n].end - args.sequences[n].begin;
-        if (length > 1 && args.per_token_rows == 0 && !args.gv.given) return forward_in_pairs(n, from, head, first, count);
+        const bool alone = length < 2 && (length == 0 || args.initial_state.given);
+        if (!alone && args.per_token_rows == 0 && !args.gv.given) return forward_in_pairs(n, from, head, first, count);
         const std::int64_t last = args.state_out != nullptr && args.per_token_rows == 0 ? args.state_out[n] : n;
         const bool read_there = is_tile(args.initial_state, count), load_here = args.initial_state.given && !read_there;
         const bool left_there = !load_here && args.per_token_rows == 0 && last >= 0 && is_tile(args.final_state, count);
@@ -156,38 +157,44 @@ struct RecurrentKernel {
         }
         if (args.per_token_rows == 0 && state == S) store_final(n, head, first, count);
     }
-    // The same for at least two tokens that leave one state at most and have no value decays: the state is kept undecayed, in
-    // blocks of columns that stay in the nearest cache.
+    // The same for tokens that leave one state at most and have no value decays: the state is kept undecayed, in blocks of
+    // columns that stay in the nearest cache. A token alone with its state is better off above: it needs no such block.
     void forward_in_pairs(std::int64_t n, std::int64_t from, std::int64_t head, int first, int count) {
         const std::int64_t last = args.state_out != nullptr ? args.state_out[n] : n;
+        const bool read_there = is_tile(args.initial_state, count);
         const bool wanted = args.final_state.given && last >= 0, left_there = wanted && is_tile(args.final_state, count);
         for_blocks([&](int j, auto width) {
-            for (int c = 0; c < args.K && args.initial_state.given; ++c) {
+            for (int c = 0; c < args.K && args.initial_state.given && !read_there; ++c) {
                 load_row<T>(block<width>(j).at(c), element_at(args.initial_state, from, head, c, first + j), args.initial_state.dtype,
                             args.initial_state.stride[3], columns_of<width>(j, count), width * lanes<T>);
             }
         });
+        const bool v_there = is_tile(args.v, count), o_there = is_tile(args.o, count) && !args.o.stream;
         pairs.start();
         for (std::int64_t index = 0; index < segments(n); ++index) {
             ChunkRange range = range_of(n, index);
             range.rows = round_up(range.length, 2);
             tokens.load_keys(range, head / args.group);
-            load_head(range, head, first, count);
+            load_head(range, head, first, count, !v_there);
             pairs.prepare(range.length, index + 1 < segments(n) ? Leaving::kept : wanted ? Leaving::final : Leaving::nothing);
             for (int i = 0; i < range.rows; ++i) {
                 algorithms::TokenPair<T>& pair = pairs.pairs[i / 2];
-                pair.v[i % 2] = tokens.v.at(i);
+                const bool absent = i >= range.length;
+                if (absent) fill(tokens.v.from(i, 0), T(0), 1, value_columns);
+                pair.v[i % 2] = v_there && !absent ? row_of(args.v, range, i, head, first) : tokens.v.at(i);
                 pair.beta[i % 2] = value_beta.at(i);
-                pair.o[i % 2] = o.at(i);
+                pair.o[i % 2] = o_there && !absent ? row_of(args.o, range, i, head, first) : o.at(i);
             }
             if (index + 1 < segments(n)) prefetch(range_of(n, index + 1), head, first, count);
             const bool zero = index == 0 && !args.initial_state.given;
             for_blocks([&](int j, auto width) {
                 const Tile left = left_there ? tile_of(args.final_state, last, head, first + j) : block<width>(j);
-                const PairColumns<T, width> columns{block<width>(j).data, zero, left, args.K, j, pairs.ending, ahead};
+                const bool arriving = index == 0 && read_there;
+                const Tile entering = arriving ? tile_of(args.initial_state, from, head, first + j) : block<width>(j);
+                const PairColumns<T, width> columns{block<width>(j).data, zero, entering, left, args.K, j, pairs.ending, ahead};
                 algorithms::pairs_forward<delta>(columns, pairs.pairs, range.rows / 2);
             });
-            store_tokens(args.o, o, range, head, first, count);
+            if (!o_there) store_tokens(args.o, o, range, head, first, count);
         }
         for_blocks([&](int j, auto width) {
             for (int c = 0; c < args.K && wanted && !left_there; ++c) {
@@ -224,9 +231,12 @@ struct RecurrentKernel {
     }
     // A pair's sums, errors and a row of the state fill 16 registers with two columns of registers, 32 with four.
     static constexpr int widest_block = row_block > 4 ? 4 : 2, nearest_cache = 32 << 10;
-    // Whether the caller's states can serve as tiles: in the tile's type and order, without padded columns.
-    static bool is_tile(const Strided& states, int count) {
-        return states.given && states.stride[3] == 1 && count % 16 == 0 && states.dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32);
+    // Whether the caller's states or rows of values can serve as tiles: in the tile's type and order, without padded columns.
+    static bool is_tile(const Strided& tensor, int count) {
+        return tensor.given && tensor.stride[3] == 1 && count % 16 == 0 && tensor.dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32);
+    }
+    static T* row_of(const Strided& tensor, const ChunkRange& range, int i, std::int64_t head, int first) {
+        return reinterpret_cast<T*>(element_at(tensor, range.row, range.token(i), head, first));
     }
     static Tile tile_of(const Strided& states, std::int64_t row, std::int64_t head, int first) {
         return {reinterpret_cast<T*>(element_at(states, row, head, 0, first)), states.stride[2]};

@@ -43,6 +43,16 @@ TEST(ConstantGates, Recurrences) {
     }
 }
 
+// Unforced: small states of so many tokens are left to the form that rounds them least.
+TEST(ConstantGates, LongSequencesOfSmallStates) {
+    for (const char* op : {"retention", "gla", "kda"}) {
+        const std::string text = std::string(op) + ":fwd t65536 h1 k16 v16 state=inout threads=1";
+        CallTensors made = harness::make_tensors(line_of(text));
+        fill_gates(made, -1e-8);
+        expect_right_call(made, text);
+    }
+}
+
 TEST(ConstantGates, OfValues) {
     for (const double gate : gates) {
         for (const char* direction : {":fwd", ":bwd"}) {

@@ -6,7 +6,7 @@ A case is a problem line, as `headrace bench` takes it; the lines of each group 
 from __future__ import annotations
 
 import math
-from typing import Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple
 
 import torch
 
@@ -57,11 +57,11 @@ class Case(NamedTuple):
         return self.is_step and self.is_bf16
 
 
-def _steps(operator: str, *sizes: tuple, **more) -> List[Case]:
+def _steps(operator: str, *sizes: tuple, **more: Any) -> List[Case]:
     return [Case(operator, "step", B, 1, H, D, threads, **more) for B, H, D, threads in sizes]
 
 
-def _forwards(operator: str, *sizes: tuple, **more) -> List[Case]:
+def _forwards(operator: str, *sizes: tuple, **more: Any) -> List[Case]:
     return [Case(operator, "fwd", 1, T, H, D, **more) for T, H, D in sizes]
 
 

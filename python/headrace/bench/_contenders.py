@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import ml_dtypes
 import numpy as np
@@ -36,8 +36,9 @@ Maker = Callable[[Case, Tensors], Optional[Contender]]  # None: it does not do s
 class Latest:
     """A call whose result is kept, as that of a user's call would be."""
 
-    def __init__(self, call: Callable[[], Tuple[Tensor, Tensor]]) -> None:
-        self.call, self.result = call, None
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call = call
+        self.result: Any = None
 
     def __call__(self) -> None:
         self.result = self.call()
@@ -54,7 +55,7 @@ def kept(call: Callable[[], Tuple[Tensor, Tensor]]) -> Contender:
 def by_torch(case: Case, t: Tensors) -> Contender:
     """headrace.torch, its threads as many as PyTorch's."""
     gate = "gk" if case.operator == "gla" and case.is_step else "g"
-    more = {gate: t["g"], **{name: t[name] for name in ("beta", "A_log", "dt_bias") if name in t}}
+    more: Dict[str, Any] = {gate: t["g"], **{name: t[name] for name in ("beta", "A_log", "dt_bias") if name in t}}
     if case.is_bf16:
         more["use_qk_l2norm_in_kernel"] = True
     if case.is_raw:
@@ -95,7 +96,7 @@ def by_numpy(case: Case, t: Tensors) -> Contender:
     if case.is_bf16:
         options["initial_state"] = state
     latest = Latest(lambda: hn.forward(case.operator, **a, final_state=True, **options))
-    return Contender(latest, lambda: tuple(torch.tensor(x.astype(np.float32)) for x in latest.result))
+    return Contender(latest, lambda: (torch.tensor(latest.result[0].astype(np.float32)), torch.tensor(latest.result[1].astype(np.float32))))
 
 
 def sweeps(case: Case, t: Tensors) -> Optional[Contender]:

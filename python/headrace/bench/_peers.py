@@ -67,7 +67,8 @@ def linear_attention(case: Case, t: Tensors) -> Optional[Contender]:
 def gated_delta_net(case: Case, t: Tensors) -> Optional[Contender]:
     """onnxruntime's com.microsoft GatedDeltaNet: states transposed, gates computed inside where the case wants it."""
     helper = importlib.import_module("onnx").helper
-    given = {name: t[name] for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias") if name in t}
+    names = ["q", "k", "v", "g", "beta", "A_log", "dt_bias"]
+    given = {name: t[name] for name in names if name in t}
     if not case.is_raw and case.is_bf16:
         given["g"], given["beta"] = given["g"].float(), given["beta"].float()
     given["state"] = t["state"].transpose(2, 3).contiguous()

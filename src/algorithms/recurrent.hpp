@@ -1,4 +1,4 @@
-// recurrent: one token of either rule, forward and adjoint: the definition of the operators on vectors and one state.
+// recurrent: one token of either rule, forward and adjoint: the definition of the operators on vectors and one state; two at once.
 #pragma once
 
 namespace headrace::algorithms {

@@ -45,11 +45,11 @@ inline int chunk_of(const Problem& problem, bool bf16_products) {
 }
 
 // Where the recurrent form leaves the chunk form behind, which then yields; measured with 16 heads on AVX-512 and AVX2, fp32 and
-// f64 (docs/performance.md). Forward, two tokens at a time against a state in the nearest cache: half the time at 8 tokens, and
-// still a fifth less at 64, whatever the rule and the channels; on longer sequences chunks catch up, the sooner the larger the
-// state, and sooner without erasure. Where nothing is forgotten, roundings of a state add up as the square root of the tokens:
-// in fp32 to 1.2e-6 of it after 4096, and above the bar after 32768; chunks round it once each. Backward, token by token: a
-// chunk of 16 padded rows costs about as much as 6 tokens.
+// f64 (docs/performance-log.md). Forward, two tokens at a time against a state in the nearest cache: 0.3 to 0.6 of the time at
+// 8 tokens, and still 4 to 27 % less at 64, whatever the rule and the channels; on longer sequences chunks catch up, the sooner
+// the larger the state, and sooner without erasure. Where nothing is forgotten, roundings of a state add up as the square root
+// of the tokens: in fp32 to 1.2e-6 of it after 4096, and to 4.6e-6, above the bar, after 65536; chunks round it once each.
+// Backward, token by token: a chunk of 16 padded rows costs about as much as 6 tokens.
 constexpr std::int64_t forward_tokens = 64, small_state_tokens = 4096, backward_tokens = 6;
 constexpr std::int64_t small_state = std::int64_t{4} << 10, small_delta_state = std::int64_t{16} << 10;
 

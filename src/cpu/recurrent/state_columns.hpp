@@ -6,7 +6,7 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
-// A decay as whole + part (store_decay).
+// A decay as whole + part (exp_parts, store_decay).
 template <class T>
 struct Decay {
     reg<T> whole, part;

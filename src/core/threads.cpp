@@ -44,23 +44,25 @@ bool spin_until(Clock::time_point end, const Ready& ready) {
     return ready();
 }
 
-// A counter of one call: the call's number above, the count below. Who has read the number of a call that has ended since
-// takes nothing from the next one.
+// What is left of a call to take: the call's number above, how many below, in one word. Who has read the number of a call that
+// has ended since takes nothing of the next one, whose other fields may already stand while its word does not.
 struct alignas(64) Counter {
     std::atomic<std::uint64_t> value{0};
     std::atomic<std::uint32_t> end{0};
 
     void begin(std::uint32_t call, std::uint32_t first, std::uint32_t past) {
         end.store(past, std::memory_order_relaxed);
-        value.store(call * half + first, std::memory_order_release);
+        value.store(call * half + (past - first), std::memory_order_release);
     }
-    // Takes one of what is left of the call, if anything is.
+    // Takes the next of [first, past), if any of the call is left.
     bool take(std::uint32_t call, std::uint32_t* taken) {
         std::uint64_t seen = value.load(std::memory_order_acquire);
         for (;;) {
-            *taken = static_cast<std::uint32_t>(seen);
-            if (seen / half != call || *taken >= end.load(std::memory_order_relaxed)) return false;
-            if (value.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel, std::memory_order_acquire)) return true;
+            const auto left = static_cast<std::uint32_t>(seen);
+            if (seen / half != call || left == 0) return false;
+            if (!value.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+            *taken = end.load(std::memory_order_relaxed) - left;  // the call's: it cannot end before who has taken
+            return true;
         }
     }
 };

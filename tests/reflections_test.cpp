@@ -1,4 +1,4 @@
-// The bf16 kernels of the delta rule where tokens reflect the state (beta up to 2) and gates hardly forget.
+// The delta rule where tokens reflect the state (beta up to 2) and gates hardly forget: nothing takes its roundings away.
 #include <algorithm>
 #include <random>
 #include <sstream>
@@ -62,18 +62,57 @@ TEST(Reflections, KeysOfFewChannels) {
     }
 }
 
-// What is read in fp32 is decided by tokens that are past.
+void expect_same_prefixes(const std::string& text, std::initializer_list<std::int64_t> lengths) {
+    const ProblemLine line = line_of(text);
+    const CallTensors whole = harness::make_tensors(line);
+    ASSERT_TRUE(run(whole.call).ok());
+    for (const std::int64_t length : lengths) {
+        const CallTensors prefix = harness::make_tensors(line);
+        ASSERT_TRUE(run(tokens_of(prefix.call, 0, length)).ok());
+        EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
+                    harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
+            << text << ": length " << length;
+    }
+}
+
+// What is read in fp32, or computed in double, is decided by tokens that are past.
 TEST(Reflections, LaterTokensChangeNoBit) {
     for (const char* words : {"kda:fwd l2norm gates=lasting", "gated_delta_rule:fwd gates=zero", "delta_rule:fwd", "comba:fwd gates=zero"}) {
-        const ProblemLine line = line_of(std::string(words) + " t500 h2 k64 v32 bf16 betas=0,2 chunk=32 threads=1");
-        const CallTensors whole = harness::make_tensors(line);
-        ASSERT_TRUE(run(whole.call).ok());
-        for (const std::int64_t length : {33, 100, 250, 499}) {
-            const CallTensors prefix = harness::make_tensors(line);
-            ASSERT_TRUE(run(tokens_of(prefix.call, 0, length)).ok());
-            EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
-                        harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
-                << words << ": length " << length;
+        expect_same_prefixes(std::string(words) + " t500 h2 k64 v32 bf16 betas=0,2 chunk=32 threads=1", {33, 100, 250, 499});
+        for (const char* form : {"chunk", "recurrent"}) {
+            const std::string force = std::string(" force=generic.") + form;
+            expect_same_prefixes(std::string(words) + " t2000 h2 k32 v32 f32 betas=1.9,2 chunk=32 threads=1" + force, {513, 600, 900, 1999});
+        }
+    }
+}
+
+// In fp32, lengths at which every form was off by more than its bar before the last tokens went to kernels in double.
+TEST(Reflections, ManyInFp32) {
+    for (const char* words :
+         {"gated_delta_rule:fwd t16384 h1 k16 v32 gates=zero state=inout l2norm", "gated_delta_rule:fwd t16384 h2 k64 v80 gates=zero state=inout",
+          "kda:fwd t16384 h2 k32 v32 gates=minus_inf state=inout strided", "kda:fwd t5000 h2 hv4 k16 v96 gates=zero state=out l2norm reverse vfirst",
+          "comba:fwd t5000 h2 k16 v32 gates=zero state=inout l2norm", "delta_rule:fwd h2 k16 v32 varlen=0,300,9000 state=inout",
+          "gated_delta_rule:fwd t5000 h2 k16 v80 gv gates=zero state=inout", "kda:fwd t5000 h2 k16 v80 betav gates=zero state=inout l2norm threads=4"}) {
+        expect_right_everywhere(std::string(words) + " betas=2,2");
+    }
+    // Erase keys at an angle to the keys: states that grow and shrink.
+    for (const char* seed : {"1", "2", "3", "4"}) {
+        expect_right_everywhere(std::string("comba:fwd t1000 h2 k16 v32 gates=zero state=inout l2norm betas=2,2 seed=") + seed);
+    }
+}
+
+// However the values are divided among threads.
+TEST(Reflections, SameBitsForAnyNumberOfThreads) {
+    for (const char* words : {"kda:fwd t1500 h1 k32 v256 gates=zero state=inout", "kda:fwd t1500 h1 k32 v256 betav gates=zero state=inout",
+                              "gated_delta_rule:fwd t1500 h6 hv12 k32 v64 gates=zero state=inout l2norm"}) {
+        for (const ProblemLine& line : forced_lines(words + std::string(" betas=1.8,2"))) {
+            const auto with_threads = [&](int threads) {
+                CallTensors made = harness::make_tensors(line);
+                made.call.options.threads = threads;
+                return run_and_read(made);
+            };
+            const auto alone = with_threads(1);
+            for (const int threads : {2, 3, 8}) EXPECT_TRUE(with_threads(threads) == alone) << harness::format(line) << ", threads " << threads;
         }
     }
 }

@@ -51,7 +51,7 @@ class ChunkImplementation : public IsaImplementation {
   protected:
     struct Layout {
         KernelArgs args;
-        Scratch scratch;
+        Scratch scratch, rest;      // rest: of forwards
         std::int64_t* first_chunk;  // [N + 1] chunks of earlier sequences; two-pass only
     };
 
@@ -74,7 +74,7 @@ class ChunkImplementation : public IsaImplementation {
     static std::int64_t round_up_16(std::int64_t size) { return (size + 15) / 16 * 16; }
 
     virtual Layout layout(const Problem& problem, Carver& carver) const {
-        Layout layout{make_args(problem, carver), {}, nullptr};
+        Layout layout{make_args(problem, carver), {}, {}, nullptr};
         layout.args.chunk = chunk_of(problem, isa_.bf16_only);
         layout.args.walk = 1;
         // Saved states may be in the type of the inputs; everything else is in the tile type. A gradient through the final
@@ -169,7 +169,10 @@ class ChunkForward : public ChunkImplementation {
         parallel_for(problem.N * walks * blocks, problem.threads, [&](std::int64_t task, int thread) {
             const int first = static_cast<int>(task % blocks) * args.value_columns;
             const std::int64_t head = task / blocks % walks * args.walk, n = task / blocks / walks;
-            kernels(problem).forward(args, n, head, first, std::min(args.value_columns, args.V - first), l.scratch.of(thread));
+            const int values = std::min(args.value_columns, args.V - first);
+            Unfinished rest[most_walked]{};
+            kernels(problem).forward(args, n, head, first, values, l.scratch.of(thread), rest);
+            for (int j = 0; j < args.walk; ++j) finish(args, n, head + j, first, values, rest[j], l.rest.of(thread));
         }, {Shares::dynamic, rough_nanoseconds(problem)});
         report_states(problem);
         return *l.args.gate_refused == 0;
@@ -181,6 +184,7 @@ class ChunkForward : public ChunkImplementation {
         l.args.value_columns = chunk_value_columns(problem);
         l.args.walk = value_heads_walked(problem, l.args.chunk);
         l.scratch = take_scratch(carver, problem.threads, kernels(problem).forward_scratch(l.args));
+        l.rest = take_rest_scratch(problem, carver, l.args);
         return l;
     }
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/chunk/chunk_ops.hpp"
+#include "cpu/tiles/reflections.hpp"
 #include "cpu/tiles/token_tiles.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
@@ -50,6 +51,7 @@ struct ChunkKernel {
         T* roundings = nullptr;                  // StateRoundings' estimate of each, where products round
     };
     States states, adjoints;
+    Reflections<T>* reflections = nullptr;  // of each head of a forward, where it may end early
     long state_row = 0;
     Tile o, d_o, gate_gradient, d_q_sum, d_k_sum, d_e_sum, saved_adjoint;
     Tile scaled;  // [1,V] a row on its way to f16
@@ -74,6 +76,7 @@ struct ChunkKernel {
         state_row = round_up(value_columns, 16) + 16;
         const std::int64_t task_heads = use == forward_only ? args.walk : heads();
         if (use != sweeps_only) states = carve_states(arena, task_heads, false);
+        if (use == forward_only && args.ends_early) reflections = arena.take<Reflections<T>>(static_cast<std::size_t>(task_heads));
         o = value_tile();
         forward_tiles.P = square();
         if (delta) {
@@ -169,25 +172,36 @@ struct ChunkKernel {
     }
 
     // ---- forward: all chunks of sequence n and value heads [head, head + args.walk), values [first, first + count) ----
-    void forward(std::int64_t n, std::int64_t head, int first, int count) {
+    void forward(std::int64_t n, std::int64_t head, int first, int count, Unfinished* rest) {
         ops.V = value_columns = round_up(count, 16);
         const std::int64_t heads = args.walk;
         for (std::int64_t j = 0; j < heads; ++j) {
             enter_state(walking_state(j), args.initial_state, n, head + j, first, count);
+            if (args.ends_early) reflections[j].begin();
+            if (args.ends_early) rest[j] = {};
         }
+        const auto ended = [&](std::int64_t j) { return args.ends_early && rest[j].state != nullptr; };
         clear_roundings(states, heads);
         for (std::int64_t chunk = 0; chunk < chunks(n); ++chunk) {
             const ChunkRange range = range_of(n, chunk);
+            bool keys_loaded = false;
             for (std::int64_t j = 0; j < heads; ++j) {
-                if (j == 0 || starts_group(head + j)) tokens.load_keys(range, (head + j) / args.group);
+                if (starts_group(head + j)) keys_loaded = false;
+                if (ended(j)) continue;
+                if (!keys_loaded) tokens.load_keys(range, (head + j) / args.group);
+                keys_loaded = true;
                 load_chunk(range, head + j, first, count, roundings_of(states, j));
                 prefetch_next_head(n, chunk, head, j, heads, first, count, true);
                 algorithms::chunk_forward<delta>(ops, in, forward_tiles, walking_state(j), walking_state(j), o);
                 store_tokens(args.o, o, range, head + j, first, count);
+                if (!args.ends_early || chunk + 1 == chunks(n)) continue;
+                reflections[j].count(tokens, range.length);
+                const Tile state = walking_state(j).tile;
+                if (reflections[j].too_many()) rest[j] = {range.first + range.length, reinterpret_cast<const char*>(state.data), state.row};
             }
         }
         for (std::int64_t j = 0; j < heads; ++j) {
-            store_state(args.final_state, walking_state(j).tile, n, head + j, args.K, first, count);
+            if (!ended(j)) store_state(args.final_state, walking_state(j).tile, n, head + j, args.K, first, count);
         }
     }
     bool starts_group(std::int64_t head) const { return head % args.group == 0; }

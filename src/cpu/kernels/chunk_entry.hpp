@@ -25,9 +25,9 @@ struct ChunkEntry {
         Kernel(args, arena, Kernel::sweeps_only);
         return arena.used;
     }
-    static void forward(const KernelArgs& args, std::int64_t n, std::int64_t head, int first, int values, void* scratch) {
+    static void forward(const KernelArgs& args, std::int64_t n, std::int64_t head, int first, int values, void* scratch, Unfinished* rest) {
         Arena arena{static_cast<char*>(scratch)};
-        Kernel(args, arena, Kernel::forward_only).forward(n, head, first, values);
+        Kernel(args, arena, Kernel::forward_only).forward(n, head, first, values, rest);
     }
     // `first`: index of the slot's first saved state; per chunk the slot holds the heads of a task, or all heads.
     static SavedSlot thread_slot(const KernelArgs& args, std::int64_t first) {

@@ -28,12 +28,12 @@ struct RecurrentEntry {
         Kernel(args, arena, Kernel::with_backward);
         return arena.used;
     }
-    static void forward(const KernelArgs& args, std::int64_t n, std::int64_t head, int first, int values, void* scratch) {
+    static void forward(const KernelArgs& args, std::int64_t n, std::int64_t head, int first, int values, void* scratch, Unfinished* rest) {
         Arena arena{static_cast<char*>(scratch)};
         Built& built = *built_in(arena);
         if (built.stands == 0) ::new (static_cast<void*>(built.kernel)) Kernel(args, arena, Kernel::forward_only);
         built.stands = 1;
-        std::launder(reinterpret_cast<Kernel*>(built.kernel))->forward(n, head, first, values);
+        std::launder(reinterpret_cast<Kernel*>(built.kernel))->forward(n, head, first, values, rest);
     }
     static void start(void* scratch) { static_cast<Built*>(scratch)->stands = 0; }
     static void backward(const KernelArgs& args, std::int64_t n, std::int64_t key_head, std::int64_t first, void* scratch) {

@@ -83,6 +83,7 @@ KernelArgs make_args(const Problem& problem, Carver& carver) {
         for (const Sequence& s : problem.sequences) *ranges++ = {s.row, s.begin, s.end};
     }
     args.delta = problem.rule == Rule::delta;
+    args.ends_early = reflections_may_add_up(problem);
     args.undecayed_error = problem.erase_with_p;
     args.channel_gate = problem.channel_gate;
     args.l2norm = problem.options.qk_l2norm;

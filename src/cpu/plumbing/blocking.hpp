@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/problem.hpp"
+#include "cpu/plumbing/kernel_args.hpp"
 
 namespace headrace::cpu {
 
@@ -52,6 +53,12 @@ inline int chunk_of(const Problem& problem, bool bf16_products) {
 // Backward, token by token: a chunk of 16 padded rows costs about as much as 6 tokens.
 constexpr std::int64_t forward_tokens = 64, small_state_tokens = 4096, backward_tokens = 6;
 constexpr std::int64_t small_state = std::int64_t{4} << 10, small_delta_state = std::int64_t{16} << 10;
+
+// Forwards in fp32 whose states may come to hold too many roundings: the rest of such a sequence is computed in double, token by
+// token. They keep memory for it at any length: a workspace does not grow with T. Steps round their states after every call anyway.
+inline bool reflections_may_add_up(const Problem& problem) {
+    return problem.rule == Rule::delta && problem.dtype == DType::f32 && problem.direction == Direction::forward;
+}
 
 inline std::string recurrent_form_is_faster(const Problem& problem, std::int64_t tokens, bool bf16_products) {
     if (problem.direction == Direction::forward && bf16_products) return {};

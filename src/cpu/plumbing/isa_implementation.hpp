@@ -1,6 +1,8 @@
 // IsaImplementation: what the implementations of one ISA share: name, availability, per-thread scratch.
 #pragma once
 
+#include <algorithm>
+
 #include "cpu/plumbing/args.hpp"
 #include "cpu/plumbing/isa_list.hpp"
 
@@ -32,9 +34,39 @@ class IsaImplementation : public Implementation {
         return {static_cast<char*>(base), bytes};
     }
 
+    // Forwards in fp32 that may end early: room for their rest in double.
+    Scratch take_rest_scratch(const Problem& problem, Carver& carver, const KernelArgs& args) const {
+        if (!args.ends_early) return {};
+        KernelArgs narrow = args;
+        narrow.value_columns = std::min(args.V, rest_columns);
+        narrow.ends_early = false;
+        return take_scratch(carver, problem.threads, isa_.kernels().recurrent[1][1].forward_scratch(narrow));
+    }
+    // What is left of the values [first, first + values) of a head, if anything is.
+    void finish(const KernelArgs& args, std::int64_t n, std::int64_t head, int first, int values, const Unfinished& rest, void* scratch) const {
+        if (rest.state == nullptr) return;
+        const RecurrentKernels& in_double = isa_.kernels().recurrent[1][1];
+        TokenRange tokens = args.sequences[n];
+        (args.reverse ? tokens.end : tokens.begin) += args.reverse ? -rest.tokens : rest.tokens;
+        KernelArgs left = args;
+        left.ends_early = false;
+        left.value_columns = std::min(args.V, rest_columns);
+        left.sequences = &tokens;
+        left.initial_state = {const_cast<char*>(rest.state) - first * 4, DType::f32, true, false, {0, 0, rest.row, 1}};
+        if (args.final_state.given) {
+            left.final_state.data += n * args.final_state.stride[0] * static_cast<std::int64_t>(size_of(args.final_state.dtype));
+        }
+        in_double.start(scratch);
+        for (int done = 0; done < values; done += left.value_columns) {
+            in_double.forward(left, 0, head, first + done, std::min(left.value_columns, values - done), scratch, nullptr);
+        }
+    }
+
     const Isa& isa_;
 
   private:
+    static constexpr int rest_columns = 64;  // of a state in double, at once
+
     std::string name_;
 };
 

@@ -21,6 +21,17 @@ struct TokenRange {
     std::int64_t row, begin, end;
 };
 
+// So many tokens of the delta rule may leave roundings in a state in fp32 (cpu/tiles/reflections.hpp).
+constexpr int most_reflections = 512;
+
+// Where a forward in fp32 ended because it had left so many: the tokens done, and the state they left, [K, values
+// of the block] in rows of `row` floats. Without a state: it went to the end.
+struct Unfinished {
+    std::int64_t tokens;
+    const char* state;
+    std::int64_t row;
+};
+
 enum class GateFormula { log_decay, softplus, bounded };
 enum class BetaFormula { value, sigmoid, two_sigmoid };
 
@@ -36,6 +47,7 @@ struct KernelArgs {
     int chunk;                // resolved: 16, 32, 64
     int walk;                 // heads that a task takes together, value heads forward, query/key heads backward
     int value_columns;        // width of a value block of the forward: a multiple of 16, or all of V
+    bool ends_early;          // a forward in fp32 may leave its last tokens to kernels in double (Unfinished)
 
     const double* gamma;      // [HV], or null
     const double* gate_rate;  // [HV] e^{A_log}, or null

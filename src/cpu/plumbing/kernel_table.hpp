@@ -18,7 +18,8 @@ struct ChunkKernels {
     std::size_t (*forward_scratch)(const KernelArgs&);
     std::size_t (*backward_scratch)(const KernelArgs&);
     std::size_t (*sweeps_scratch)(const KernelArgs&);
-    void (*forward)(const KernelArgs&, std::int64_t n, std::int64_t head, int first_value, int values, void* scratch);
+    // rest: one for each head that the task walks; written where args.ends_early.
+    void (*forward)(const KernelArgs&, std::int64_t n, std::int64_t head, int first_value, int values, void* scratch, Unfinished* rest);
     void (*one_pass)(const KernelArgs&, std::int64_t n, std::int64_t key_head, std::int64_t first, void* scratch);
     void (*save_states)(const KernelArgs&, std::int64_t n, std::int64_t head, std::int64_t first, void* scratch);
     void (*adjoint_pass)(const KernelArgs&, std::int64_t n, std::int64_t key_head, std::int64_t first, void* scratch);
@@ -32,7 +33,7 @@ struct RecurrentKernels {
     std::size_t (*forward_scratch)(const KernelArgs&);
     std::size_t (*backward_scratch)(const KernelArgs&);
     void (*start)(void* scratch);  // before the first forward of a call on a thread's scratch, which keeps what they share
-    void (*forward)(const KernelArgs&, std::int64_t n, std::int64_t head, int first_value, int values, void* scratch);
+    void (*forward)(const KernelArgs&, std::int64_t n, std::int64_t head, int first_value, int values, void* scratch, Unfinished* rest);
     // Saves one state per segment and member of the group at args.saved_states from index `first` on (state_bytes each).
     void (*backward)(const KernelArgs&, std::int64_t n, std::int64_t key_head, std::int64_t first, void* scratch);
     std::size_t (*state_bytes)(const KernelArgs&);

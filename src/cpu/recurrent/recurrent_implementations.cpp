@@ -32,7 +32,7 @@ class Recurrent : public IsaImplementation {
             report_states(problem);
             return *l.args.gate_refused == 0;
         }
-        run_forward(problem, l.args, l.scratch);
+        run_forward(problem, l);
         report_states(problem);
         return *l.args.gate_refused == 0;
     }
@@ -40,7 +40,7 @@ class Recurrent : public IsaImplementation {
   private:
     struct Layout {
         KernelArgs args;
-        Scratch scratch;
+        Scratch scratch, rest;
     };
     const RecurrentKernels& kernels(const Problem& problem) const {
         // With few key channels every token of the delta rule erases much of a state's gradient through a difference: with
@@ -50,14 +50,18 @@ class Recurrent : public IsaImplementation {
         const bool in_double = problem.direction == Direction::backward && (rests_on_few_sums(problem) || erases_much);
         return isa_.kernels().recurrent[problem.wide || in_double][problem.rule == Rule::delta];
     }
-    void run_forward(const Problem& problem, const KernelArgs& args, const Scratch& scratch) const {
+    void run_forward(const Problem& problem, const Layout& l) const {
+        const KernelArgs& args = l.args;
         const std::int64_t blocks = (problem.V + args.value_columns - 1) / args.value_columns;
         const Shares shares = problem.direction == Direction::step ? Shares::fixed : Shares::dynamic;
-        for (int thread = 0; thread < problem.threads; ++thread) kernels(problem).start(scratch.of(thread));
+        for (int thread = 0; thread < problem.threads; ++thread) kernels(problem).start(l.scratch.of(thread));
         const auto one_block = [&](std::int64_t task, int thread) {
             const int first = static_cast<int>(task % blocks) * args.value_columns;
             const std::int64_t head = task / blocks % problem.HV, n = task / blocks / problem.HV;
-            kernels(problem).forward(args, n, head, first, std::min(args.value_columns, args.V - first), scratch.of(thread));
+            const int values = std::min(args.value_columns, args.V - first);
+            Unfinished rest{};
+            kernels(problem).forward(args, n, head, first, values, l.scratch.of(thread), &rest);
+            finish(args, n, head, first, values, rest, l.rest.of(thread));
         };
         parallel_for(problem.N * problem.HV * blocks, problem.threads, one_block, {shares, rough_nanoseconds(problem)});
     }
@@ -74,7 +78,7 @@ class Recurrent : public IsaImplementation {
         const TensorView view(states.data(), DType::f64, {problem.N, problem.HV, problem.K, problem.V});
         l.args.final_state = strided(view);
         l.args.o.given = false;
-        run_forward(problem, l.args, l.scratch);
+        run_forward(problem, l);
         debug_stage("state", view);
     }
     std::int64_t segments(const Problem& problem) const {
@@ -83,14 +87,15 @@ class Recurrent : public IsaImplementation {
         return (tokens + kernels(problem).segment - 1) / kernels(problem).segment;
     }
     Layout forward_layout(const Problem& problem, Carver& carver) const {
-        Layout l{make_args(problem, carver), {}};
+        Layout l{make_args(problem, carver), {}, {}};
         l.args.value_columns = recurrent_value_columns(problem);
         l.scratch = take_scratch(carver, problem.threads, kernels(problem).forward_scratch(l.args));
+        l.rest = take_rest_scratch(problem, carver, l.args);
         return l;
     }
     Layout layout(const Problem& problem, Carver& carver) const {
         if (problem.direction != Direction::backward) return forward_layout(problem, carver);
-        Layout l{make_args(problem, carver), {}};
+        Layout l{make_args(problem, carver), {}, {}};
         const auto state = static_cast<std::int64_t>(kernels(problem).state_bytes(l.args) / 4);
         const std::int64_t slots = std::min<std::int64_t>(problem.threads, std::max<std::int64_t>(1, problem.N * problem.H));
         l.args.saved_states =

@@ -5,6 +5,7 @@
 #include "cpu/recurrent/recurrent_ops.hpp"
 #include "cpu/recurrent/token_pairs.hpp"
 #include "cpu/tiles/prefetch.hpp"
+#include "cpu/tiles/reflections.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
@@ -19,8 +20,9 @@ struct RecurrentKernel {
     TokenTiles<T> tokens;
     TokenPairs<T> pairs;
     Prefetcher ahead;
+    Reflections<T> reflections;
     RecurrentOps<T> ops;
-    Tile S, o, value_decay, value_whole, value_part, value_beta, value_slope;
+    Tile S, carried, o, value_decay, value_whole, value_part, value_beta, value_slope;
     T *decay, *decay_whole, *decay_part, *unit_q, *unit_k, *unit_e;
     algorithms::TokenSpare<T> spare;
     // backward
@@ -43,6 +45,7 @@ struct RecurrentKernel {
         ops.key_rows = args.K;
         ops.values = value_columns;
         S = arena.tile<T>(key_columns, value_columns);
+        if (use == forward_only && args.ends_early) carried = arena.tile<T>(key_columns, value_columns);
         o = values();
         value_decay = values();
         value_whole = values();
@@ -85,14 +88,31 @@ struct RecurrentKernel {
             }
         }
         if (!delta) return;
-        if (args.elementwise_beta) load_tokens(value_beta, args.beta, range, head, first, values);
+        if (args.elementwise_beta) return load_value_beta(range, head, first, values);
         for (int i = 0; i < range.rows; ++i) {
-            if (args.elementwise_beta) {
-                apply_beta_formula(value_beta.at(i), value_slope.at(i), args.beta_formula, value_columns);
-            } else {
-                for (int j = 0; j < value_columns; ++j) value_beta.at(i)[j] = tokens.beta[i];
+            for (int j = 0; j < value_columns; ++j) value_beta.at(i)[j] = tokens.beta[i];
+        }
+    }
+    void load_value_beta(const ChunkRange& range, std::int64_t head, int first, int values) {
+        load_tokens(value_beta, args.beta, range, head, first, values);
+        for (int i = 0; i < range.rows; ++i) apply_beta_formula(value_beta.at(i), value_slope.at(i), args.beta_formula, value_columns);
+    }
+    // What the tokens in the tiles add, whichever block of values this is; afterwards value_beta is that of another block.
+    void count_reflections(const ChunkRange& range, std::int64_t head) {
+        if (args.elementwise_beta) {
+            for (int i = 0; i < range.length; ++i) tokens.beta[i] = 0;
+            for (int j = 0; j < args.V; j += value_columns) {
+                const int values = args.V - j < value_columns ? args.V - j : value_columns;
+                load_value_beta(range, head, j, values);
+                for (int i = 0; i < range.length; ++i) {
+                    for (int w = 0; w < values; ++w) {
+                        const T beta = value_beta.at(i)[w];
+                        tokens.beta[i] = beta > tokens.beta[i] ? beta : tokens.beta[i];
+                    }
+                }
             }
         }
+        reflections.count(tokens, range.length);
     }
 
     algorithms::Token<T> token(int i) {
@@ -127,13 +147,15 @@ struct RecurrentKernel {
         store<T>(part, parts.part);
     }
 
-    void forward(std::int64_t n, std::int64_t head, int first, int count) {
+    void forward(std::int64_t n, std::int64_t head, int first, int count, Unfinished* rest) {
         const std::int64_t from = args.state_in != nullptr ? args.state_in[n] : n;
         ops.values = value_columns = round_up(count, 16);
+        reflections.begin();
+        if (args.ends_early) *rest = {};
         if (from < 0) return clear_outputs(n, head, first, count);
         const std::int64_t length = args.sequences[n].end - args.sequences[n].begin;
         const bool alone = length < 2 && (length == 0 || args.initial_state.given);
-        if (!alone && args.per_token_rows == 0 && !args.gv.given) return forward_in_pairs(n, from, head, first, count);
+        if (!alone && args.per_token_rows == 0 && !args.gv.given) return forward_in_pairs(n, from, head, first, count, rest);
         const std::int64_t last = args.state_out != nullptr && args.per_token_rows == 0 ? args.state_out[n] : n;
         const bool read_there = is_tile(args.initial_state, count), load_here = args.initial_state.given && !read_there;
         const bool left_there = !load_here && args.per_token_rows == 0 && last >= 0 && is_tile(args.final_state, count);
@@ -154,15 +176,19 @@ struct RecurrentKernel {
                 if (args.per_token_rows > 0) store_final(n * args.per_token_rows + range.token(i) - range.begin, head, first, count);
             }
             store_tokens(args.o, o, range, head, first, count);
+            if (!args.ends_early || part + 1 == segments(n)) continue;
+            count_reflections(range, head);
+            if (reflections.too_many()) return leave(rest, range, state);
         }
         if (args.per_token_rows == 0 && state == S) store_final(n, head, first, count);
     }
     // The same for tokens that leave one state at most and have no value decays: the state is kept undecayed, in blocks of
     // columns that stay in the nearest cache. A token alone with its state is better off above: it needs no such block.
-    void forward_in_pairs(std::int64_t n, std::int64_t from, std::int64_t head, int first, int count) {
+    void forward_in_pairs(std::int64_t n, std::int64_t from, std::int64_t head, int first, int count, Unfinished* rest) {
         const std::int64_t last = args.state_out != nullptr ? args.state_out[n] : n;
         const bool read_there = is_tile(args.initial_state, count);
         const bool wanted = args.final_state.given && last >= 0, left_there = wanted && is_tile(args.final_state, count);
+        bool ends_here = false;  // the rest is left to kernels in double
         for_blocks([&](int j, auto width) {
             for (int c = 0; c < args.K && args.initial_state.given && !read_there; ++c) {
                 load_row<T>(block<width>(j).at(c), element_at(args.initial_state, from, head, c, first + j), args.initial_state.dtype,
@@ -175,8 +201,14 @@ struct RecurrentKernel {
             ChunkRange range = range_of(n, index);
             range.rows = round_up(range.length, 2);
             tokens.load_keys(range, head / args.group);
+            const bool last_segment = index + 1 == segments(n);
             load_head(range, head, first, count, !v_there);
-            pairs.prepare(range.length, index + 1 < segments(n) ? Leaving::kept : wanted ? Leaving::final : Leaving::nothing);
+            if (args.ends_early && !last_segment) {
+                count_reflections(range, head);
+                ends_here = reflections.too_many();
+                if (args.elementwise_beta) load_value_beta(range, head, first, count);
+            }
+            pairs.prepare(range.length, ends_here || (last_segment && wanted) ? Leaving::final : last_segment ? Leaving::nothing : Leaving::kept);
             for (int i = 0; i < range.rows; ++i) {
                 algorithms::TokenPair<T>& pair = pairs.pairs[i / 2];
                 const bool absent = i >= range.length;
@@ -185,16 +217,19 @@ struct RecurrentKernel {
                 pair.beta[i % 2] = value_beta.at(i);
                 pair.o[i % 2] = o_there && !absent ? row_of(args.o, range, i, head, first) : o.at(i);
             }
-            if (index + 1 < segments(n)) prefetch(range_of(n, index + 1), head, first, count);
+            if (!last_segment) prefetch(range_of(n, index + 1), head, first, count);
             const bool zero = index == 0 && !args.initial_state.given;
             for_blocks([&](int j, auto width) {
-                const Tile left = left_there ? tile_of(args.final_state, last, head, first + j) : block<width>(j);
+                const Tile left = ends_here    ? carried.from(0, j)
+                                  : left_there ? tile_of(args.final_state, last, head, first + j)
+                                               : block<width>(j);
                 const bool arriving = index == 0 && read_there;
                 const Tile entering = arriving ? tile_of(args.initial_state, from, head, first + j) : block<width>(j);
                 const PairColumns<T, width> columns{block<width>(j).data, zero, entering, left, args.K, j, pairs.ending, ahead};
                 algorithms::pairs_forward<delta>(columns, pairs.pairs, range.rows / 2);
             });
             if (!o_there) store_tokens(args.o, o, range, head, first, count);
+            if (ends_here) return leave(rest, range, carried);
         }
         for_blocks([&](int j, auto width) {
             for (int c = 0; c < args.K && wanted && !left_there; ++c) {
@@ -202,6 +237,9 @@ struct RecurrentKernel {
                              block<width>(j).at(c), columns_of<width>(j, count));
             }
         });
+    }
+    static void leave(Unfinished* rest, const ChunkRange& done, Tile state) {
+        *rest = {done.first + done.length, reinterpret_cast<const char*>(state.data), state.row};
     }
     void prefetch(const ChunkRange& range, std::int64_t head, int first, int count) {
         int blocks = 0;

@@ -21,6 +21,9 @@ constexpr std::int64_t recurrent_columns_bytes = std::int64_t{512} << 10;
 // there that a consumer could still find.
 constexpr std::size_t cached_bytes = std::size_t{8} << 20;
 
+// A core's own cache. States that it cannot hold from one step to the next are fetched one ahead.
+constexpr std::int64_t near_bytes = std::int64_t{1} << 20;
+
 inline std::int64_t state_bytes(const Problem& problem) {
     return problem.K * problem.V * static_cast<std::int64_t>(problem.wide ? 8 : 4);
 }

@@ -161,6 +161,7 @@ struct RecurrentKernel {
         const bool left_there = !load_here && args.per_token_rows == 0 && last >= 0 && is_tile(args.final_state, count);
         Tile state{};  // as it enters the next token; without data: zero
         if (read_there) state = tile_of(args.initial_state, from, head, first);
+        ops.ahead = args.fetches_states && read_there ? state_after(n, head, count) : nullptr;
         const Tile left = left_there ? tile_of(args.final_state, last, head, first) : S;
         if (load_here || segments(n) == 0) {
             load_state(S, args.initial_state, from, head, args.K, first, count);
@@ -181,6 +182,15 @@ struct RecurrentKernel {
             if (reflections.too_many()) return leave(rest, range, state);
         }
         if (args.per_token_rows == 0 && state == S) store_final(n, head, first, count);
+    }
+    // What a thread most likely reads after this state: that of the next head or sequence.
+    const char* state_after(std::int64_t n, std::int64_t head, int count) const {
+        const Strided& states = args.initial_state;
+        const bool same_sequence = head + 1 < args.HV;
+        const std::int64_t next = same_sequence ? n : n + 1;
+        if (next == args.N || count < args.V || states.stride[2] != args.V) return nullptr;
+        const std::int64_t row = args.state_in != nullptr ? args.state_in[next] : next;
+        return row < 0 ? nullptr : element_at(states, row, same_sequence ? head + 1 : 0, 0);
     }
     // The same for tokens that leave one state at most and have no value decays: the state is kept undecayed, in blocks of
     // columns that stay in the nearest cache. A token alone with its state is better off above: it needs no such block.

@@ -10,6 +10,7 @@ struct RecurrentOps {
     using Tile = cpu::Tile<T>;
     int keys = 0, values = 0;  // padded; values columns of the state
     int key_rows = 0;          // rows of the state that are not padding
+    const char* ahead = nullptr;  // a state that is read next, [key_rows, values] in one piece, and fetched by for_columns; or null
 
     void multiply_keys(T* dst, const T* a, const T* b) const {
         for (int c = 0; c < keys; c += lanes<T>) store<T>(dst + c, load<T>(a + c) * load<T>(b + c));
@@ -50,9 +51,10 @@ struct RecurrentOps {
     template <class Body>
     void for_columns(Tile from, Tile to, const Body& body) const {
         int j = 0;
-        for (; j + 4 * lanes<T> <= values; j += 4 * lanes<T>) body(StateColumns<T, 4>{from, to, key_rows, j});
-        for (; j + 2 * lanes<T> <= values; j += 2 * lanes<T>) body(StateColumns<T, 2>{from, to, key_rows, j});
-        for (; j < values; j += lanes<T>) body(StateColumns<T, 1>{from, to, key_rows, j});
+        const auto ahead_of = [&](int column) { return ahead == nullptr ? nullptr : ahead + static_cast<std::size_t>(column * key_rows) * sizeof(T); };
+        for (; j + 4 * lanes<T> <= values; j += 4 * lanes<T>) body(StateColumns<T, 4>{from, to, key_rows, j, ahead_of(j)});
+        for (; j + 2 * lanes<T> <= values; j += 2 * lanes<T>) body(StateColumns<T, 2>{from, to, key_rows, j, ahead_of(j)});
+        for (; j < values; j += lanes<T>) body(StateColumns<T, 1>{from, to, key_rows, j, ahead_of(j)});
     }
 
     // S += factor a b^T

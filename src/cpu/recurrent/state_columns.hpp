@@ -50,6 +50,7 @@ struct StateColumns {
     using Row = Values<T, width>;
     Tile<T> from, to;  // where the state is read, and where it is left; `from` without data: zero
     int keys, first;   // true rows; the first column
+    const char* ahead; // as many bytes that are read after these columns, fetched along the way; or null
 
     // null: 1
     HEADRACE_INLINE_MEMBER Row values(const T* row) const {
@@ -68,9 +69,33 @@ struct StateColumns {
         Row a, b;
     };
     HEADRACE_INLINE_MEMBER Two read_two(const T* a, const T* b) const {
+        return ahead != nullptr ? read_two<true>(a, b) : read_two<false>(a, b);
+    }
+
+    // S <- Diag(decay) S Diag(value_decay) + k d^T; returns S^T a, S as it was.
+    HEADRACE_INLINE_MEMBER Row read_and_write(const T* a, const algorithms::Token<T>& token, Row d) const {
+        return ahead != nullptr ? walk<true, true>(a, token, d) : walk<true, false>(a, token, d);
+    }
+    // After read_two, which has fetched the first part of what lies ahead.
+    HEADRACE_INLINE_MEMBER void write(const algorithms::Token<T>& token, Row d) const {
+        ahead != nullptr ? walk<false, true>(nullptr, token, d) : walk<false, false>(nullptr, token, d);
+    }
+
+  private:
+    // Lines of a row of these columns; a walk that reads twice fetches the first of them on its first way.
+    static constexpr int line_bytes = 64, lines = (width * register_bytes + line_bytes - 1) / line_bytes, first_lines = lines / 2;
+    template <int from_line, int to_line>
+    HEADRACE_INLINE_MEMBER void fetch(int row) const {
+        for (int line = from_line; line < to_line; ++line) {
+            __builtin_prefetch(ahead + (from_line * keys + row * (to_line - from_line) + line - from_line) * line_bytes, 1, 3);
+        }
+    }
+    template <bool fetches>
+    HEADRACE_INLINE_MEMBER Two read_two(const T* a, const T* b) const {
         Two sums{};
         for (int c = 0; c < readable(); ++c) {
             const T* const row = from.at(c) + first;
+            if constexpr (fetches) fetch<0, first_lines>(c);
             Row::each([&](auto w) __attribute__((always_inline)) {
                 const reg<T> state = load<T>(row + w * lanes<T>);
                 sums.a.at[w] = cpu::fma(broadcast<T>(a[c]), state, sums.a.at[w]);
@@ -79,14 +104,6 @@ struct StateColumns {
         }
         return sums;
     }
-
-    // S <- Diag(decay) S Diag(value_decay) + k d^T; returns S^T a, S as it was.
-    HEADRACE_INLINE_MEMBER Row read_and_write(const T* a, const algorithms::Token<T>& token, Row d) const {
-        return walk<true>(a, token, d);
-    }
-    HEADRACE_INLINE_MEMBER void write(const algorithms::Token<T>& token, Row d) const { walk<false>(nullptr, token, d); }
-
-  private:
     HEADRACE_INLINE_MEMBER int readable() const { return from.data == nullptr ? 0 : keys; }
     HEADRACE_INLINE_MEMBER Row row_of_state(int c) const {
         if (from.data == nullptr) return {};
@@ -94,13 +111,14 @@ struct StateColumns {
         Row::each([&](auto w) __attribute__((always_inline)) { result.at[w] = load<T>(from.at(c) + first + w * lanes<T>); });
         return result;
     }
-    template <bool reads>
+    template <bool reads, bool fetches>
     HEADRACE_INLINE_MEMBER Row walk(const T* a, const algorithms::Token<T>& token, Row d) const {
         const T *const k = token.k, *const wholes = token.decay_whole, *const parts = token.decay_part;
         Row sums{};
         const auto rows = [&](const auto& decay_of) __attribute__((always_inline)) {
             for (int step = 0; step < keys; ++step) {
                 const int c = reads ? step : keys - 1 - step;  // what was read last is still in the nearest cache
+                if constexpr (fetches) fetch<reads ? 0 : first_lines, lines>(step);
                 const Row state = row_of_state(c);
                 const Decay<T> decay{broadcast<T>(wholes[c]), broadcast<T>(parts[c])};
                 const reg<T> key = broadcast<T>(k[c]), query = reads ? broadcast<T>(a[c]) : key;

@@ -2,6 +2,7 @@
 #include "core/threads.hpp"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,7 +10,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -111,6 +115,59 @@ TEST(Threads, FromAnOpenMpRegion) {
 TEST(Threads, ACallInsideATask) {
     parallel_for(4, 2, [](std::int64_t, int) { expect_each_once(10, 3, {}); });
 }
+
+#ifdef __linux__
+std::vector<pid_t> helpers() {
+    std::vector<pid_t> found;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+        std::string name;
+        std::getline(std::ifstream(task.path() / "comm"), name);
+        if (name == "headrace") found.push_back(std::stoi(task.path().filename()));
+    }
+    return found;
+}
+
+cpu_set_t cores_of(pid_t thread) {
+    cpu_set_t cores{};
+    EXPECT_EQ(sched_getaffinity(thread, sizeof cores, &cores), 0);
+    return cores;
+}
+
+// Helpers that sleep wake up on another core than the caller's, and only on cores that are allowed to them.
+TEST(Threads, SleepOnAnotherCore) {
+    const cpu_set_t all = cores_of(0);
+    if (CPU_COUNT(&all) < 2) GTEST_SKIP() << "needs two cores";
+    int first = 0, second = 0;
+    while (!CPU_ISSET(first, &all)) ++first;
+    for (second = first + 1; !CPU_ISSET(second, &all);) ++second;
+    cpu_set_t both{}, alone{};
+    CPU_SET(first, &both);
+    CPU_SET(second, &both);
+    for (const int caller : {first, second}) {
+        alone = {};
+        CPU_SET(caller, &alone);
+        ASSERT_EQ(sched_setaffinity(0, sizeof alone, &alone), 0);
+        for (const pid_t helper : helpers()) EXPECT_EQ(sched_setaffinity(helper, sizeof both, &both), 0);
+        bool elsewhere = false;
+        for (int attempt = 0; attempt < 100 && !elsewhere; ++attempt) {
+            expect_each_once(100, 2, {});
+            std::this_thread::sleep_for(5ms);
+            const std::vector<pid_t> found = helpers();
+            elsewhere = std::any_of(found.begin(), found.end(), [&](pid_t helper) {
+                const cpu_set_t cores = cores_of(helper);
+                return CPU_COUNT(&cores) == 1 && CPU_ISSET(caller == first ? second : first, &cores);
+            });
+        }
+        EXPECT_TRUE(elsewhere) << "caller on core " << caller;
+        for (const pid_t helper : helpers()) {  // of nobody else
+            const cpu_set_t cores = cores_of(helper);
+            for (int core = 0; core < CPU_SETSIZE; ++core) EXPECT_FALSE(CPU_ISSET(core, &cores) && !CPU_ISSET(core, &both)) << core;
+        }
+    }
+    EXPECT_EQ(sched_setaffinity(0, sizeof all, &all), 0);
+    for (const pid_t helper : helpers()) EXPECT_EQ(sched_setaffinity(helper, sizeof all, &all), 0);
+}
+#endif
 
 // After a millisecond: what it takes from 5 ms to 205 ms after a call, the least of a few attempts.
 TEST(Threads, SleepWithoutWork) {

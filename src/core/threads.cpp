@@ -2,6 +2,7 @@
 #include "core/threads.hpp"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -93,6 +94,36 @@ struct Slot {
     }
 };
 
+int core() {
+#ifdef __linux__
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+}
+
+// Keeps a helper off the core on which the caller runs: a kernel on a virtual machine takes a core that sleeps for a busy one,
+// and wakes a helper on its caller's, where it does not get to run.
+class Elsewhere {
+  public:
+    void than([[maybe_unused]] int core) {
+#ifdef __linux__
+        cpu_set_t now;
+        if (core < 0 || core >= CPU_SETSIZE || sched_getaffinity(0, sizeof now, &now) != 0) return;
+        if (!CPU_EQUAL(&now, &set_)) allowed_ = now;  // someone else has set it since
+        set_ = allowed_;
+        CPU_CLR(core, &set_);
+        if (CPU_COUNT(&set_) == 0) set_ = allowed_;
+        if (!CPU_EQUAL(&now, &set_) && sched_setaffinity(0, sizeof set_, &set_) != 0) set_ = now;
+#endif
+    }
+
+#ifdef __linux__
+  private:
+    cpu_set_t allowed_{}, set_{};
+#endif
+};
+
 class Pool {
   public:
     bool run(std::int64_t tasks, int threads, Sharing sharing, Task task, const void* body) {
@@ -121,6 +152,7 @@ class Pool {
         }
         active_.fetch_and(~(std::uint64_t{1} << index), std::memory_order_relaxed);
         last_end_.store(now(), std::memory_order_relaxed);
+        last_core_.store(core(), std::memory_order_relaxed);
         slot.owned.store(0, std::memory_order_release);
         return true;
     }
@@ -134,6 +166,7 @@ class Pool {
     alignas(64) std::atomic<std::uint32_t> published_{0};  // calls; what helpers watch and sleep on
     std::atomic<int> looking_{0}, asleep_{0};   // helpers without a call
     std::atomic<std::int64_t> last_end_{0};     // of a call, in nanoseconds
+    std::atomic<int> last_core_{-1};            // where the last caller ran
     std::atomic<int> helpers_{0};
     std::mutex starting_;
 
@@ -175,6 +208,7 @@ class Pool {
 #ifdef __linux__
         pthread_setname_np(pthread_self(), "headrace");
 #endif
+        Elsewhere elsewhere;
         for (auto until = Clock::now() + helper_spin;;) {
             const std::uint32_t seen = published_.load();
             if (work_on_calls()) {
@@ -185,6 +219,7 @@ class Pool {
             const bool more = spin_until(until, [&] { return published_.load(std::memory_order_acquire) != seen; });
             looking_.fetch_sub(1);
             if (more) continue;
+            elsewhere.than(last_core_.load(std::memory_order_relaxed));
             asleep_.fetch_add(1);
             published_.wait(seen);
             asleep_.fetch_sub(1);

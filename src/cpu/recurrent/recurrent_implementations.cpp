@@ -89,7 +89,7 @@ class Recurrent : public IsaImplementation {
     Layout forward_layout(const Problem& problem, Carver& carver) const {
         Layout l{make_args(problem, carver), {}, {}};
         l.args.value_columns = recurrent_value_columns(problem);
-        l.args.fetches_states = problem.N * problem.HV * state_bytes(problem) > problem.threads * near_bytes;
+        l.args.fetches_states = fetches_states(problem);
         l.scratch = take_scratch(carver, problem.threads, kernels(problem).forward_scratch(l.args));
         l.rest = take_rest_scratch(problem, carver, l.args);
         return l;

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -102,25 +103,28 @@ int core() {
 #endif
 }
 
-// Keeps a helper off the core on which the caller runs: a kernel on a virtual machine takes a core that sleeps for a busy one,
-// and wakes a helper on its caller's, where it does not get to run.
-class Elsewhere {
+// The cores of a helper: all that it may use but the caller's. A kernel on a virtual machine takes a core that sleeps for one that
+// the host has taken away, and wakes a helper on its caller's core, where it does not get to run for milliseconds.
+class HelperCores {
   public:
-    void than([[maybe_unused]] int core) {
 #ifdef __linux__
+    HelperCores() = default;
+    explicit HelperCores(pid_t thread) : thread_(thread) {}
+    void avoid(int core) {
         cpu_set_t now;
-        if (core < 0 || core >= CPU_SETSIZE || sched_getaffinity(0, sizeof now, &now) != 0) return;
+        if (core < 0 || core >= CPU_SETSIZE || sched_getaffinity(thread_, sizeof now, &now) != 0) return;
         if (!CPU_EQUAL(&now, &set_)) allowed_ = now;  // someone else has set it since
         set_ = allowed_;
-        CPU_CLR(core, &set_);
+        CPU_CLR(static_cast<std::size_t>(core), &set_);
         if (CPU_COUNT(&set_) == 0) set_ = allowed_;
-        if (!CPU_EQUAL(&now, &set_) && sched_setaffinity(0, sizeof set_, &set_) != 0) set_ = now;
-#endif
+        if (!CPU_EQUAL(&now, &set_) && sched_setaffinity(thread_, sizeof set_, &set_) != 0) set_ = now;
     }
 
-#ifdef __linux__
   private:
+    pid_t thread_ = 0;
     cpu_set_t allowed_{}, set_{};
+#else
+    void avoid(int) {}
 #endif
 };
 
@@ -152,7 +156,6 @@ class Pool {
         }
         active_.fetch_and(~(std::uint64_t{1} << index), std::memory_order_relaxed);
         last_end_.store(now(), std::memory_order_relaxed);
-        last_core_.store(core(), std::memory_order_relaxed);
         slot.owned.store(0, std::memory_order_release);
         return true;
     }
@@ -166,9 +169,13 @@ class Pool {
     alignas(64) std::atomic<std::uint32_t> published_{0};  // calls; what helpers watch and sleep on
     std::atomic<int> looking_{0}, asleep_{0};   // helpers without a call
     std::atomic<std::int64_t> last_end_{0};     // of a call, in nanoseconds
-    std::atomic<int> last_core_{-1};            // where the last caller ran
     std::atomic<int> helpers_{0};
     std::mutex starting_;
+    static constexpr int most_placed = 16;      // among more cores a helper finds another
+    HelperCores cores_[most_placed];
+    int placed_ = 0;
+    std::atomic<int> avoided_{-1};              // core of the last caller that woke helpers
+    std::mutex placing_;
 
     static std::int64_t now() { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); }
 
@@ -188,10 +195,19 @@ class Pool {
         if (missing <= 0) return;
         constexpr std::int64_t waking = std::chrono::nanoseconds(helper_spin).count();
         if (nanoseconds < waking && now() - last_end_.load(std::memory_order_relaxed) > waking) return;
+        keep_off(core());
         for (; missing > 0; --missing) published_.notify_one();
+    }
+    void keep_off(int core) {
+        if (core == avoided_.load(std::memory_order_relaxed)) return;
+        const std::unique_lock lock(placing_, std::try_to_lock);
+        if (!lock.owns_lock()) return;
+        avoided_.store(core);
+        for (int i = 0; i < placed_; ++i) cores_[i].avoid(core);
     }
     void start_helpers(int wanted) {
         const std::lock_guard lock(starting_);
+        keep_off(core());
         sigset_t all, before;
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
@@ -208,7 +224,15 @@ class Pool {
 #ifdef __linux__
         pthread_setname_np(pthread_self(), "headrace");
 #endif
-        Elsewhere elsewhere;
+        {
+            const std::lock_guard lock(placing_);
+            if (placed_ < most_placed) {
+#ifdef __linux__
+                cores_[placed_] = HelperCores(gettid());
+#endif
+                cores_[placed_++].avoid(avoided_.load());
+            }
+        }
         for (auto until = Clock::now() + helper_spin;;) {
             const std::uint32_t seen = published_.load();
             if (work_on_calls()) {
@@ -219,7 +243,6 @@ class Pool {
             const bool more = spin_until(until, [&] { return published_.load(std::memory_order_acquire) != seen; });
             looking_.fetch_sub(1);
             if (more) continue;
-            elsewhere.than(last_core_.load(std::memory_order_relaxed));
             asleep_.fetch_add(1);
             published_.wait(seen);
             asleep_.fetch_sub(1);

@@ -32,6 +32,7 @@ constexpr std::int64_t own_cache = std::int64_t{1} << 20, nearest_cache = std::i
 
 inline bool fetches_states(const Problem& problem) {
     const std::int64_t state = state_bytes(problem), all = problem.N * problem.HV * state;
+    if (problem.direction != Direction::step) return false;
     const bool near = problem.rule == Rule::delta && 2 * state <= nearest_cache && all > problem.threads * nearest_cache;
     return near || all > problem.threads * own_cache;
 }

@@ -47,7 +47,7 @@ struct KernelArgs {
     int chunk;                // resolved: 16, 32, 64
     int walk;                 // heads that a task takes together, value heads forward, query/key heads backward
     int value_columns;        // width of a value block of the forward: a multiple of 16, or all of V
-    bool fetches_states;      // the recurrent form brings the next state nearer while it walks one
+    int fetching_shares;      // > 0: a step brings the next state of its thread nearer while it walks one, of so many threads
     bool ends_early;          // a forward in fp32 may leave its last tokens to kernels in double (Unfinished)
 
     const double* gamma;      // [HV], or null

@@ -161,7 +161,7 @@ struct RecurrentKernel {
         const bool left_there = !load_here && args.per_token_rows == 0 && last >= 0 && is_tile(args.final_state, count);
         Tile state{};  // as it enters the next token; without data: zero
         if (read_there) state = tile_of(args.initial_state, from, head, first);
-        ops.ahead = args.fetches_states && read_there ? state_after(n, head, count) : nullptr;
+        ops.ahead = args.fetching_shares > 0 && read_there ? state_after(n, head, count) : nullptr;
         const Tile left = left_there ? tile_of(args.final_state, last, head, first) : S;
         if (load_here || segments(n) == 0) {
             load_state(S, args.initial_state, from, head, args.K, first, count);
@@ -183,12 +183,15 @@ struct RecurrentKernel {
         }
         if (args.per_token_rows == 0 && state == S) store_final(n, head, first, count);
     }
-    // What a thread most likely reads after this state: that of the next head or sequence.
+    // What this thread reads after this state, if it takes its share of them one after the other (Shares::fixed).
     const char* state_after(std::int64_t n, std::int64_t head, int count) const {
         const Strided& states = args.initial_state;
+        const std::int64_t task = n * args.HV + head + 1, tasks = args.N * args.HV, shares = args.fetching_shares;
+        const std::int64_t border = (task * shares + tasks - 1) / tasks;
+        if (border * tasks / shares == task) return nullptr;  // another's
         const bool same_sequence = head + 1 < args.HV;
         const std::int64_t next = same_sequence ? n : n + 1;
-        if (next == args.N || count < args.V || states.stride[2] != args.V) return nullptr;
+        if (count < args.V || states.stride[2] != args.V) return nullptr;
         const std::int64_t row = args.state_in != nullptr ? args.state_in[next] : next;
         return row < 0 ? nullptr : element_at(states, row, same_sequence ? head + 1 : 0, 0);
     }

@@ -81,7 +81,8 @@ TEST(Reflections, LaterTokensChangeNoBit) {
         expect_same_prefixes(std::string(words) + " t500 h2 k64 v32 bf16 betas=0,2 chunk=32 threads=1", {33, 100, 250, 499});
         for (const char* form : {"chunk", "recurrent"}) {
             const std::string force = std::string(" force=generic.") + form;
-            expect_same_prefixes(std::string(words) + " t2000 h2 k32 v32 f32 betas=1.9,2 chunk=32 threads=1" + force, {513, 600, 900, 1999});
+            expect_same_prefixes(std::string(words) + " t2000 h2 k32 v32 f32 betas=1.9,2 chunk=32 threads=1" + force,
+                                 {513, 600, 900, 1999});
         }
     }
 }
@@ -89,10 +90,12 @@ TEST(Reflections, LaterTokensChangeNoBit) {
 // In fp32, lengths at which every form was off by more than its bar before the last tokens went to kernels in double.
 TEST(Reflections, ManyInFp32) {
     for (const char* words :
-         {"gated_delta_rule:fwd t16384 h1 k16 v32 gates=zero state=inout l2norm", "gated_delta_rule:fwd t16384 h2 k64 v80 gates=zero state=inout",
-          "kda:fwd t16384 h2 k32 v32 gates=minus_inf state=inout strided", "kda:fwd t5000 h2 hv4 k16 v96 gates=zero state=out l2norm reverse vfirst",
+         {"gated_delta_rule:fwd t16384 h1 k16 v32 gates=zero state=inout l2norm",
+          "gated_delta_rule:fwd t16384 h2 k64 v80 gates=zero state=inout", "kda:fwd t16384 h2 k32 v32 gates=minus_inf state=inout strided",
+          "kda:fwd t5000 h2 hv4 k16 v96 gates=zero state=out l2norm reverse vfirst",
           "comba:fwd t5000 h2 k16 v32 gates=zero state=inout l2norm", "delta_rule:fwd h2 k16 v32 varlen=0,300,9000 state=inout",
-          "gated_delta_rule:fwd t5000 h2 k16 v80 gv gates=zero state=inout", "kda:fwd t5000 h2 k16 v80 betav gates=zero state=inout l2norm threads=4"}) {
+          "gated_delta_rule:fwd t5000 h2 k16 v80 gv gates=zero state=inout",
+          "kda:fwd t5000 h2 k16 v80 betav gates=zero state=inout l2norm threads=4"}) {
         expect_right_everywhere(std::string(words) + " betas=2,2");
     }
     // Erase keys at an angle to the keys: states that grow and shrink.
@@ -112,7 +115,9 @@ TEST(Reflections, SameBitsForAnyNumberOfThreads) {
                 return run_and_read(made);
             };
             const auto alone = with_threads(1);
-            for (const int threads : {2, 3, 8}) EXPECT_TRUE(with_threads(threads) == alone) << harness::format(line) << ", threads " << threads;
+            for (const int threads : {2, 3, 8}) {
+                EXPECT_TRUE(with_threads(threads) == alone) << harness::format(line) << ", threads " << threads;
+            }
         }
     }
 }

@@ -43,7 +43,8 @@ class IsaImplementation : public Implementation {
         return take_scratch(carver, problem.threads, isa_.kernels().recurrent[1][1].forward_scratch(narrow));
     }
     // What is left of the values [first, first + values) of a head, if anything is.
-    void finish(const KernelArgs& args, std::int64_t n, std::int64_t head, int first, int values, const Unfinished& rest, void* scratch) const {
+    void finish(const KernelArgs& args, std::int64_t n, std::int64_t head, int first, int values, const Unfinished& rest,
+                void* scratch) const {
         if (rest.state == nullptr) return;
         const RecurrentKernels& in_double = isa_.kernels().recurrent[1][1];
         TokenRange tokens = args.sequences[n];

@@ -221,7 +221,8 @@ struct RecurrentKernel {
                 ends_here = reflections.too_many();
                 if (args.elementwise_beta) load_value_beta(range, head, first, count);
             }
-            pairs.prepare(range.length, ends_here || (last_segment && wanted) ? Leaving::final : last_segment ? Leaving::nothing : Leaving::kept);
+            const bool final = ends_here || (last_segment && wanted);
+            pairs.prepare(range.length, final ? Leaving::final : last_segment ? Leaving::nothing : Leaving::kept);
             for (int i = 0; i < range.rows; ++i) {
                 algorithms::TokenPair<T>& pair = pairs.pairs[i / 2];
                 const bool absent = i >= range.length;

@@ -51,7 +51,9 @@ struct RecurrentOps {
     template <class Body>
     void for_columns(Tile from, Tile to, const Body& body) const {
         int j = 0;
-        const auto ahead_of = [&](int column) { return ahead == nullptr ? nullptr : ahead + static_cast<std::size_t>(column * key_rows) * sizeof(T); };
+        const auto ahead_of = [&](int column) {
+            return ahead == nullptr ? nullptr : ahead + static_cast<std::size_t>(column * key_rows) * sizeof(T);
+        };
         for (; j + 4 * lanes<T> <= values; j += 4 * lanes<T>) body(StateColumns<T, 4>{from, to, key_rows, j, ahead_of(j)});
         for (; j + 2 * lanes<T> <= values; j += 2 * lanes<T>) body(StateColumns<T, 2>{from, to, key_rows, j, ahead_of(j)});
         for (; j < values; j += lanes<T>) body(StateColumns<T, 1>{from, to, key_rows, j, ahead_of(j)});

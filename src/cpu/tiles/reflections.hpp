@@ -21,17 +21,17 @@ struct Reflections {
     // Final states are off by at most 0.55 of their bar after so many, by 1.6 after 4096 (16 channels, no gates).
     bool too_many() const { return held > T(most_reflections); }
 
-    // The tokens in the tiles. With a beta per value channel, tokens.beta holds each token's largest.
+    // The tokens in the tiles, a multiple of 16. With a beta per value channel, tokens.beta holds each token's largest.
     void count(const TokenTiles<T>& tokens, int length) {
-        const bool unit_keys = tokens.args.l2norm && !tokens.args.undecayed_error;
-        if (unit_keys && held == 0 && !any_above(tokens.beta, T(4) / 3, length)) return;
+        const Products products(tokens, length);
+        bool any = held > 0 || !products.one_key;
+        for (int i = 0; i < length; ++i) any |= tokens.beta[i] * products.k_k[i] > T(4) / 3;
+        if (!any) return;  // one key: none takes less than twice what it leaves
         const T kept = kept_by_gate(tokens, length);
         for (int i = 0; i < length; ++i) {
             held *= kept;
-            T k_e = 1, energies = 1;
-            if (!unit_keys) products(tokens, i, &k_e, &energies);
-            const T beta = tokens.beta[i], left = beta * beta * energies, taken = 2 * beta * k_e - left;
-            const T share = taken / static_cast<T>(tokens.args.K);
+            const T beta = tokens.beta[i], left = beta * beta * products.k_k[i] * products.e_e[i];
+            const T taken = 2 * beta * products.k_e[i] - left, share = taken / static_cast<T>(tokens.args.K);
             if (share > 0 && !tokens.args.elementwise_beta) held *= 1 - share;
             if (taken < left / 2) held += left < 4 ? left / 4 : T(1);
             if (share < 0) held += growing * -share;
@@ -39,19 +39,28 @@ struct Reflections {
     }
 
   private:
-    static bool any_above(const T* values, T limit, int count) {
-        bool any = false;
-        for (int i = 0; i < count; ++i) any |= values[i] > limit;
-        return any;
-    }
-    // k.e and |k|^2 |e|^2
-    static void products(const TokenTiles<T>& tokens, int i, T* k_e, T* energies) {
-        const T k_norm = tokens.k_norm != nullptr ? tokens.k_norm[i] : T(1), e_norm = tokens.e_norm != nullptr ? tokens.e_norm[i] : T(1);
-        const T k_k = row_dot(tokens.k, tokens.k, i, tokens.key_columns) * k_norm * k_norm;
-        const bool one_key = tokens.e == tokens.k;
-        *k_e = one_key ? k_k : row_dot(tokens.k, tokens.e, i, tokens.key_columns) * k_norm * e_norm;
-        *energies = k_k * (one_key ? k_k : row_dot(tokens.e, tokens.e, i, tokens.key_columns) * e_norm * e_norm);
-    }
+    // |k|^2, |e|^2 and k.e of each token
+    struct Products {
+        bool one_key;
+        T own[3][64];
+        const T *k_k = own[0], *e_e = own[0], *k_e = own[0];
+
+        Products(const TokenTiles<T>& tokens, int length) : one_key(tokens.e == tokens.k) {
+            if (one_key && tokens.args.l2norm) {
+                for (int i = 0; i < length; ++i) own[0][i] = 1;
+                return;
+            }
+            dots(own[0], tokens.k, tokens.k_norm, tokens.k, tokens.k_norm, length, tokens.key_columns);
+            if (one_key) return;
+            dots(own[1], tokens.e, tokens.e_norm, tokens.e, tokens.e_norm, length, tokens.key_columns);
+            dots(own[2], tokens.k, tokens.k_norm, tokens.e, tokens.e_norm, length, tokens.key_columns);
+            e_e = own[1], k_e = own[2];
+        }
+        static void dots(T* dst, Tile<T> a, const T* a_norm, Tile<T> b, const T* b_norm, int length, int columns) {
+            row_dots(dst, a, b, length, columns);
+            for (int i = 0; i < length && a_norm != nullptr; ++i) dst[i] *= a_norm[i] * b_norm[i];
+        }
+    };
     // By one of the tokens: the square of the slowest channel's decay.
     static T kept_by_gate(const TokenTiles<T>& tokens, int length) {
         T slowest = T(-1e30);

@@ -84,6 +84,30 @@ Request request(std::string_view direction, const char* op, const nb::list& inpu
     return r;
 }
 
+// The list that takes the calls of run() on this thread, checked but for values; null: they run.
+thread_local PyObject* recording = nullptr;
+
+void run_or_record(const char* direction, const char* op, const nb::list& inputs, const nb::list& first, const nb::list& second,
+                   const Options& options) {
+    Request made = request(direction, op, inputs, first, second, options);
+    if (recording == nullptr) return made.run();
+    std::size_t bytes = 0;
+    raise(workspace_size(made.call, &bytes));
+    nb::borrow<nb::list>(recording).append(nb::make_tuple(direction, op, inputs, first, second, options));
+}
+
+// (what `function` returns, the calls that it would have run)
+nb::tuple recorded(const nb::callable& function) {
+    struct Restore {
+        PyObject* before = recording;
+        ~Restore() { recording = before; }
+    } restore;
+    nb::list calls;
+    recording = calls.ptr();
+    const nb::object result = function();
+    return nb::make_tuple(result, calls);
+}
+
 Options make_options(std::optional<double> scale, bool reverse, bool qk_l2norm, const std::string& gate_form,
                      double lower_bound, const std::string& beta_form, bool allow_positive_gates, int chunk, int num_steps,
                      int threads) {
@@ -119,11 +143,11 @@ NB_MODULE(_core, module) {
              nb::arg("allow_positive_gates") = false, nb::arg("chunk") = 0, nb::arg("num_steps") = 0,
              nb::arg("threads") = 0);
     module.def(
-        "run",
-        [](const char* direction, const char* op, const nb::list& inputs, const nb::list& first, const nb::list& second,
-           const Options& options) { request(direction, op, inputs, first, second, options).run(); },
-        nb::arg("direction"), nb::arg("op"), nb::arg("inputs"), nb::arg("first"), nb::arg("second"), nb::arg("options"),
+        "run", &run_or_record, nb::arg("direction"), nb::arg("op"), nb::arg("inputs"), nb::arg("first"), nb::arg("second"),
+        nb::arg("options"),
         "Runs 'forward' (first: outputs), 'backward' (first: output gradients, second: gradients) or 'step' (second: pool).");
+    module.def("recorded", &recorded, nb::arg("function"),
+               "(function(), the arguments of run in the calls that it made on this thread, which were checked and not run).");
     module.def(
         "set_parameter_type",
         [](nb::type_object type) { parameter_type() = reinterpret_cast<PyTypeObject*>(type.release().ptr()); },

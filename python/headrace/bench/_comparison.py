@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from functools import partial
-from typing import Callable, Dict, List, NamedTuple, Sequence
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 
 from headrace._measuring import in_turns, progress, turn_of
 from headrace.bench._cases import CASES, Case, tensors_of
-from headrace.bench._contenders import FACES, OURS, Maker, admitted, is_peer
+from headrace.bench._contenders import FACES, Maker, admitted, is_peer, like
 
 TURN = 0.01  # seconds
 
@@ -30,9 +30,12 @@ class Measured(NamedTuple):
     def median(self, name: str) -> float:
         return statistics.median(time for turn in self.turns[name] for time in turn)
 
-    def ratio(self, name: str, beside: str = OURS) -> float:
-        """The median over the rounds of the quotient of the turns' medians: above 1 where `beside` is faster."""
-        pairs = zip(self.turns[name], self.turns[beside])
+    def ratio(self, name: str, beside: Optional[str] = None) -> float:
+        """The median over the rounds of the quotient of the turns' medians: above 1 where `beside` is faster.
+
+        Without `beside`: where headrace is, called in the same way.
+        """
+        pairs = zip(self.turns[name], self.turns[beside or like(name)])
         return statistics.median(statistics.median(x) / statistics.median(y) for x, y in pairs)
 
     def peers(self) -> List[str]:
@@ -78,14 +81,15 @@ def rows(line: str, measured: Measured) -> List[str]:
 def summary(results: Results) -> List[str]:
     """In how many cases a peer is faster, by the median of the rounds, and in which."""
     lines = []
-    for beside, face in FACES.items():
-        with_it = {line: measured for line, measured in results.items() if beside in measured.turns}
+    faces: Dict[Optional[str], str] = {None: "called alike from Python", **{name: f"from {face}" for name, face in FACES.items()}}
+    for beside, face in faces.items():
+        with_it = {line: measured for line, measured in results.items() if beside is None or beside in measured.turns}
         ratios = [(measured.ratio(name, beside), name, line) for line, measured in with_it.items()
                   for name in measured.peers()]
         lost = sorted(entry for entry in ratios if entry[0] < 1)
         if with_it:
             cases = len({line for _, _, line in lost})
-            lines.append(f"from {face}: a peer is faster in {cases} of {len(with_it)} cases")
+            lines.append(f"{face}: a peer is faster in {cases} of {len(with_it)} cases")
         lines += [f"  {ratio:5.2f}  {name:32}{line}" for ratio, name, line in lost]
     return lines
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import ml_dtypes
@@ -16,8 +17,9 @@ import headrace.torch as ht
 from headrace._measuring import seconds_of
 from headrace.bench._cases import Case
 
-OURS, BY_NUMPY, BY_C = "headrace", "headrace, NumPy", "headrace, C"
-FACES = {OURS: "PyTorch", BY_NUMPY: "NumPy", BY_C: "C"}
+OURS, BOUND, BY_NUMPY, BY_C = "headrace", "headrace, bound", "headrace, NumPy", "headrace, C"
+FACES = {OURS: "PyTorch", BOUND: "bound", BY_NUMPY: "NumPy", BY_C: "C"}
+BOUND_PEERS = ("onnxruntime, LinearAttention", "onnxruntime, GatedDeltaNet")  # on memory that is named beforehand
 SWEEPS = "two sweeps over the states"
 
 Tensors = Dict[str, Tensor]
@@ -52,8 +54,7 @@ def kept(call: Callable[[], Tuple[Tensor, Tensor]]) -> Contender:
     return Contender(latest, latest.outputs)
 
 
-def by_torch(case: Case, t: Tensors) -> Contender:
-    """headrace.torch, its threads as many as PyTorch's."""
+def _torch_call(case: Case, t: Tensors) -> partial[Tuple[Tensor, Tensor]]:
     gate = "gk" if case.operator == "gla" and case.is_step else "g"
     more: Dict[str, Any] = {gate: t["g"], **{name: t[name] for name in ("beta", "A_log", "dt_bias") if name in t}}
     if case.is_bf16:
@@ -62,11 +63,23 @@ def by_torch(case: Case, t: Tensors) -> Contender:
         more |= {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
     if case.is_step:
         step, rows = getattr(ht, f"fused_recurrent_{case.operator}"), torch.arange(case.B)
-        return kept(lambda: step(t["q"], t["k"], t["v"], **more, initial_state=t["state"], ssm_state_indices=rows))
+        return partial(step, t["q"], t["k"], t["v"], **more, initial_state=t["state"], ssm_state_indices=rows)
     if case.is_bf16:
         more["initial_state"] = t["state"]
     forward = getattr(ht, f"chunk_{case.operator}")
-    return kept(lambda: forward(t["q"], t["k"], t["v"], **more, output_final_state=True))
+    return partial(forward, t["q"], t["k"], t["v"], **more, output_final_state=True)
+
+
+def by_torch(case: Case, t: Tensors) -> Contender:
+    """headrace.torch, its threads as many as PyTorch's."""
+    return kept(_torch_call(case, t))
+
+
+def bound(case: Case, t: Tensors) -> Contender:
+    """The same as a bound call: tensors, results and options named beforehand."""
+    call = _torch_call(case, t)
+    again = ht.bind(call.func, *call.args, **call.keywords)
+    return Contender(again, lambda: again.result)
 
 
 def head_major(case: Case, t: Tensors) -> Optional[Contender]:
@@ -159,8 +172,13 @@ def admitted(
     return found, reasons
 
 
-MAKERS: Dict[str, Maker] = {BY_NUMPY: by_numpy, "headrace, head-major": head_major, SWEEPS: sweeps}
+MAKERS: Dict[str, Maker] = {BOUND: bound, BY_NUMPY: by_numpy, "headrace, head-major": head_major, SWEEPS: sweeps}
 
 
 def is_peer(name: str) -> bool:
     return not name.startswith(OURS) and name != SWEEPS
+
+
+def like(peer: str) -> str:
+    """The face of headrace that is called as this peer is."""
+    return BOUND if peer in BOUND_PEERS else OURS

@@ -6,13 +6,13 @@ import importlib
 import importlib.metadata
 import importlib.util
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from headrace.bench._cases import Case
-from headrace.bench._contenders import Contender, Maker, Tensors, kept
+from headrace.bench._contenders import Contender, Latest, Maker, Tensors, kept
 
 _RULES = {"gated_delta_rule": "gated_delta", "kda": "gated_delta", "gla": "gated", "simple_gla": "gated"}
 
@@ -46,10 +46,8 @@ def _bound(node: Any, given: Tensors, results: Tensors, threads: int) -> Contend
     return Contender(call, lambda: (results["o"], results["final_state"]))
 
 
-def linear_attention(case: Case, t: Tensors) -> Optional[Contender]:
-    """onnxruntime's com.microsoft LinearAttention: heads side by side in the last dimension, states in place."""
-    if case.is_bf16:
-        return None
+def _linear_attention(case: Case, t: Tensors) -> Tuple[Any, Tensors, Tensors]:
+    """A node of com.microsoft LinearAttention, heads side by side in the last dimension; its inputs and results."""
     helper = importlib.import_module("onnx").helper
     given = {name: t[name].flatten(2) for name in ("q", "k", "v", "g")}
     o = torch.empty_like(given["v"])
@@ -61,7 +59,24 @@ def linear_attention(case: Case, t: Tensors) -> Optional[Contender]:
     node = helper.make_node("LinearAttention", [name if name in given else "" for name in order], ["o", "final_state"],
                             domain="com.microsoft", q_num_heads=case.H, kv_num_heads=case.H,
                             update_rule=_RULES[case.operator])
-    return _bound(node, given, {"o": o, "final_state": t["state"]}, case.threads)
+    return node, given, {"o": o, "final_state": t["state"]}
+
+
+def linear_attention(case: Case, t: Tensors) -> Optional[Contender]:
+    """onnxruntime's com.microsoft LinearAttention, states in place."""
+    return None if case.is_bf16 else _bound(*_linear_attention(case, t), case.threads)
+
+
+def linear_attention_run(case: Case, t: Tensors) -> Optional[Contender]:
+    """The same by an ordinary call: arrays in, new arrays out, new states too."""
+    if case.is_bf16:
+        return None
+    node, given, results = _linear_attention(case, t)
+    floats = dict.fromkeys([*given, *results], importlib.import_module("onnx").TensorProto.FLOAT)
+    session = _session(node, list(given), list(results), floats, case.threads)
+    arrays = {name: x.numpy() for name, x in given.items()}
+    latest = Latest(lambda: session.run(None, arrays))
+    return Contender(latest, lambda: (torch.tensor(latest.result[0]), torch.tensor(latest.result[1])))
 
 
 def gated_delta_net(case: Case, t: Tensors) -> Optional[Contender]:
@@ -165,7 +180,8 @@ def installed(vllm_path: Optional[str] = None) -> Dict[str, Maker]:
     """The peers that are here, by name."""
     found: Dict[str, Maker] = {}
     if all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxruntime")):
-        found |= {"onnxruntime, LinearAttention": linear_attention, "onnxruntime, GatedDeltaNet": gated_delta_net}
+        found |= {"onnxruntime, LinearAttention": linear_attention, "onnxruntime, GatedDeltaNet": gated_delta_net,
+                  "onnxruntime, run": linear_attention_run}
     library = vllm_library(vllm_path)
     if library is not None:
         torch.ops.load_library(str(library))

@@ -17,6 +17,7 @@ from headrace._versions import require
 
 require("headrace.torch", "torch")
 
+from headrace.torch._bind import bind  # noqa: E402, F401
 from headrace.torch._functions import (  # noqa: E402, F401
     chunk_comba,
     chunk_delta_rule,
@@ -48,4 +49,4 @@ __all__ = [name for name in dir() if name.startswith(("chunk_", "fused_"))]
 
 document({globals()[name] for name in __all__}, __doc__)
 
-__all__ += ["rms_norm_gated", "short_convolution", "short_convolution_step"]
+__all__ += ["bind", "rms_norm_gated", "short_convolution", "short_convolution_step"]

@@ -20,6 +20,11 @@ _NAMES = {"pool.states": "initial_state", "pool.indices": "ssm_state_indices",
           "pool.num_accepted_tokens": "num_accepted_tokens", "o": "out"}
 
 
+def renamed(error: ValueError) -> ValueError:
+    """A step's error in the words of this form."""
+    return ValueError(re.sub(r"pool\.\w+|\bo\b", lambda found: _NAMES[found[0]], str(error)))
+
+
 def step(
     op: str, q: Tensor, k: Tensor, v: Tensor, p: Maybe, g: Maybe, gv: Maybe, g_gamma: Maybe, beta: Maybe, A_log: Maybe,
     dt_bias: Maybe, pool: Tensor, cu_seqlens: Maybe, ssm_state_indices: Maybe, num_accepted_tokens: Maybe, out: Tensor,
@@ -32,7 +37,7 @@ def step(
         _core.run("step", op, inputs, [out, None], states,
                   options(scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk))
     except ValueError as error:
-        raise ValueError(re.sub(r"pool\.\w+|\bo\b", lambda found: _NAMES[found[0]], str(error))) from None
+        raise renamed(error) from None
 
 
 # `written`: the places of pool and out

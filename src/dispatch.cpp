@@ -3,18 +3,18 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "core/environment.hpp"
 #include "core/summary.hpp"
 
 namespace headrace {
 namespace {
 
 bool is_verbose() {
-    const char* value = std::getenv("HEADRACE_VERBOSE");
+    const char* value = environment("HEADRACE_VERBOSE");
     return value != nullptr && *value != '\0' && std::string_view(value) != "0";
 }
 
@@ -39,7 +39,7 @@ Status find_forced(const Problem& problem, const ImplementationList& list, const
     *forced = nullptr;
     const char* option = problem.options.force;
     const bool by_option = option != nullptr && *option != '\0';
-    const char* name = by_option ? option : std::getenv("HEADRACE_FORCE");
+    const char* name = by_option ? option : environment("HEADRACE_FORCE");
     if (name == nullptr || *name == '\0') return {};
     const std::string where = by_option ? "force" : "HEADRACE_FORCE";
     bool is_known = false;

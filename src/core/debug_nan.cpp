@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <string_view>
 
+#include "core/environment.hpp"
 #include "core/summary.hpp"
 #include "core/validation.hpp"
 #include "core/views.hpp"
@@ -26,7 +26,7 @@ std::string number_text(double value) {
 }  // namespace
 
 bool debug_nan_enabled() {
-    const char* value = std::getenv("HEADRACE_DEBUG_NAN");
+    const char* value = environment("HEADRACE_DEBUG_NAN");
     return value != nullptr && *value != '\0' && std::string_view(value) != "0";
 }
 

@@ -19,7 +19,6 @@ bool is_one_of_chunks(int chunk) {
 
 // Views that the direction does not use are dropped, so that nothing below can read them.
 void take(const Call& call, Problem& problem) {
-    problem = {};
     problem.op = call.op;
     problem.direction = call.direction;
     problem.in = call.in;

@@ -16,24 +16,24 @@ struct Sequence {
 };
 
 struct Problem {
-    Operator op;
-    Direction direction;
-    Rule rule;
-    bool erase_with_p;      // comba: the error term uses p and the undecayed state
-    bool step_gate;         // g is [B,T,HV]
-    bool channel_gate;      // g is [B,T,HV,K]
-    bool head_gate;         // g_gamma
-    bool value_gate;        // gv
-    bool elementwise_beta;  // beta is [B,T,HV,V]
+    Operator op{};
+    Direction direction{};
+    Rule rule{};
+    bool erase_with_p = false;      // comba: the error term uses p and the undecayed state
+    bool step_gate = false;         // g is [B,T,HV]
+    bool channel_gate = false;      // g is [B,T,HV,K]
+    bool head_gate = false;         // g_gamma
+    bool value_gate = false;        // gv
+    bool elementwise_beta = false;  // beta is [B,T,HV,V]
 
-    std::int64_t B, T, H, HV, K, V, N;
-    std::int64_t group;  // HV / H
-    DType dtype;         // of q, k, v, p, o
-    bool wide;           // dtype is f64: everything is computed in double
-    double scale;        // resolved
-    int chunk;           // hint: 0, 16, 32, 64, 128, 256
-    DType state_dtype;   // of states saved for the backward
-    int threads;         // >= 1, resolved
+    std::int64_t B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0, N = 0;
+    std::int64_t group = 0;  // HV / H
+    DType dtype{};           // of q, k, v, p, o
+    bool wide = false;       // dtype is f64: everything is computed in double
+    double scale = 0;        // resolved
+    int chunk = 0;           // hint: 0, 16, 32, 64, 128, 256
+    DType state_dtype{};     // of states saved for the backward
+    int threads = 0;         // >= 1, resolved
     std::vector<Sequence> sequences;
 
     Inputs in;
@@ -51,7 +51,7 @@ enum class Contents { check, ignore };
 Status gate_error(const Problem& problem);
 
 // The only validation: shapes, dtypes, strides, devices, aliasing, offsets, options and, with Contents::check, values
-// of gates and beta and pool rows.
+// of gates and beta and pool rows. *problem is a new one.
 Status make_problem(const Call& call, Contents contents, Problem* problem);
 
 }  // namespace headrace

@@ -10,6 +10,8 @@
 namespace headrace {
 namespace {
 
+constexpr std::size_t max_views = 30;  // of named_views
+
 bool is_float(DType dtype) {
     return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
 }
@@ -71,43 +73,41 @@ bool check_data(const NamedView& named, Fault& fault) {
 std::vector<NamedView> named_views(const Problem& problem) {
     const Inputs& in = problem.in;
     const Gradients& grads = problem.grads;
-    const NamedView all[] = {
-        {"q", &in.q, Role::input},
-        {"k", &in.k, Role::input},
-        {"v", &in.v, Role::input},
-        {"p", &in.p, Role::input},
-        {"g", &in.g, Role::input},
-        {"gv", &in.gv, Role::input},
-        {"g_gamma", &in.g_gamma, Role::input},
-        {"beta", &in.beta, Role::input},
-        {"A_log", &in.A_log, Role::input},
-        {"dt_bias", &in.dt_bias, Role::input},
-        {"initial_state", &in.initial_state, Role::input},
-        {"cu_seqlens", &in.cu_seqlens, Role::index},
-        {"o", &problem.out.o, Role::output},
-        {"final_state", &problem.out.final_state, Role::output},
-        {"d_o", &problem.d_out.d_o, Role::input},
-        {"d_final_state", &problem.d_out.d_final_state, Role::input},
-        {"d_q", &grads.d_q, Role::output},
-        {"d_k", &grads.d_k, Role::output},
-        {"d_v", &grads.d_v, Role::output},
-        {"d_p", &grads.d_p, Role::output},
-        {"d_g", &grads.d_g, Role::output},
-        {"d_gv", &grads.d_gv, Role::output},
-        {"d_g_gamma", &grads.d_g_gamma, Role::output},
-        {"d_beta", &grads.d_beta, Role::output},
-        {"d_A_log", &grads.d_A_log, Role::output},
-        {"d_dt_bias", &grads.d_dt_bias, Role::output},
-        {"d_initial_state", &grads.d_initial_state, Role::output},
-        {"pool.states", &problem.pool.states, Role::output},
-        {"pool.indices", &problem.pool.indices, Role::index},
-        {"pool.num_accepted_tokens", &problem.pool.num_accepted_tokens, Role::index},
-    };
     std::vector<NamedView> given;
-    given.reserve(std::size(all));
-    for (const NamedView& named : all) {
-        if (named.view->rank != 0) given.push_back(named);
-    }
+    given.reserve(max_views);
+    const auto add = [&](const char* name, const TensorView& view, Role role) {
+        if (view.rank != 0) given.push_back({name, &view, role});
+    };
+    add("q", in.q, Role::input);
+    add("k", in.k, Role::input);
+    add("v", in.v, Role::input);
+    add("p", in.p, Role::input);
+    add("g", in.g, Role::input);
+    add("gv", in.gv, Role::input);
+    add("g_gamma", in.g_gamma, Role::input);
+    add("beta", in.beta, Role::input);
+    add("A_log", in.A_log, Role::input);
+    add("dt_bias", in.dt_bias, Role::input);
+    add("initial_state", in.initial_state, Role::input);
+    add("cu_seqlens", in.cu_seqlens, Role::index);
+    add("o", problem.out.o, Role::output);
+    add("final_state", problem.out.final_state, Role::output);
+    add("d_o", problem.d_out.d_o, Role::input);
+    add("d_final_state", problem.d_out.d_final_state, Role::input);
+    add("d_q", grads.d_q, Role::output);
+    add("d_k", grads.d_k, Role::output);
+    add("d_v", grads.d_v, Role::output);
+    add("d_p", grads.d_p, Role::output);
+    add("d_g", grads.d_g, Role::output);
+    add("d_gv", grads.d_gv, Role::output);
+    add("d_g_gamma", grads.d_g_gamma, Role::output);
+    add("d_beta", grads.d_beta, Role::output);
+    add("d_A_log", grads.d_A_log, Role::output);
+    add("d_dt_bias", grads.d_dt_bias, Role::output);
+    add("d_initial_state", grads.d_initial_state, Role::output);
+    add("pool.states", problem.pool.states, Role::output);
+    add("pool.indices", problem.pool.indices, Role::index);
+    add("pool.num_accepted_tokens", problem.pool.num_accepted_tokens, Role::index);
     return given;
 }
 
@@ -151,12 +151,13 @@ bool check_dtypes(const std::vector<NamedView>& views, Problem& problem, Fault& 
 }
 
 bool check_aliasing(const std::vector<NamedView>& views, Fault& fault) {
-    for (const NamedView& output : views) {
-        if (output.role != Role::output) continue;
-        const Extent extent = extent_of(*output.view);
-        for (const NamedView& other : views) {
-            if (&other == &output || !overlaps(extent, extent_of(*other.view))) continue;
-            return fault(output.name, ": expected memory of its own, got memory that overlaps ", other.name);
+    Extent extents[max_views];
+    for (std::size_t i = 0; i < views.size(); ++i) extents[i] = extent_of(*views[i].view);
+    for (std::size_t i = 0; i < views.size(); ++i) {
+        if (views[i].role != Role::output) continue;
+        for (std::size_t j = 0; j < views.size(); ++j) {
+            if (j == i || !overlaps(extents[i], extents[j])) continue;
+            return fault(views[i].name, ": expected memory of its own, got memory that overlaps ", views[j].name);
         }
     }
     return true;

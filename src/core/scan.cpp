@@ -81,6 +81,11 @@ bool any_refused(const TensorView& view, U infinity, int threads) {
     };
     const std::int64_t tasks = rows * blocks;
     const std::int64_t parts = rows * run < worth_threads ? 1 : std::min<std::int64_t>(tasks, threads);
+    if (parts == 1) {
+        bool any = false;
+        for (std::int64_t task = 0; task < tasks; ++task) any |= any_in_task(task);
+        return any;
+    }
     std::atomic<bool> found{false};
     parallel_for(parts, threads, [&](std::int64_t part, int) {
         bool any = false;

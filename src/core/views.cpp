@@ -8,11 +8,6 @@
 
 namespace headrace {
 
-std::int64_t bounded_product(std::int64_t a, std::int64_t b) {
-    std::int64_t product = 0;
-    return __builtin_mul_overflow(a, b, &product) ? max_elements : std::min(product, max_elements);
-}
-
 std::int64_t span_of(const TensorView& view) {
     std::int64_t last = 0;
     for (int i = 0; i < view.rank; ++i) {
@@ -27,10 +22,6 @@ Extent extent_of(const TensorView& view) {
     if (view.data == nullptr || span == 0) return {};
     const auto begin = reinterpret_cast<std::uintptr_t>(view.data);
     return {begin, begin + static_cast<std::uintptr_t>(span) * size_of(view.dtype)};
-}
-
-bool overlaps(const Extent& a, const Extent& b) {
-    return a.begin < a.end && b.begin < b.end && a.begin < b.end && b.begin < a.end;
 }
 
 bool has_distinct_elements(const TensorView& view) {

@@ -12,7 +12,10 @@ namespace headrace {
 inline constexpr std::int64_t max_elements = std::int64_t{1} << 58;
 
 // a * b for a, b >= 0, or max_elements where the product would reach it.
-std::int64_t bounded_product(std::int64_t a, std::int64_t b);
+inline std::int64_t bounded_product(std::int64_t a, std::int64_t b) {
+    std::int64_t product = 0;
+    return __builtin_mul_overflow(a, b, &product) || product > max_elements ? max_elements : product;
+}
 
 // A half-open range of addresses; empty where begin == end.
 struct Extent {
@@ -22,7 +25,9 @@ struct Extent {
 // The bytes that a view with valid shape and strides spans, gaps included. Empty for no elements or no data.
 Extent extent_of(const TensorView& view);
 
-bool overlaps(const Extent& a, const Extent& b);
+inline bool overlaps(const Extent& a, const Extent& b) {
+    return a.begin < a.end && b.begin < b.end && a.begin < b.end && b.begin < a.end;
+}
 
 // Elements from the first to behind the last, or max_elements where it would reach it. Strides must be >= 0.
 std::int64_t span_of(const TensorView& view);

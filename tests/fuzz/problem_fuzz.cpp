@@ -178,8 +178,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (bytes.byte() % 4 == 0) call.pool.num_accepted_tokens = make_view(bytes, DType::i32, {s.N});
     call.options = make_options(bytes);
 
-    Problem problem;
     for (const Contents contents : {Contents::ignore, Contents::check}) {
+        Problem problem;
         const Status status = make_problem(call, contents, &problem);
         require(status.ok() || (status.code() == Code::invalid_argument && !status.message().empty()));
         if (status.ok()) check_accepted(call, problem);

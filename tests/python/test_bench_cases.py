@@ -206,7 +206,7 @@ def test_without_peers(few, monkeypatch, capsys):
     monkeypatch.setattr(_peers, "installed", lambda path: {})
     results = run("decode", "--seconds", "0", "--rounds", "1", "--plot", "")
     assert list(results) == [case.line for case in CASES["decode"]]
-    assert "from PyTorch: a peer is faster in 0 of 3 cases" in capsys.readouterr().out
+    assert "from PyTorch, by medians: a peer is faster in 0 of 3 cases" in capsys.readouterr().out
 
 
 def test_what_is_written(peers, few, tmp_path, capsys):
@@ -233,10 +233,13 @@ def test_ratios_and_summary():
                                      _contenders.SWEEPS: [[0.1], [0.1], [0.1]]}, {})
     assert measured.peers() == ["a peer"] and measured.least("headrace") == 1.0
     assert measured.ratio("a peer") == 0.5  # of 1/2, 1/2 and 4
+    assert measured.of_least("a peer") == 1.0
     lines = _comparison.summary({"a line": measured, "other": _comparison.Measured({"headrace": [[1.0]]}, {})})
-    assert lines[0] == "called alike from Python: a peer is faster in 1 of 2 cases"
-    assert lines[1].split() == ["0.50", "a", "peer", "a", "line"]
-    assert lines[2] == "from PyTorch: a peer is faster in 1 of 2 cases"
+    assert lines[:2] == [f"{face}, by least times: a peer is faster in 0 of 2 cases"
+                         for face in ("called alike from Python", "from PyTorch")]
+    assert lines[2] == "called alike from Python, by medians: a peer is faster in 1 of 2 cases"
+    assert lines[3].split() == ["0.50", "a", "peer", "a", "line"]
+    assert lines[4] == "from PyTorch, by medians: a peer is faster in 1 of 2 cases"
 
 
 def test_peers_are_compared_with_calls_like_theirs():
@@ -244,8 +247,8 @@ def test_peers_are_compared_with_calls_like_theirs():
         measured = _comparison.Measured({"headrace": [[4.0]], "headrace, bound": [[2.0]], name: [[3.0]]}, {})
         assert measured.ratio(name) == 1.5 and measured.ratio(name, "headrace") == 0.75
         lines = _comparison.summary({"a line": measured})
-        assert lines[0] == "called alike from Python: a peer is faster in 0 of 1 cases"
-        assert lines[1] == "from PyTorch: a peer is faster in 1 of 1 cases"
+        assert lines[0] == "called alike from Python, by least times: a peer is faster in 0 of 1 cases"
+        assert lines[1] == "from PyTorch, by least times: a peer is faster in 1 of 1 cases"
 
 
 def test_an_interrupt_keeps_what_was_measured(few, monkeypatch, capsys, tmp_path):

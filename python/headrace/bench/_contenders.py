@@ -62,8 +62,8 @@ def _torch_call(case: Case, t: Tensors) -> partial[Tuple[Tensor, Tensor]]:
     if case.is_raw:
         more |= {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
     if case.is_step:
-        step, rows = getattr(ht, f"fused_recurrent_{case.operator}"), torch.arange(case.B)
-        return partial(step, t["q"], t["k"], t["v"], **more, initial_state=t["state"], ssm_state_indices=rows)
+        step = getattr(ht, f"fused_recurrent_{case.operator}")
+        return partial(step, t["q"], t["k"], t["v"], **more, initial_state=t["state"], inplace_final_state=True)
     if case.is_bf16:
         more["initial_state"] = t["state"]
     forward = getattr(ht, f"chunk_{case.operator}")

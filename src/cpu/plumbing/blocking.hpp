@@ -25,16 +25,18 @@ inline std::int64_t state_bytes(const Problem& problem) {
     return problem.K * problem.V * static_cast<std::int64_t>(problem.wide ? 8 : 4);
 }
 
-// A step fetches the next state while it walks one: where a core's own cache does not hold its states until the next step (14 to 20
-// % less time), and where two fit its nearest cache, which does not hold all (15 to 21 %; the additive rule, with one walk, gains
-// nothing there).
+// A step fetches what it reads next: the next state where a core's own cache does not hold its states until the next step (14 to
+// 20 % less time), the next columns where its nearest cache does not hold all states, but these columns and the next (5 to 21 %; the
+// additive rule, with one walk, gains nothing there).
 constexpr std::int64_t own_cache = std::int64_t{1} << 20, nearest_cache = std::int64_t{32} << 10;
+constexpr std::int64_t fetched_columns = 64;  // of a part, at most
 
-inline bool fetches_states(const Problem& problem) {
-    const std::int64_t state = state_bytes(problem), all = problem.N * problem.HV * state;
-    if (problem.direction != Direction::step) return false;
-    const bool near = problem.rule == Rule::delta && 2 * state <= nearest_cache && all > problem.threads * nearest_cache;
-    return near || all > problem.threads * own_cache;
+inline Fetching fetching_of(const Problem& problem) {
+    const std::int64_t share = problem.N * problem.HV * state_bytes(problem) / problem.threads;
+    if (problem.direction != Direction::step || share <= nearest_cache) return Fetching::nothing;
+    if (share > own_cache) return Fetching::state;
+    const bool fits = problem.K * fetched_columns * 4 <= nearest_cache && problem.V % fetched_columns == 0;
+    return problem.rule == Rule::delta && !problem.wide && fits ? Fetching::columns : Fetching::nothing;
 }
 
 // A forward with states of up to smallest_chunk_state bytes takes the smallest chunks (up to 14 % less time): half the

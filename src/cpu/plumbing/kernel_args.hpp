@@ -32,6 +32,9 @@ struct Unfinished {
     std::int64_t row;
 };
 
+// What a step brings nearer while it walks columns of a state: what is walked next, or the same part of the next state.
+enum class Fetching { nothing, columns, state };
+
 enum class GateFormula { log_decay, softplus, bounded };
 enum class BetaFormula { value, sigmoid, two_sigmoid };
 
@@ -47,7 +50,8 @@ struct KernelArgs {
     int chunk;                // resolved: 16, 32, 64
     int walk;                 // heads that a task takes together, value heads forward, query/key heads backward
     int value_columns;        // width of a value block of the forward: a multiple of 16, or all of V
-    int fetching_shares;      // > 0: a step brings the next state of its thread nearer while it walks one, of so many threads
+    Fetching fetching;
+    int shares;               // threads that take states one after the other, each its own
     bool ends_early;          // a forward in fp32 may leave its last tokens to kernels in double (Unfinished)
 
     const double* gamma;      // [HV], or null

@@ -89,7 +89,8 @@ class Recurrent : public IsaImplementation {
     Layout forward_layout(const Problem& problem, Carver& carver) const {
         Layout l{make_args(problem, carver), {}, {}};
         l.args.value_columns = recurrent_value_columns(problem);
-        l.args.fetching_shares = fetches_states(problem) ? problem.threads : 0;
+        l.args.fetching = fetching_of(problem);
+        l.args.shares = problem.threads;
         l.scratch = take_scratch(carver, problem.threads, kernels(problem).forward_scratch(l.args));
         l.rest = take_rest_scratch(problem, carver, l.args);
         return l;

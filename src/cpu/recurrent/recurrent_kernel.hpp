@@ -161,7 +161,8 @@ struct RecurrentKernel {
         const bool left_there = !load_here && args.per_token_rows == 0 && last >= 0 && is_tile(args.final_state, count);
         Tile state{};  // as it enters the next token; without data: zero
         if (read_there) state = tile_of(args.initial_state, from, head, first);
-        ops.ahead = args.fetching_shares > 0 && read_there ? state_after(n, head, count) : nullptr;
+        ops.fetching = read_there ? args.fetching : Fetching::nothing;
+        if (ops.fetching != Fetching::nothing) ops.next = state_after(n, head, first, count);
         const Tile left = left_there ? tile_of(args.final_state, last, head, first) : S;
         if (load_here || segments(n) == 0) {
             load_state(S, args.initial_state, from, head, args.K, first, count);
@@ -184,16 +185,16 @@ struct RecurrentKernel {
         if (args.per_token_rows == 0 && state == S) store_final(n, head, first, count);
     }
     // What this thread reads after this state, if it takes its share of them one after the other (Shares::fixed).
-    const char* state_after(std::int64_t n, std::int64_t head, int count) const {
+    Tile state_after(std::int64_t n, std::int64_t head, int first, int count) const {
         const Strided& states = args.initial_state;
-        const std::int64_t task = n * args.HV + head + 1, tasks = args.N * args.HV, shares = args.fetching_shares;
-        const std::int64_t border = (task * shares + tasks - 1) / tasks;
-        if (border * tasks / shares == task) return nullptr;  // another's
+        const std::int64_t task = n * args.HV + head + 1, tasks = args.N * args.HV;
+        const std::int64_t border = (task * args.shares + tasks - 1) / tasks;
+        if (border * tasks / args.shares == task) return {};  // another's
         const bool same_sequence = head + 1 < args.HV;
         const std::int64_t next = same_sequence ? n : n + 1;
-        if (count < args.V || states.stride[2] != args.V) return nullptr;
+        if (count < args.V || states.stride[2] != args.V) return {};
         const std::int64_t row = args.state_in != nullptr ? args.state_in[next] : next;
-        return row < 0 ? nullptr : element_at(states, row, same_sequence ? head + 1 : 0, 0);
+        return row < 0 ? Tile{} : tile_of(states, row, same_sequence ? head + 1 : 0, first);
     }
     // The same for tokens that leave one state at most and have no value decays: the state is kept undecayed, in blocks of
     // columns that stay in the nearest cache. A token alone with its state is better off above: it needs no such block.

@@ -10,7 +10,8 @@ struct RecurrentOps {
     using Tile = cpu::Tile<T>;
     int keys = 0, values = 0;  // padded; values columns of the state
     int key_rows = 0;          // rows of the state that are not padding
-    const char* ahead = nullptr;  // a state that is read next, [key_rows, values] in one piece, and fetched by for_columns; or null
+    Fetching fetching = Fetching::nothing;  // by for_columns
+    Tile next{};               // the state that is read next, in one piece; without data: none
 
     void multiply_keys(T* dst, const T* a, const T* b) const {
         for (int c = 0; c < keys; c += lanes<T>) store<T>(dst + c, load<T>(a + c) * load<T>(b + c));
@@ -51,12 +52,9 @@ struct RecurrentOps {
     template <class Body>
     void for_columns(Tile from, Tile to, const Body& body) const {
         int j = 0;
-        const auto ahead_of = [&](int column) {
-            return ahead == nullptr ? nullptr : ahead + static_cast<std::size_t>(column * key_rows) * sizeof(T);
-        };
-        for (; j + 4 * lanes<T> <= values; j += 4 * lanes<T>) body(StateColumns<T, 4>{from, to, key_rows, j, ahead_of(j)});
-        for (; j + 2 * lanes<T> <= values; j += 2 * lanes<T>) body(StateColumns<T, 2>{from, to, key_rows, j, ahead_of(j)});
-        for (; j < values; j += lanes<T>) body(StateColumns<T, 1>{from, to, key_rows, j, ahead_of(j)});
+        for (; j + 4 * lanes<T> <= values; j += 4 * lanes<T>) body(StateColumns<T, 4>{from, to, key_rows, j, ahead_of<4>(from, j)});
+        for (; j + 2 * lanes<T> <= values; j += 2 * lanes<T>) body(StateColumns<T, 2>{from, to, key_rows, j, ahead_of<2>(from, j)});
+        for (; j < values; j += lanes<T>) body(StateColumns<T, 1>{from, to, key_rows, j, ahead_of<1>(from, j)});
     }
 
     // S += factor a b^T
@@ -97,6 +95,23 @@ struct RecurrentOps {
     }
 
   private:
+    // What is fetched while so many registers of columns from column j on are walked: those behind them, at last the first ones of
+    // the next state; or as many lines of the next state, which are neighbours there.
+    template <int width>
+    Ahead ahead_of(Tile from, int j) const {
+        using Columns = StateColumns<T, width>;
+        if (fetching == Fetching::nothing) return {};
+        if (fetching == Fetching::state) {
+            const int lines = Columns::lines - Columns::first_lines;
+            if (next.data == nullptr) return {};
+            return {reinterpret_cast<const char*>(next.data + static_cast<std::int64_t>(j) * key_rows), lines * line_bytes,
+                    static_cast<std::int64_t>(key_rows) * Columns::first_lines * line_bytes};
+        }
+        const int behind = j + width * lanes<T>;
+        const Tile columns = behind < values ? from.from(0, behind) : next;
+        return {reinterpret_cast<const char*>(columns.data), columns.row * static_cast<std::int64_t>(sizeof(T)),
+                Columns::first_lines * line_bytes};
+    }
     // body(j, the decay of row c of a state in the columns from j on)
     template <class Body>
     [[gnu::always_inline]] static void each_decay(const algorithms::Token<T>& token, int values, int c, const Body& body) {

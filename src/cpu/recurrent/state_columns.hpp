@@ -45,12 +45,21 @@ struct Values {
     }
 };
 
+// What is fetched while a state's rows are walked: lines that lie `row` bytes further from row to row, those of a second walk
+// `rest` bytes behind the first ones. Without data: nothing.
+struct Ahead {
+    const char* data = nullptr;
+    std::int64_t row = 0, rest = 0;
+};
+
 template <class T, int width>
 struct StateColumns {
     using Row = Values<T, width>;
+    // Lines of a row of these columns; a walk that reads twice fetches the first of them on its first way.
+    static constexpr int lines = (width * register_bytes + line_bytes - 1) / line_bytes, first_lines = lines / 2;
     Tile<T> from, to;  // where the state is read, and where it is left; `from` without data: zero
     int keys, first;   // true rows; the first column
-    const char* ahead; // as many bytes that are read after these columns, fetched along the way; or null
+    Ahead ahead;
 
     // null: 1
     HEADRACE_INLINE_MEMBER Row values(const T* row) const {
@@ -69,25 +78,25 @@ struct StateColumns {
         Row a, b;
     };
     HEADRACE_INLINE_MEMBER Two read_two(const T* a, const T* b) const {
-        return ahead != nullptr ? read_two<true>(a, b) : read_two<false>(a, b);
+        return ahead.data != nullptr ? read_two<true>(a, b) : read_two<false>(a, b);
     }
 
     // S <- Diag(decay) S Diag(value_decay) + k d^T; returns S^T a, S as it was.
     HEADRACE_INLINE_MEMBER Row read_and_write(const T* a, const algorithms::Token<T>& token, Row d) const {
-        return ahead != nullptr ? walk<true, true>(a, token, d) : walk<true, false>(a, token, d);
+        return ahead.data != nullptr ? walk<true, true>(a, token, d) : walk<true, false>(a, token, d);
     }
     // After read_two, which has fetched the first part of what lies ahead.
     HEADRACE_INLINE_MEMBER void write(const algorithms::Token<T>& token, Row d) const {
-        ahead != nullptr ? walk<false, true>(nullptr, token, d) : walk<false, false>(nullptr, token, d);
+        ahead.data != nullptr ? walk<false, true>(nullptr, token, d) : walk<false, false>(nullptr, token, d);
     }
 
   private:
-    // Lines of a row of these columns; a walk that reads twice fetches the first of them on its first way.
-    static constexpr int line_bytes = 64, lines = (width * register_bytes + line_bytes - 1) / line_bytes, first_lines = lines / 2;
     template <int from_line, int to_line>
     HEADRACE_INLINE_MEMBER void fetch(int row) const {
+        const char* const fetched = ahead.data + row * ahead.row;
         for (int line = from_line; line < to_line; ++line) {
-            __builtin_prefetch(ahead + (from_line * keys + row * (to_line - from_line) + line - from_line) * line_bytes, 1, 3);
+            const bool first_way = line < first_lines;
+            __builtin_prefetch(fetched + (first_way ? 0 : ahead.rest) + (first_way ? line : line - first_lines) * line_bytes, 1, 3);
         }
     }
     template <bool fetches>

@@ -53,6 +53,7 @@ using reg = typename vec<T>::type;
 
 template <class T>
 constexpr int lanes = register_bytes / static_cast<int>(sizeof(T));
+constexpr int line_bytes = 64;  // of a cache
 
 template <class T>
 HEADRACE_INLINE reg<T> load(const T* source) {

@@ -43,7 +43,7 @@ class Prefetcher {
     }
 
   private:
-    static constexpr int capacity = 8, line_bytes = 64;
+    static constexpr int capacity = 8;
     struct Piece {
         const char* base;
         std::int64_t step;

@@ -201,8 +201,8 @@ class Arrays {
 };
 
 // Whether memory says all about the tensors of a tuple: each is a dense one on the CPU whose numbers are those in memory,
-// or, behind the `required` ones, None. nothing: one is not. Else whether any requires a gradient.
-inline std::optional<bool> plain(const nb::tuple& tensors, int required) {
+// or, behind the `required` ones, None. nothing: one is not. Else whether any requires a gradient, where `gradients` are recorded.
+inline std::optional<bool> plain(const nb::tuple& tensors, int required, bool gradients) {
     static PyObject* const is_negated = PyUnicode_InternFromString("is_neg");
     static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
     bool any = false;
@@ -220,9 +220,22 @@ inline std::optional<bool> plain(const nb::tuple& tensors, int required) {
             PyErr_Clear();
             return std::nullopt;
         }
-        any = any || nb::getattr(tensor, nb::handle(requires_grad)).is(Py_True);
+        any = any || (gradients && nb::getattr(tensor, nb::handle(requires_grad)).is(Py_True));
     }
     return any;
+}
+
+// Whether plain tensors q, k, v and p, or None for p, have four dimensions each and one floating type.
+inline bool alike(nb::handle q, nb::handle k, nb::handle v, nb::handle p) {
+    nb::dlpack::dltensor first, other;
+    if (!borrow(q, &first) || first.ndim != 4) return false;
+    const auto code = static_cast<nb::dlpack::dtype_code>(first.dtype.code);
+    if (code != nb::dlpack::dtype_code::Float && code != nb::dlpack::dtype_code::Bfloat) return false;
+    for (const nb::handle x : {k, v, p}) {
+        if (x.ptr() == p.ptr() && p.is_none()) continue;
+        if (!borrow(x, &other) || other.ndim != 4 || other.dtype.code != first.dtype.code || other.dtype.bits != first.dtype.bits) return false;
+    }
+    return true;
 }
 
 inline void raise(const Status& status) {

@@ -154,8 +154,11 @@ NB_MODULE(_core, module) {
         nb::arg("type"), "Tells PyTorch's class of parameters.");
     module.def("usual", &usual, nb::arg("inputs"),
                "Whether NumPy arrays, None for what is not given, are as the library takes them.");
-    module.def("plain", &plain, nb::arg("tensors"), nb::arg("required"),
-               "Whether any tensor requires a gradient; None where one of them is more than its memory on the CPU says.");
+    module.def("plain", &plain, nb::arg("tensors"), nb::arg("required"), nb::arg("gradients"),
+               "Whether any tensor requires a gradient and gradients are recorded; None where one of them is more than its memory "
+               "on the CPU says.");
+    module.def("alike", &alike, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("p").none(),
+               "Whether plain tensors have four dimensions each and one floating type.");
     module.def(
         "plan",
         [](const char* direction, const char* op, const nb::list& inputs, const nb::list& first,

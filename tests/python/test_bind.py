@@ -183,6 +183,42 @@ def test_autocast_and_transforms_are_refused():
     assert not o.requires_grad
 
 
+def test_derivatives_that_come_after_the_binding_are_refused():
+    """A copy_ of what has a gradient or a tangent makes a bound tensor part of it."""
+    t = step_tensors()
+    call = ht.bind(STEP, **t)
+    before = t["initial_state"].clone()
+    t["v"].copy_(torch.ones_like(t["v"], requires_grad=True))
+    with pytest.raises(ValueError, match="expected no gradients of a bound call"):
+        call()
+    assert torch.equal(before, t["initial_state"])
+    with torch.no_grad():
+        call()
+    t = step_tensors()
+    call = ht.bind(STEP, **t)
+    with torch.autograd.forward_ad.dual_level():
+        call()
+        t["v"].copy_(torch.autograd.forward_ad.make_dual(t["v"].clone(), torch.ones_like(t["v"])))
+        with pytest.raises(NotImplementedError, match="forward-mode derivatives are not computed"):
+            call()
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+def test_transforms_do_not_reach_a_bound_call(transform):
+    """The tensors of a transform are not those of the call: PyTorch refuses to write them there."""
+    t = step_tensors()
+    call = ht.bind(STEP, **t)
+
+    def loss(v):
+        t["v"].copy_(v)
+        return call()[0].sum()
+
+    with pytest.raises(RuntimeError):
+        transform(loss)(torch.stack([t["v"]] * 3) if transform is torch.func.vmap else t["v"].clone())
+    total = torch.func.grad(lambda w: (w * call()[0]).sum())(torch.ones(B, 1, H, D))
+    assert torch.equal(total, call.result[0])
+
+
 def test_other_functions_are_refused():
     for function in (ht.rms_norm_gated, hn.step, lambda q: STEP(q, q, q), None):
         with pytest.raises(TypeError, match=r"^function: expected a chunk_\* or fused_\* function of headrace.torch"):

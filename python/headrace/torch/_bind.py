@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from headrace import _core
 from headrace._binding import BoundCall, arguments_by_name, record
 from headrace.torch import _functions
-from headrace.torch._library import route
+from headrace.torch._library import refuse_tangents, route
 from headrace.torch._pool import renamed
 
 
 class _BoundCall(BoundCall):
     """It tells autograd that its results change: saved for another backward, they are not what they were."""
 
-    __slots__ = ("_written",)
+    __slots__ = ("_name", "_given", "_written")
 
-    def __init__(self, call: tuple, result: Any) -> None:
+    def __init__(self, name: str, given: Sequence[Tensor], call: tuple, result: Any) -> None:
         super().__init__(call, result)
+        self._name, self._given = name, given
         self._written: List[Tensor] = [x for x in result if x is not None and not x.is_inference()]
 
     def __call__(self) -> Any:
+        _refuse_derivatives(self._name, self._given)  # a copy_ into a tensor makes it part of a graph
         try:
             _core.run(*self._call)
         except ValueError as error:
@@ -31,6 +34,14 @@ class _BoundCall(BoundCall):
         if self._written:
             torch._C._increment_version(self._written)
         return self.result
+
+
+def _refuse_derivatives(name: str, tensors: Sequence[Tensor]) -> None:
+    if torch.is_grad_enabled() and any([x.requires_grad for x in tensors]):
+        raise ValueError(f"{name}: expected no gradients of a bound call (use torch.no_grad), got tensors that require "
+                         "them")
+    if forward_ad._current_level >= 0:
+        refuse_tangents(name, tensors)
 
 
 def _address(x: Any) -> Optional[int]:
@@ -51,11 +62,9 @@ def bind(function: Callable, *arguments: Any, **options: Any) -> BoundCall:
         raise TypeError(f"function: expected a chunk_* or fused_* function of headrace.torch, got {function!r}")
     given = arguments_by_name(function, arguments, options)
     tensors = tuple(x for x in given.values() if isinstance(x, Tensor))
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        raise ValueError(f"{name}: expected no gradients of a bound call (use torch.no_grad), got tensors that require "
-                         "them")
+    _refuse_derivatives(name, tensors)
     with torch.no_grad():
         if route(tensors, 0) is not False:
             raise ValueError(f"{name}: expected a call on plain dense tensors on the CPU, outside of tracing, modes and "
                              "transforms, to bind")
-        return _BoundCall(*record(function, arguments, options, _address))
+        return _BoundCall(name, tensors, *record(function, arguments, options, _address))

@@ -10,6 +10,7 @@ from typing import Callable, Optional, Tuple
 import torch
 from torch import Tensor
 
+from headrace import _core
 from headrace._arguments import (INPUTS, beta_form, check_gate_parameter, check_sum, chunk_hint, depth, flag, gate_form,
                                  integer, number)
 from headrace.torch import _library
@@ -98,11 +99,14 @@ def _run(
     way = _library.route(tensors, 3)
     if way is None:
         _library.check_tensors(INPUTS, tensors, 3)
-    dtype, is_autocast = _call_type(q, k, v, p, q.device.type if way is None else "cpu")
-    o_dtype = dtype if is_autocast else v.dtype if o_as_v else q.dtype
-    if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype or (p is not None and p.dtype != dtype):
-        q, k, v, p = q.to(dtype), k.to(dtype), v.to(dtype), None if p is None else p.to(dtype)
-    _library.check_alike(q, k, v)
+    if way is not None and not torch.is_autocast_enabled("cpu") and _core.alike(q, k, v, p):
+        dtype = o_dtype = q.dtype
+    else:
+        dtype, is_autocast = _call_type(q, k, v, p, q.device.type if way is None else "cpu")
+        o_dtype = dtype if is_autocast else v.dtype if o_as_v else q.dtype
+        if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype or (p is not None and p.dtype != dtype):
+            q, k, v, p = q.to(dtype), k.to(dtype), v.to(dtype), None if p is None else p.to(dtype)
+        _library.check_alike(q, k, v)
     if A_log is not None or dt_bias is not None:
         A_log = _gate_parameter("A_log", A_log, g, q, v, gate)
         dt_bias = _gate_parameter("dt_bias", dt_bias, g, q, v, gate)

@@ -55,10 +55,10 @@ def step_on_pool(way, op, tensors, rest, *, ssm_state_indices, num_accepted_toke
     Returns (o, pool). Rows that no index names stay as they are, bit by bit.
     """
     q, v, pool = tensors[0], tensors[2], tensors[-2]
-    straight = way is False and _core.plain((ssm_state_indices, num_accepted_tokens, out), 0) is False
+    more = (ssm_state_indices, num_accepted_tokens, out)
+    straight = way is False and _core.plain(more, 0, torch.is_grad_enabled()) is False
     if not straight:
-        check_tensors(("q", "ssm_state_indices", "num_accepted_tokens", "out"),
-                      (q, ssm_state_indices, num_accepted_tokens, out), 1)
+        check_tensors(("q", "ssm_state_indices", "num_accepted_tokens", "out"), (q, *more), 1)
     if pool is None:
         raise ValueError("initial_state: expected the pool of states [rows, HV, K, V], got None")
     written = (pool,) if out is None else (pool, out)

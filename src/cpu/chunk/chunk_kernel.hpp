@@ -1,26 +1,12 @@
 // ChunkKernel: walks the chunks of one sequence and a few heads, loads tiles, runs the algorithm pages, stores results.
-// over 400 lines: the walks of forward and backward share the states, where they are saved, and what is prefetched
 #pragma once
 
 #include "cpu/chunk/chunk_ops.hpp"
+#include "cpu/chunk/saved_states.hpp"
 #include "cpu/tiles/reflections.hpp"
 #include "cpu/tiles/token_tiles.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
-
-struct SavedStates {
-    char* data;
-    float* scales;  // [index] the power of two that a state was multiplied by, or null
-    DType dtype;
-};
-// Where the states of chunks are kept between the sweeps of a backward: chunk c of value head j of a task at
-// index first + c * per_chunk + j.
-struct SavedSlot {
-    SavedStates states, adjoints;
-    void* residuals;  // [C,V + C] of the delta rule, beside them l
-    std::int64_t first, per_chunk;
-    std::int64_t index(std::int64_t chunk, std::int64_t j) const { return first + chunk * per_chunk + j; }
-};
 
 // A chunk of a query/key head.
 struct ChunkOf {
@@ -54,7 +40,7 @@ struct ChunkKernel {
     Reflections<T>* reflections = nullptr;  // of each head of a forward, where it may end early
     long state_row = 0;
     Tile o, d_o, gate_gradient, d_q_sum, d_k_sum, d_e_sum, saved_adjoint;
-    Tile scaled;  // [1,V] a row on its way to f16
+    StateKeeper<T> keeper{};
 
     enum Use { forward_only, with_backward, sweeps_only };  // sweeps_only: two_sweeps, which restores no state
 
@@ -107,7 +93,7 @@ struct ChunkKernel {
         d_k_sum = grouped ? keys() : t.d_k;
         d_e_sum = grouped && delta ? keys() : t.d_e;
         if (use == with_backward) saved_adjoint = arena.tile<T>(key_columns, value_columns);
-        scaled = arena.tile<T>(1, value_columns);
+        keeper = {key_columns, value_columns, arena.tile<T>(1, value_columns)};
         adjoints = carve_states(arena, heads(), use == with_backward);
     }
 
@@ -222,7 +208,7 @@ struct ChunkKernel {
         const auto place = [&](std::int64_t chunk, std::int64_t j) {
             const std::int64_t index = slot.index(chunk, j);
             State state = walking_state(j);
-            if (saved_in_place(slot.states)) state = {saved_tile(slot.states, index)};
+            if (keeper.in_place(slot.states)) state = {keeper.tile(slot.states, index)};
             if (saved_as_operand()) state.packed.left = saved_operand(slot.states, index);
             if (saved_as_operand()) state.packed.left_row = value_columns / A::pack;
             return state;
@@ -235,7 +221,7 @@ struct ChunkKernel {
             const bool last_chunk = chunk + 1 == chunks(n);
             const ChunkRange range = range_of(n, chunk);
             for (std::int64_t j = 0; j < heads; ++j) {
-                if (!saved_in_place(slot.states) && !saved_as_operand()) save(slot.states, slot.index(chunk, j), walking_state(j).tile);
+                if (!keeper.in_place(slot.states) && !saved_as_operand()) keeper.save(slot.states, slot.index(chunk, j), walking_state(j).tile);
                 if (last_chunk && !delta) continue;
                 if (j == 0 || starts_group(head + j)) tokens.load_keys(range, (head + j) / args.group, false);
                 load_chunk(range, head + j, 0, args.V, roundings_of(states, j), delta);
@@ -246,13 +232,9 @@ struct ChunkKernel {
             }
         }
     }
-    static bool saved_in_place(SavedStates saved) { return size_of(saved.dtype) == sizeof(T); }
     bool saved_as_operand() const { return A::pack == 2 && args.state_dtype == DType::bf16; }
     Unit* saved_operand(SavedStates saved, std::int64_t index) const {
         return reinterpret_cast<Unit*>(saved.data) + index * key_columns * value_columns / A::pack;
-    }
-    Tile saved_tile(SavedStates saved, std::int64_t index) const {
-        return {reinterpret_cast<T*>(saved.data) + index * key_columns * value_columns, value_columns};
     }
     Tile residuals_beside_scores(const SavedSlot& slot, std::int64_t index) const {
         const long row = value_columns + args.chunk;
@@ -261,37 +243,6 @@ struct ChunkKernel {
     void take_residuals(auto& tiles, const SavedSlot& slot, std::int64_t index) const {
         tiles.residual = residuals_beside_scores(slot, index);
         tiles.l = tiles.residual.from(0, value_columns);
-    }
-    void save(SavedStates saved, std::int64_t index, Tile state) const {
-        const std::int64_t row_bytes = value_columns * static_cast<std::int64_t>(size_of(saved.dtype));
-        char* target = saved.data + index * key_columns * row_bytes;
-        T scale = 1;
-        if (saved.scales != nullptr) {
-            scale = power_of_two_below(T(1 << 14) / largest(state, key_columns, value_columns));
-            saved.scales[index] = static_cast<float>(scale);
-        }
-        for (int c = 0; c < key_columns; ++c, target += row_bytes) {
-            const T* row = state.at(c);
-            if (saved.scales != nullptr) {
-                scale_rows(scaled, Tile{state.at(c)}, &scale, T(1), 1, value_columns);
-                row = scaled.data;
-            }
-            store_row<T>(target, saved.dtype, 1, row, value_columns);
-        }
-    }
-    // The saved state in place, or widened into `state`.
-    Tile restore(Tile state, SavedStates saved, std::int64_t index) const {
-        const std::int64_t row_bytes = value_columns * static_cast<std::int64_t>(size_of(saved.dtype));
-        if (saved_in_place(saved)) return saved_tile(saved, index);
-        const char* source = saved.data + index * key_columns * row_bytes;
-        for (int c = 0; c < key_columns; ++c) {
-            load_row<T>(state.at(c), source + c * row_bytes, saved.dtype, 1, value_columns, value_columns);
-        }
-        if (saved.scales != nullptr) {
-            const T inverse = T(1) / static_cast<T>(saved.scales[index]);
-            for_each(state, key_columns, value_columns, [&](int i, int j) { return load<T>(state.at(i) + j) * inverse; });
-        }
-        return state;
     }
 
     // The value heads of args.walk query/key heads from key_head on; partial sums of the gate parameters go to [n, head].
@@ -324,7 +275,7 @@ struct ChunkKernel {
     void adjoint_pass(std::int64_t n, std::int64_t key_head, const SavedSlot& slot) {
         begin_heads(n, key_head, args.d_final_state);
         for (std::int64_t chunk = chunks(n) - 1; chunk >= 0; --chunk) {
-            for (std::int64_t j = 0; j < heads(); ++j) save(slot.adjoints, slot.index(chunk, j), adjoint_state(j).tile);
+            for (std::int64_t j = 0; j < heads(); ++j) keeper.save(slot.adjoints, slot.index(chunk, j), adjoint_state(j).tile);
             walk(n, key_head, chunk, -1, slot, Pass::adjoint);
         }
         end_heads(n, key_head);
@@ -358,7 +309,7 @@ struct ChunkKernel {
             if (Ops::mixed && estimate != nullptr && StateRoundings<T>::refined(estimate, key_columns)) ops.refine();
             load_tokens(d_o, args.d_o, range, head, 0, args.V);
             const std::int64_t saved = slot.index(here.chunk, j);
-            const State D = pass == Pass::gradients ? State{restore(saved_adjoint, slot.adjoints, saved)} : adjoint_state(j);
+            const State D = pass == Pass::gradients ? State{keeper.restore(saved_adjoint, slot.adjoints, saved)} : adjoint_state(j);
             const State state = entering_state(slot, saved, j, pass, wanted);
             if (delta) take_residuals(backward_tiles, slot, saved);
             if (member + 1 < args.group) {
@@ -406,7 +357,7 @@ struct ChunkKernel {
         if (pass == Pass::queries) return {adjoint_state(j).tile};
         if (!wanted.queries && !wanted.gate) return {};
         if (saved_as_operand() && !ops.fine) return {{}, {nullptr, 0, saved_operand(slot.states, index), value_columns / A::pack}};
-        return {restore(walking_state(0).tile, slot.states, index)};
+        return {keeper.restore(walking_state(0).tile, slot.states, index)};
     }
     void advance_state(Tile state) {
         ops.decay_and_write({state}, {state}, ops.to_end(in.k), in.v);

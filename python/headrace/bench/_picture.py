@@ -70,12 +70,12 @@ def _legend(figure: Any, colors: Dict[str, str], title: str) -> None:
              for name, color in colors.items()]
     marks.append(Line2D([], [], linestyle="", marker="|", markersize=7, color=INK, label=SWEEPS))
     inch = 1 / figure.get_figheight()
-    what = ("time of a call over headrace.torch's, bound calls over bound ones: right of the line headrace is faster "
-            "(at the edge: the best peer)")
+    what = ("time of a call over headrace's, bound calls over bound ones: right of the line headrace is faster (at the edge: "
+            "the best peer)")
     for y, text in ((0.18, what), (0.36, title)):
         figure.text(0.5, 1 - y * inch, text, ha="center", va="center", fontsize=8)
-    figure.legend(handles=marks, loc="center", ncols=len(marks), frameon=False, fontsize=8, handletextpad=0.1,
-                  columnspacing=1.2, bbox_to_anchor=(0.5, 1 - 0.6 * inch))
+    figure.legend(handles=marks, loc="upper center", ncols=min(4, len(marks)), frameon=False, fontsize=8,
+                  handletextpad=0.1, columnspacing=1.2, bbox_to_anchor=(0.5, 1 - 0.44 * inch))
 
 
 def cases(path: str, results: Results, title: str) -> None:
@@ -87,7 +87,7 @@ def cases(path: str, results: Results, title: str) -> None:
     colors = dict(zip(peers, COLORS))
     style = {"svg.hashsalt": "headrace", "svg.fonttype": "none", "text.color": INK, "axes.edgecolor": INK,
              "xtick.color": INK, "ytick.color": INK, "axes.titlecolor": INK, "font.family": "sans-serif"}
-    row, heading, top = 0.19, 0.32, 0.75  # inches
+    row, heading, top = 0.19, 0.32, 0.85  # inches
     with pyplot.rc_context(style):
         y = top
         height = top + sum(len(of) * row + heading for of in found.values()) + heading

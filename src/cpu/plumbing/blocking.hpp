@@ -26,7 +26,7 @@ inline std::int64_t state_bytes(const Problem& problem) {
 }
 
 // A step fetches what it reads next: the next state where a core's own cache does not hold its states until the next step (14 to
-// 20 % less time), the next columns where its nearest cache does not hold all states, but these columns and the next (5 to 21 %; the
+// 20 % less time), the next columns where its nearest cache does not hold all states, but these columns and the next (1 to 21 %; the
 // additive rule, with one walk, gains nothing there).
 constexpr std::int64_t own_cache = std::int64_t{1} << 20, nearest_cache = std::int64_t{32} << 10;
 constexpr std::int64_t fetched_columns = 64;  // of a part, at most

@@ -24,7 +24,7 @@ using Array = nb::ndarray<nb::ro>;
 
 [[noreturn]] inline void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
 
-inline DType dtype_of(const nb::dlpack::dtype& type, const char* name) {
+inline std::optional<DType> dtype_of(const nb::dlpack::dtype& type) {
     using Kind = nb::dlpack::dtype_code;
     const auto is = [&](Kind kind, int bits) {
         return type.code == static_cast<std::uint8_t>(kind) && type.bits == bits && type.lanes == 1;
@@ -35,6 +35,11 @@ inline DType dtype_of(const nb::dlpack::dtype& type, const char* name) {
     if (is(Kind::Float, 64)) return DType::f64;
     if (is(Kind::Int, 32)) return DType::i32;
     if (is(Kind::Int, 64)) return DType::i64;
+    return std::nullopt;
+}
+
+inline DType dtype_of(const nb::dlpack::dtype& type, const char* name) {
+    if (const std::optional<DType> dtype = dtype_of(type)) return *dtype;
     type_error(std::string(name) + ": expected float64, float32, bfloat16, float16, int32 or int64, got a type of code " +
                std::to_string(type.code) + " with " + std::to_string(type.bits) + " bits");
 }
@@ -56,12 +61,19 @@ inline PyTypeObject*& parameter_type() {
 }
 
 // The exchange interface of a type itself; nullptr for one that only inherits it, of which a framework may make anything.
+// The last type that offers one is remembered, and kept.
 inline const DlpackExchange* exchange_of(PyTypeObject* type) {
     static PyObject* const name = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
+    static PyTypeObject* last = nullptr;
+    static const DlpackExchange* exchange = nullptr;
+    if (type == last) return exchange;
     PyObject* const capsule = type->tp_dict != nullptr ? PyDict_GetItemWithError(type->tp_dict, name) : nullptr;
     if (capsule == nullptr || !PyCapsule_IsValid(capsule, "dlpack_exchange_api")) return nullptr;
     const auto* api = static_cast<const DlpackExchange*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-    return api->version.major == 1 && api->tensor_of != nullptr ? api : nullptr;
+    if (api->version.major != 1 || api->tensor_of == nullptr) return nullptr;
+    Py_XDECREF(std::exchange(last, type));
+    Py_INCREF(type);
+    return exchange = api;
 }
 
 // A tensor as its framework holds it, without a call of Python's (1 microsecond each); false where only __dlpack__ or the
@@ -73,6 +85,19 @@ inline bool borrow(nb::handle argument, nb::dlpack::dltensor* tensor) {
     if (api->tensor_of(argument.ptr(), tensor) == 0) return tensor->strides != nullptr;
     PyErr_Clear();
     return false;
+}
+
+// A tensor of at most TensorView::max_rank dimensions.
+inline TensorView view_of(const nb::dlpack::dltensor& array, DType dtype) {
+    TensorView view;
+    view.dtype = dtype;
+    view.data = static_cast<char*>(array.data) + array.byte_offset;
+    view.rank = array.ndim;
+    for (int d = 0; d < view.rank; ++d) {
+        view.shape[d] = array.shape[d];
+        view.strides[d] = array.strides[d];
+    }
+    return view;
 }
 
 // NumPy's array interface, version 3: what the capsule `__array_struct__` of an array holds.
@@ -180,13 +205,7 @@ class Arrays {
         if (array.ndim == 0 || array.ndim > TensorView::max_rank) {  // a view without dimensions is one not given
             throw nb::value_error((std::string(name) + ": expected 1 to 4 dimensions, got " + std::to_string(array.ndim)).c_str());
         }
-        view->dtype = dtype_of(array.dtype, name);
-        view->data = static_cast<char*>(array.data) + array.byte_offset;
-        view->rank = array.ndim;
-        for (int d = 0; d < view->rank; ++d) {
-            view->shape[d] = array.shape[d];
-            view->strides[d] = array.strides[d];
-        }
+        *view = view_of(array, dtype_of(array.dtype, name));
     }
     nb::dlpack::dltensor keep(nb::handle argument, const char* name) {
         Array array;
@@ -199,44 +218,6 @@ class Arrays {
     }
     std::vector<Array> kept_;
 };
-
-// Whether memory says all about the tensors of a tuple: each is a dense one on the CPU whose numbers are those in memory,
-// or, behind the `required` ones, None. nothing: one is not. Else whether any requires a gradient, where `gradients` are recorded.
-inline std::optional<bool> plain(const nb::tuple& tensors, int required, bool gradients) {
-    static PyObject* const is_negated = PyUnicode_InternFromString("is_neg");
-    static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
-    bool any = false;
-    int place = 0;
-    for (const nb::handle tensor : tensors) {
-        if (place++ >= required && tensor.is_none()) continue;
-        nb::dlpack::dltensor array;
-        if (!borrow(tensor, &array) || array.device.device_type != nb::device::cpu::value) return std::nullopt;
-        bool is_empty = false;
-        for (int d = 0; d < array.ndim; ++d) is_empty = is_empty || array.shape[d] == 0;
-        if (array.data == nullptr && !is_empty) return std::nullopt;  // zeros without memory, or what stands for a tensor
-        PyObject* self = tensor.ptr();
-        const auto negated = nb::steal(PyObject_VectorcallMethod(is_negated, &self, 1, nullptr));
-        if (!negated.is(Py_False)) {
-            PyErr_Clear();
-            return std::nullopt;
-        }
-        any = any || (gradients && nb::getattr(tensor, nb::handle(requires_grad)).is(Py_True));
-    }
-    return any;
-}
-
-// Whether plain tensors q, k, v and p, or None for p, have four dimensions each and one floating type.
-inline bool alike(nb::handle q, nb::handle k, nb::handle v, nb::handle p) {
-    nb::dlpack::dltensor first, other;
-    if (!borrow(q, &first) || first.ndim != 4) return false;
-    const auto code = static_cast<nb::dlpack::dtype_code>(first.dtype.code);
-    if (code != nb::dlpack::dtype_code::Float && code != nb::dlpack::dtype_code::Bfloat) return false;
-    for (const nb::handle x : {k, v, p}) {
-        if (x.ptr() == p.ptr() && p.is_none()) continue;
-        if (!borrow(x, &other) || other.ndim != 4 || other.dtype.code != first.dtype.code || other.dtype.bits != first.dtype.bits) return false;
-    }
-    return true;
-}
 
 inline void raise(const Status& status) {
     if (status.ok()) return;

@@ -7,73 +7,23 @@
 
 #include <new>
 
-#include "arrays.hpp"
 #include "headrace/headrace.h"
 #include "headrace/headrace.hpp"
 #include "layer_module.hpp"
-#include "names.hpp"
+#include "request.hpp"
+#include "torch_calls.hpp"
 #include "xla_handlers.hpp"
 
 namespace headrace::python {
 namespace {
-
-Operator operator_of(std::string_view name) {
-    if (const std::optional<Operator> op = operator_named(name)) return *op;
-    throw nb::value_error(("op: expected the name of an operator, got '" + std::string(name) + "'").c_str());
-}
-
-// Everything that the three directions share.
-struct Request {
-    Call call;
-    Arrays arrays;
-    std::string force;
-
-    Request(const char* op, Direction direction, const nb::list& inputs, const Options& options) {
-        call.op = operator_of(op);
-        call.direction = direction;
-        call.options = options;
-        Inputs& in = call.in;
-        arrays.read(inputs, {{"q", &in.q}, {"k", &in.k}, {"v", &in.v}, {"p", &in.p}, {"g", &in.g}, {"gv", &in.gv},
-                             {"g_gamma", &in.g_gamma}, {"beta", &in.beta}, {"A_log", &in.A_log}, {"dt_bias", &in.dt_bias},
-                             {"initial_state", &in.initial_state}, {"cu_seqlens", &in.cu_seqlens}});
-    }
-    void outputs(const nb::list& outputs) {
-        arrays.read(outputs, {{"out", &call.out.o}, {"final_state", &call.out.final_state}});
-    }
-    void output_gradients(const nb::list& d_outputs) {
-        arrays.read(d_outputs, {{"d_o", &call.d_out.d_o}, {"d_final_state", &call.d_out.d_final_state}});
-    }
-    void gradients(const nb::list& gradients) {
-        Gradients& g = call.grads;
-        arrays.read(gradients, {{"d_q", &g.d_q}, {"d_k", &g.d_k}, {"d_v", &g.d_v}, {"d_p", &g.d_p}, {"d_g", &g.d_g},
-                                {"d_gv", &g.d_gv}, {"d_g_gamma", &g.d_g_gamma}, {"d_beta", &g.d_beta},
-                                {"d_A_log", &g.d_A_log}, {"d_dt_bias", &g.d_dt_bias},
-                                {"d_initial_state", &g.d_initial_state}});
-    }
-    void pool(const nb::list& pool) {
-        arrays.read(pool, {{"states", &call.pool.states}, {"ssm_state_indices", &call.pool.indices},
-                           {"num_accepted_tokens", &call.pool.num_accepted_tokens}});
-    }
-    // The interpreter is free while this runs.
-    void run() {
-        Status status;
-        {
-            const nb::gil_scoped_release release;
-            const Call& c = call;
-            status = c.direction == Direction::forward    ? forward(c.op, c.in, c.out, c.options)
-                     : c.direction == Direction::backward ? backward(c.op, c.in, c.d_out, c.grads, c.options)
-                                                          : step(c.op, c.in, c.out, c.pool, c.options);
-        }
-        raise(status);
-    }
-};
 
 Request request(std::string_view direction, const char* op, const nb::list& inputs, const nb::list& first,
                 const nb::list& second, const Options& options) {
     const Direction kind = direction == "forward"    ? Direction::forward
                            : direction == "backward" ? Direction::backward
                                                      : Direction::step;
-    Request r(op, kind, inputs, options);
+    Request r(op, kind, options);
+    r.inputs(inputs);
     if (kind == Direction::backward) {
         r.output_gradients(first);
         r.gradients(second);
@@ -84,26 +34,23 @@ Request request(std::string_view direction, const char* op, const nb::list& inpu
     return r;
 }
 
-// The list that takes the calls of run() on this thread, checked but for values; null: they run.
-thread_local PyObject* recording = nullptr;
-
 void run_or_record(const char* direction, const char* op, const nb::list& inputs, const nb::list& first, const nb::list& second,
                    const Options& options) {
     Request made = request(direction, op, inputs, first, second, options);
-    if (recording == nullptr) return made.run();
+    if (recording() == nullptr) return made.run();
     std::size_t bytes = 0;
     raise(workspace_size(made.call, &bytes));
-    nb::borrow<nb::list>(recording).append(nb::make_tuple(direction, op, inputs, first, second, options));
+    nb::borrow<nb::list>(recording()).append(nb::make_tuple(direction, op, inputs, first, second, options));
 }
 
 // (what `function` returns, the calls that it would have run)
 nb::tuple recorded(const nb::callable& function) {
     struct Restore {
-        PyObject* before = recording;
-        ~Restore() { recording = before; }
+        PyObject* before = recording();
+        ~Restore() { recording() = before; }
     } restore;
     nb::list calls;
-    recording = calls.ptr();
+    recording() = calls.ptr();
     const nb::object result = function();
     return nb::make_tuple(result, calls);
 }
@@ -148,17 +95,8 @@ NB_MODULE(_core, module) {
         "Runs 'forward' (first: outputs), 'backward' (first: output gradients, second: gradients) or 'step' (second: pool).");
     module.def("recorded", &recorded, nb::arg("function"),
                "(function(), the arguments of run in the calls that it made on this thread, which were checked and not run).");
-    module.def(
-        "set_parameter_type",
-        [](nb::type_object type) { parameter_type() = reinterpret_cast<PyTypeObject*>(type.release().ptr()); },
-        nb::arg("type"), "Tells PyTorch's class of parameters.");
     module.def("usual", &usual, nb::arg("inputs"),
                "Whether NumPy arrays, None for what is not given, are as the library takes them.");
-    module.def("plain", &plain, nb::arg("tensors"), nb::arg("required"), nb::arg("gradients"),
-               "Whether any tensor requires a gradient and gradients are recorded; None where one of them is more than its memory "
-               "on the CPU says.");
-    module.def("alike", &alike, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("p").none(),
-               "Whether plain tensors have four dimensions each and one floating type.");
     module.def(
         "plan",
         [](const char* direction, const char* op, const nb::list& inputs, const nb::list& first,
@@ -198,6 +136,7 @@ NB_MODULE(_core, module) {
         "Handlers of XLA custom calls by name, for jax.ffi.register_ffi_target.");
     module.def("xla_layout", &xla_layout, "The layout of XLA's structures that the handlers were compiled for.");
     add_layer_functions(module);
+    add_torch_calls(module);
 }
 
 }  // namespace headrace::python

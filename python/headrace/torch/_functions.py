@@ -10,14 +10,14 @@ from typing import Callable, Optional, Tuple
 import torch
 from torch import Tensor
 
-from headrace import _core
 from headrace._arguments import (INPUTS, beta_form, check_gate_parameter, check_sum, chunk_hint, depth, flag, gate_form,
                                  integer, number)
 from headrace.torch import _library
-from headrace.torch._pool import step_on_pool
+from headrace.torch._pool import renamed, step_on_pool
 
 Result = Tuple[Tensor, Optional[Tensor]]
 Maybe = Optional[Tensor]
+Serving = Tuple[Maybe, Maybe, Maybe]  # ssm_state_indices, num_accepted_tokens, out
 
 
 def _call_type(q: Tensor, k: Tensor, v: Tensor, p: Maybe, device: str) -> Tuple[torch.dtype, bool]:
@@ -91,22 +91,28 @@ def _run(
     output_final_state: bool = False, cu_seqlens: Maybe = None, cu_seqlens_cpu: Maybe = None,
     scale: Optional[float] = None, reverse: bool = False, l2norm: bool = False, gate: str = "log_decay",
     lower_bound: Optional[float] = None, beta_is: str = "value", chunk_size: Optional[int] = None,
-    state_v_first: bool = False, transpose_state_layout: Optional[bool] = None, serving: Optional[dict] = None,
+    state_v_first: bool = False, transpose_state_layout: Optional[bool] = None, serving: Optional[Serving] = None,
     decays: Optional[tuple] = None, o_as_v: bool = False,
 ) -> Result:
     """decays: g_gamma, as in _decays_of. o_as_v: o has the type of v, else that of q."""
     tensors = (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens)
+    if (decays is cu_seqlens_cpu is chunk_size is transpose_state_layout is None and not _library.is_watched()
+            and not torch._C._is_any_autocast_enabled()):
+        try:
+            result = _library.run_plain(op, tensors, serving, torch.is_grad_enabled(), output_final_state, state_v_first,
+                                        scale, reverse, l2norm, gate, lower_bound, beta_is)
+        except ValueError as error:
+            raise (error if serving is None else renamed(error)) from None
+        if result is not None:
+            return result
     way = _library.route(tensors, 3)
     if way is None:
         _library.check_tensors(INPUTS, tensors, 3)
-    if way is not None and not torch.is_autocast_enabled("cpu") and _core.alike(q, k, v, p):
-        dtype = o_dtype = q.dtype
-    else:
-        dtype, is_autocast = _call_type(q, k, v, p, q.device.type if way is None else "cpu")
-        o_dtype = dtype if is_autocast else v.dtype if o_as_v else q.dtype
-        if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype or (p is not None and p.dtype != dtype):
-            q, k, v, p = q.to(dtype), k.to(dtype), v.to(dtype), None if p is None else p.to(dtype)
-        _library.check_alike(q, k, v)
+    dtype, is_autocast = _call_type(q, k, v, p, q.device.type if way is None else "cpu")
+    o_dtype = dtype if is_autocast else v.dtype if o_as_v else q.dtype
+    if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype or (p is not None and p.dtype != dtype):
+        q, k, v, p = q.to(dtype), k.to(dtype), v.to(dtype), None if p is None else p.to(dtype)
+    _library.check_alike(q, k, v)
     if A_log is not None or dt_bias is not None:
         A_log = _gate_parameter("A_log", A_log, g, q, v, gate)
         dt_bias = _gate_parameter("dt_bias", dt_bias, g, q, v, gate)
@@ -127,21 +133,22 @@ def _run(
     output_final_state = flag("output_final_state", output_final_state)
     tensors = (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens)
     if serving is not None:
-        return _step(way, op, tensors, rest, o_dtype, **serving)
+        return _step(way, op, tensors, rest, o_dtype, *serving)
     o, final_state = _library.run(way, (op, *tensors, output_final_state, *rest))
     return o if o.dtype == o_dtype else o.to(o_dtype), final_state if output_final_state else None
 
 
-def _step(way: Optional[bool], op: str, tensors: tuple, rest: tuple, o_dtype: torch.dtype, *, out: Maybe,
-          **states: Maybe) -> Result:
+def _step(way: Optional[bool], op: str, tensors: tuple, rest: tuple, o_dtype: torch.dtype, ssm_state_indices: Maybe,
+          num_accepted_tokens: Maybe, out: Maybe) -> Result:
     """step_on_pool, and o in its type where q, k and v have several."""
+    states = ssm_state_indices, num_accepted_tokens
     if tensors[0].dtype == o_dtype:
-        return step_on_pool(way, op, tensors, rest, out=out, **states)
+        return step_on_pool(way, op, tensors, rest, *states, out)
     _library.check_tensors(("q", "out"), (tensors[0], out), 1)
     if out is not None and (out.dtype != o_dtype or out.shape != tensors[2].shape):
         raise ValueError(f"out: expected dtype {o_dtype} and shape {list(tensors[2].shape)}, got {out.dtype} "
                          f"{list(out.shape)}")
-    o, pool = step_on_pool(way, op, tensors, rest, out=None, **states)
+    o, pool = step_on_pool(way, op, tensors, rest, *states, None)
     return o.to(o_dtype) if out is None else out.copy_(o), pool
 
 
@@ -452,11 +459,11 @@ def _no_context(cp_context: object) -> None:
 
 
 def _serving(ssm_state_indices: Maybe, inplace_final_state: Optional[bool], num_accepted_tokens: Maybe,
-             out: Maybe) -> Optional[dict]:
+             out: Maybe) -> Optional[Serving]:
     """The arguments of a call on a pool of states; None for a call without one."""
     in_place = None if inplace_final_state is None else flag("inplace_final_state", inplace_final_state)
     if in_place or (in_place is None and ssm_state_indices is not None):
-        return {"ssm_state_indices": ssm_state_indices, "num_accepted_tokens": num_accepted_tokens, "out": out}
+        return ssm_state_indices, num_accepted_tokens, out
     if ssm_state_indices is not None:
         raise ValueError("inplace_final_state: expected True with ssm_state_indices, got False (new states come from "
                          "initial_state=pool[ssm_state_indices] without them)")

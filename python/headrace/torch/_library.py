@@ -9,7 +9,7 @@ without the dispatcher, which takes 15 microseconds and more for so many argumen
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple, cast
 
 import torch
 from torch import Tensor
@@ -92,14 +92,20 @@ _added, _left_out = torch._C._dispatch_tls_local_include_set, torch._C._dispatch
 _core.set_parameter_type(torch.nn.Parameter)
 
 
+def is_watched() -> bool:
+    """Whether something traces, counts or transforms operators."""
+    return (torch.compiler.is_compiling() or torch._C._len_torch_function_stack() > 0
+            or torch.autograd._profiler_enabled() or forward_ad._current_level >= 0
+            or _added().raw_repr() not in _USUAL)
+
+
 def route(tensors: tuple, required: int) -> Optional[bool]:
     """The way of a call to its kernel: None is by the dispatcher. Else straight, and whether autograd records it.
 
-    Straight where the dispatcher would find no kernel but autograd's and the CPU's: while nothing traces, counts or
-    transforms operators, and of tensors of PyTorch's own class that are what their memory says.
+    Straight where the dispatcher would find no kernel but autograd's and the CPU's: while nothing watches, and of
+    tensors of PyTorch's own class that are what their memory says.
     """
-    if (torch.compiler.is_compiling() or torch._C._len_torch_function_stack() or torch.autograd._profiler_enabled()
-            or forward_ad._current_level >= 0 or _added().raw_repr() not in _USUAL):
+    if is_watched():
         return None
     way = _core.plain(tensors, required, torch.is_grad_enabled())
     if not way:
@@ -292,6 +298,10 @@ def mark_written(tensors: Iterable[Tensor]) -> None:
     for x in tensors:
         if not x.is_inference():
             torch.autograd.graph.increment_version(x)
+
+
+run_plain = cast(Callable[..., Optional[Tuple[Tensor, Maybe]]],
+                 partial(_core.run_plain, (empty_like, _empty_state, torch._C._increment_version)))
 
 
 def without_gradients(name: str, error: type, message: str, written: Sequence[int] = ()) -> Callable:

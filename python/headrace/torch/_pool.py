@@ -49,7 +49,7 @@ register("step", step, lambda *arguments: None,
          mutates=("pool", "out"))
 
 
-def step_on_pool(way, op, tensors, rest, *, ssm_state_indices, num_accepted_tokens, out):
+def step_on_pool(way, op, tensors, rest, ssm_state_indices, num_accepted_tokens, out):
     """Runs `op` from the rows of the pool that ssm_state_indices names, and leaves the new states there.
 
     Returns (o, pool). Rows that no index names stay as they are, bit by bit.

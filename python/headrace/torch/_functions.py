@@ -96,7 +96,8 @@ def _run(
 ) -> Result:
     """decays: g_gamma, as in _decays_of. o_as_v: o has the type of v, else that of q."""
     tensors = (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens)
-    if (decays is cu_seqlens_cpu is chunk_size is transpose_state_layout is None and not _library.is_watched()
+    watched = _library.is_watched()
+    if (decays is cu_seqlens_cpu is chunk_size is transpose_state_layout is None and not watched
             and not torch._C._is_any_autocast_enabled()):
         try:
             result = _library.run_plain(op, tensors, serving, torch.is_grad_enabled(), output_final_state, state_v_first,
@@ -105,7 +106,7 @@ def _run(
             raise (error if serving is None else renamed(error)) from None
         if result is not None:
             return result
-    way = _library.route(tensors, 3)
+    way = _library.route(tensors, 3, watched)
     if way is None:
         _library.check_tensors(INPUTS, tensors, 3)
     dtype, is_autocast = _call_type(q, k, v, p, q.device.type if way is None else "cpu")

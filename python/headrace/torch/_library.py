@@ -99,13 +99,13 @@ def is_watched() -> bool:
             or _added().raw_repr() not in _USUAL)
 
 
-def route(tensors: tuple, required: int) -> Optional[bool]:
+def route(tensors: tuple, required: int, watched: Optional[bool] = None) -> Optional[bool]:
     """The way of a call to its kernel: None is by the dispatcher. Else straight, and whether autograd records it.
 
     Straight where the dispatcher would find no kernel but autograd's and the CPU's: while nothing watches, and of
-    tensors of PyTorch's own class that are what their memory says.
+    tensors of PyTorch's own class that are what their memory says. watched: is_watched(), where that is known.
     """
-    if is_watched():
+    if is_watched() if watched is None else watched:
         return None
     way = _core.plain(tensors, required, torch.is_grad_enabled())
     if not way:

@@ -1,3 +1,4 @@
+// torch_calls: views of tensors that their memory says all about, and the calls on them.
 #include "torch_calls.hpp"
 
 #include <nanobind/stl/optional.h>

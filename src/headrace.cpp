@@ -114,6 +114,34 @@ Status backward(Operator op, const Inputs& in, const OutputGradients& d_out, con
     return guarded([&] { return execute({op, Direction::backward, in, {}, d_out, grads, {}, options}, workspace); });
 }
 
+Status backward_states(Operator op, const Inputs& in, const OutputGradients& d_out, const Gradients& grads,
+                       const Outputs& out, const Options& options, Workspace workspace) {
+    return guarded([&]() -> Status {
+        if (!out.final_state.given()) return {Code::invalid_argument, "final_state: backward_states requires it"};
+        return execute({op, Direction::backward, in, {{}, out.final_state}, d_out, grads, {}, options}, workspace);
+    });
+}
+
+Status states_agree(const Call& backward, bool* agree) {
+    return guarded([&]() -> Status {
+        const Implementation *of_forward = nullptr, *of_backward = nullptr;
+        Problem forward_problem, backward_problem;
+        if (Status status = prepare(backward, Contents::ignore, &backward_problem, &of_backward); !status.ok()) return status;
+        Call forward = backward;
+        forward.direction = Direction::forward;
+        const TensorView& v = backward.in.v;
+        forward.out = {TensorView(nullptr, v.dtype, {v.shape[0], v.shape[1], v.shape[2], v.shape[3]}), {}};
+        Piece sizes;
+        if (const Piece* piece = backward.options.piece; piece != nullptr) {
+            sizes = {piece->tokens, piece->longest, piece->sequences, piece->heads, {}, {}, {}, {}};
+            forward.options.piece = &sizes;
+        }
+        if (Status status = prepare(forward, Contents::ignore, &forward_problem, &of_forward); !status.ok()) return status;
+        *agree = of_forward->states(forward_problem) == of_backward->states(backward_problem);
+        return {};
+    });
+}
+
 Status step(Operator op, const Inputs& in, const Outputs& out, const StatePool& pool, const Options& options,
             Workspace workspace) {
     return guarded([&] { return execute({op, Direction::step, in, out, {}, {}, pool, options}, workspace); });

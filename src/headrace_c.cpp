@@ -75,6 +75,27 @@ headrace::StatePool convert(const headrace_state_pool& c) {
     return {convert(c.states), convert(c.indices), convert(c.num_accepted_tokens)};
 }
 
+headrace::Piece convert(const headrace_piece& c) {
+    return {c.tokens,
+            c.longest,
+            c.sequences,
+            c.heads,
+            convert(c.initial_roundings),
+            convert(c.final_roundings),
+            convert(c.d_final_roundings),
+            convert(c.d_initial_roundings)};
+}
+
+// Options with what they point to.
+struct OptionsAndPiece {
+    headrace::Piece piece;
+    headrace::Options options;
+
+    explicit OptionsAndPiece(const headrace_options* c);
+    OptionsAndPiece(const OptionsAndPiece&) = delete;
+    OptionsAndPiece& operator=(const OptionsAndPiece&) = delete;
+};
+
 headrace::Options convert(const headrace_options& c) {
     headrace::Options options;
     if (c.has_scale != 0) options.scale = c.scale;
@@ -92,20 +113,30 @@ headrace::Options convert(const headrace_options& c) {
     return options;
 }
 
-headrace::Options convert(const headrace_options* c) { return c == nullptr ? headrace::Options() : convert(*c); }
+OptionsAndPiece::OptionsAndPiece(const headrace_options* c) {
+    if (c == nullptr) return;
+    options = convert(*c);
+    if (c->piece == nullptr) return;
+    piece = convert(*c->piece);
+    options.piece = &piece;
+}
 
 headrace::Workspace convert(const headrace_workspace* c) {
     return c == nullptr ? headrace::Workspace() : headrace::Workspace{c->data, c->bytes};
 }
 
-headrace::Call convert(const headrace_call& c) {
+// A call with what its options point to.
+struct OwnedCall {
+    OptionsAndPiece given;
     headrace::Call call;
-    call.op = static_cast<headrace::Operator>(c.op);
-    call.direction = static_cast<headrace::Direction>(c.direction);
-    call.in = convert(c.in), call.out = convert(c.out), call.d_out = convert(c.d_out), call.grads = convert(c.grads);
-    call.pool = convert(c.pool), call.options = convert(c.options);
-    return call;
-}
+
+    explicit OwnedCall(const headrace_call& c) : given(&c.options) {
+        call.op = static_cast<headrace::Operator>(c.op);
+        call.direction = static_cast<headrace::Direction>(c.direction);
+        call.in = convert(c.in), call.out = convert(c.out), call.d_out = convert(c.d_out), call.grads = convert(c.grads);
+        call.pool = convert(c.pool), call.options = given.options;
+    }
+};
 
 headrace::ConvolutionInputs convert(const headrace_convolution_inputs& c) {
     return {convert(c.x), convert(c.weight), convert(c.bias), convert(c.initial_state), convert(c.cu_seqlens)};
@@ -219,8 +250,8 @@ headrace_status headrace_forward(int32_t op, const headrace_inputs* in, const he
     return guarded(message, length, [&]() -> Status {
         if (in == nullptr) return null_pointer("in");
         if (out == nullptr) return null_pointer("out");
-        return headrace::forward(static_cast<headrace::Operator>(op), convert(*in), convert(*out), convert(options),
-                                 convert(workspace));
+        return headrace::forward(static_cast<headrace::Operator>(op), convert(*in), convert(*out),
+                                 OptionsAndPiece(options).options, convert(workspace));
     });
 }
 
@@ -232,9 +263,22 @@ headrace_status headrace_backward(int32_t op, const headrace_inputs* in, const h
         if (d_out == nullptr) return null_pointer("d_out");
         if (grads == nullptr) return null_pointer("grads");
         return headrace::backward(static_cast<headrace::Operator>(op), convert(*in), convert(*d_out), convert(*grads),
-                                  convert(options), convert(workspace));
+                                  OptionsAndPiece(options).options, convert(workspace));
     });
 }
+
+headrace_status headrace_backward_states(int32_t op, const headrace_inputs* in, const headrace_output_gradients* d_out,
+                                         const headrace_gradients* grads, const headrace_outputs* out,
+                                         const headrace_options* options, const headrace_workspace* workspace,
+                                         char* message, size_t length) {
+    return guarded(message, length, {{"in", in}, {"d_out", d_out}, {"grads", grads}, {"out", out}}, [&] {
+        return headrace::backward_states(static_cast<headrace::Operator>(op), convert(*in), convert(*d_out),
+                                         convert(*grads), convert(*out), OptionsAndPiece(options).options,
+                                         convert(workspace));
+    });
+}
+
+int64_t headrace_roundings_size(int64_t key_dim) { return headrace::roundings_size(key_dim); }
 
 headrace_status headrace_step(int32_t op, const headrace_inputs* in, const headrace_outputs* out,
                               const headrace_state_pool* pool, const headrace_options* options,
@@ -244,7 +288,7 @@ headrace_status headrace_step(int32_t op, const headrace_inputs* in, const headr
         if (out == nullptr) return null_pointer("out");
         if (pool == nullptr) return null_pointer("pool");
         return headrace::step(static_cast<headrace::Operator>(op), convert(*in), convert(*out), convert(*pool),
-                              convert(options), convert(workspace));
+                              OptionsAndPiece(options).options, convert(workspace));
     });
 }
 
@@ -252,7 +296,7 @@ headrace_status headrace_workspace_size(const headrace_call* call, size_t* bytes
     return guarded(message, length, [&]() -> Status {
         if (call == nullptr) return null_pointer("call");
         if (bytes == nullptr) return null_pointer("bytes");
-        return headrace::workspace_size(convert(*call), bytes);
+        return headrace::workspace_size(OwnedCall(*call).call, bytes);
     });
 }
 
@@ -263,7 +307,7 @@ headrace_status headrace_plan(const headrace_call* call, headrace_plan_entry* en
         if (count == nullptr) return null_pointer("count");
         if (entries == nullptr && capacity > 0) return null_pointer("entries");
         std::vector<headrace::PlanEntry> all;
-        if (Status status = headrace::plan(convert(*call), &all); !status.ok()) return status;
+        if (Status status = headrace::plan(OwnedCall(*call).call, &all); !status.ok()) return status;
         *count = all.size();
         for (std::size_t i = 0; i < std::min(capacity, all.size()); ++i) entries[i] = convert(all[i]);
         return {};
@@ -277,7 +321,7 @@ headrace_status headrace_explain(const headrace_call* call, char* text, size_t c
         if (size == nullptr) return null_pointer("size");
         if (text == nullptr && capacity > 0) return null_pointer("text");
         std::vector<headrace::Candidate> candidates;
-        if (Status status = headrace::explain(convert(*call), &candidates); !status.ok()) return status;
+        if (Status status = headrace::explain(OwnedCall(*call).call, &candidates); !status.ok()) return status;
         std::string lines;
         for (const headrace::Candidate& candidate : candidates) {
             const std::string reason = candidate.refusal + candidate.yields;
@@ -285,6 +329,15 @@ headrace_status headrace_explain(const headrace_call* call, char* text, size_t c
         }
         *size = copy_text(text, capacity, lines);
         return {};
+    });
+}
+
+headrace_status headrace_states_agree(const headrace_call* backward, int32_t* agree, char* message, size_t length) {
+    return guarded(message, length, {{"backward", backward}, {"agree", agree}}, [&] {
+        bool same = false;
+        const Status status = headrace::states_agree(OwnedCall(*backward).call, &same);
+        *agree = same ? 1 : 0;
+        return status;
     });
 }
 

@@ -334,6 +334,20 @@ TEST(Numerics, N7_TheSameBitsFromRunToRunAndForAnyNumberOfThreads) {
     }
 }
 
+// More threads than heads: two passes instead of one.
+TEST(Numerics, N7_TheChoiceOfThePassesChangesNoBit) {
+    for (const std::string& line : operators_and_gates("bwd")) {
+        for (const char* type : {" f32", " f64"}) {  // 16-bit: docs/numerics.md
+            std::map<std::string, std::map<std::string, Bytes>> by_isa;
+            for (const ProblemLine& forced : forced_lines(line + " t200 h8 k64 state=inout" + type, "_pass")) {
+                const std::map<std::string, Bytes> bits = run_and_read(forced);
+                const auto [first, is_first] = by_isa.emplace(forced.force.substr(0, forced.force.find('.')), bits);
+                if (!is_first) expect_same_bits(first->second, bits, format(forced));
+            }
+        }
+    }
+}
+
 // f16 holds 6e-8 to 65504; what is saved in it may be larger or smaller.
 TEST(Numerics, B7_StatesSavedInF16KeepTheirRange) {
     for (const double size : {1e6, 1e-7}) {

@@ -59,6 +59,58 @@ static void test_forward(void) {
     EXPECT(near(o[1], 0.5 * 3 * r1) && near(o[0], 0.5 * 2 * r2) && near(final[0], r2));
 }
 
+/* The two tokens in two calls: what the first leaves enters the second. */
+static void test_pieces(void) {
+    headrace_inputs in = make_inputs();
+    headrace_outputs out = make_outputs();
+    const int64_t one[4] = {1, 1, 1, 1}, one_gate[3] = {1, 1, 1}, numbers[3] = {1, 1, headrace_roundings_size(1)};
+    float known[64];
+    double between[1];
+    char message[128] = "";
+    EXPECT(numbers[2] == 32);
+    in.q = headrace_contiguous(q, HEADRACE_F64, 4, one), in.k = headrace_contiguous(k, HEADRACE_F64, 4, one);
+    in.v = headrace_contiguous(v, HEADRACE_F64, 4, one), in.g = headrace_contiguous(g, HEADRACE_F64, 3, one_gate);
+    out.o = headrace_contiguous(o, HEADRACE_F64, 4, one);
+    out.final_state = headrace_contiguous(between, HEADRACE_F64, 4, states);
+    headrace_piece piece;
+    memset(&piece, 0, sizeof piece);
+    piece.tokens = piece.longest = 2;
+    piece.final_roundings = headrace_contiguous(known, HEADRACE_F32, 3, numbers);
+    headrace_options options = headrace_options_default();
+    options.piece = &piece;
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, &in, &out, &options, NULL, NULL, 0) == HEADRACE_OK);
+
+    /* What a backward enters the second token with is the same state. */
+    double d_o[1] = {1}, d_q[1], recomputed[1];
+    headrace_output_gradients d_out;
+    headrace_gradients grads;
+    memset(&d_out, 0, sizeof d_out);
+    memset(&grads, 0, sizeof grads);
+    d_out.d_o = headrace_contiguous(d_o, HEADRACE_F64, 4, one);
+    grads.d_q = headrace_contiguous(d_q, HEADRACE_F64, 4, one);
+    out.final_state = headrace_contiguous(recomputed, HEADRACE_F64, 4, states);
+    piece.final_roundings.rank = 0;
+    EXPECT(headrace_backward_states(HEADRACE_SIMPLE_GLA, &in, &d_out, &grads, &out, &options, NULL, NULL, 0) == HEADRACE_OK);
+    EXPECT(near(recomputed[0], between[0]));
+    EXPECT(headrace_backward_states(HEADRACE_SIMPLE_GLA, &in, &d_out, &grads, NULL, &options, NULL, message,
+                                    sizeof message) == HEADRACE_INVALID_ARGUMENT);
+    EXPECT(strcmp(message, "out: expected a struct, got a null pointer") == 0);
+    headrace_call call;
+    memset(&call, 0, sizeof call);
+    call.op = HEADRACE_SIMPLE_GLA, call.direction = HEADRACE_BACKWARD;
+    call.in = in, call.d_out = d_out, call.grads = grads, call.options = options;
+    int32_t agree = -1;
+    EXPECT(headrace_states_agree(&call, &agree, NULL, 0) == HEADRACE_OK && (agree == 0 || agree == 1));
+
+    in.q.data = q + 1, in.k.data = k + 1, in.v.data = v + 1, in.g.data = g + 1, in.initial_state.data = between;
+    out = make_outputs();
+    out.o = headrace_contiguous(o + 1, HEADRACE_F64, 4, one);
+    piece.initial_roundings = headrace_contiguous(known, HEADRACE_F32, 3, numbers);
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, &in, &out, &options, NULL, NULL, 0) == HEADRACE_OK);
+    const double s1 = exp(-0.5) * 17 + 5 * 11, s2 = exp(-0.25) * s1 + 7 * 13;
+    EXPECT(near(between[0], s1) && near(o[0], 2 * s1) && near(o[1], 3 * s2) && near(final[0], s2));
+}
+
 /* Gradient of d_o . o with d_o = (1, 2); D_2 = q_2 2, D_1 = e^{g_2} D_2 + q_1 1. */
 static void test_backward(void) {
     const headrace_inputs in = make_inputs();
@@ -254,6 +306,7 @@ int main(void) {
     EXPECT(strcmp(headrace_version(), version) == 0);
     EXPECT(strcmp(headrace_operator_name(HEADRACE_KDA), "kda") == 0 && headrace_operator_name(8) == NULL);
     test_forward();
+    test_pieces();
     test_backward();
     test_step();
     test_errors();

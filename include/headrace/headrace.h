@@ -159,6 +159,20 @@ typedef struct headrace_state_pool {
                                             indices[n][num_accepted_tokens[n] - 1]; not given: from indices[n][0] */
 } headrace_state_pool;
 
+/* What a call on a piece of cut sequences knows of the undivided problem; begin with zeros. As headrace::Piece: with it,
+   and cut at multiples of 64 tokens from where a sequence begins to run, pieces give the bits of one call. */
+typedef struct headrace_piece {
+    int64_t tokens;    /* of all sequences of the undivided problem; 0: as in the call, like the next three */
+    int64_t longest;   /* of its longest sequence */
+    int64_t sequences;
+    int64_t heads;     /* query/key heads */
+    /* [N, HV, headrace_roundings_size(K)] F32, each optional: what is known about the roundings in a state */
+    headrace_tensor initial_roundings;   /* of initial_state */
+    headrace_tensor final_roundings;     /* of final_state, written */
+    headrace_tensor d_final_roundings;   /* of d_final_state */
+    headrace_tensor d_initial_roundings; /* of d_initial_state, written */
+} headrace_piece;
+
 /* Options of a call; begin with headrace_options_default(). */
 typedef struct headrace_options {
     int32_t has_scale;            /* 0: scale is K^(-1/2) */
@@ -176,6 +190,7 @@ typedef struct headrace_options {
                                      any case where few sums rest on them (docs/numerics.md) */
     int32_t threads;              /* 0: as many as OpenMP would use; 1 inside an OpenMP region */
     const char* force;            /* name of the implementation to use; NULL: the library's choice */
+    const headrace_piece* piece;  /* the call is a piece of a larger problem; NULL: it is not; not in step */
 } headrace_options;
 
 /* Memory that a call may use; bytes 0: the library allocates what it needs and frees it before returning. */
@@ -189,7 +204,7 @@ typedef struct headrace_call {
     int32_t op;        /* headrace_operator */
     int32_t direction; /* headrace_direction */
     headrace_inputs in;
-    headrace_outputs out;            /* forward, step */
+    headrace_outputs out;            /* forward, step; backward: its final_state makes it headrace_backward_states */
     headrace_output_gradients d_out; /* backward */
     headrace_gradients grads;        /* backward */
     headrace_state_pool pool;        /* step */
@@ -291,6 +306,15 @@ headrace_status headrace_backward(int32_t op, const headrace_inputs* in, const h
                                   const headrace_gradients* grads, const headrace_options* options,
                                   const headrace_workspace* workspace, char* message, size_t length);
 
+/* The state that leaves the tokens as headrace_backward of the same arguments recomputes it, in out->final_state. */
+headrace_status headrace_backward_states(int32_t op, const headrace_inputs* in, const headrace_output_gradients* d_out,
+                                         const headrace_gradients* grads, const headrace_outputs* out,
+                                         const headrace_options* options, const headrace_workspace* workspace,
+                                         char* message, size_t length);
+
+/* Numbers that describe the roundings in one state of key_dim channels. */
+int64_t headrace_roundings_size(int64_t key_dim);
+
 /* Forward for decoding: starts from the pool's rows and leaves the new states there. `options` and `workspace` may be
    NULL. */
 headrace_status headrace_step(int32_t op, const headrace_inputs* in, const headrace_outputs* out,
@@ -310,6 +334,10 @@ headrace_status headrace_plan(const headrace_call* call, headrace_plan_entry* en
    end marked by a zero, and sets *size to the bytes that the whole text needs. `text` may be NULL where capacity is 0. */
 headrace_status headrace_explain(const headrace_call* call, char* text, size_t capacity, size_t* size, char* message,
                                  size_t length);
+
+/* Sets *agree to 1 where the final state of headrace_forward on the inputs of a backward call is, bit for bit, what
+   headrace_backward_states of it computes, else to 0. */
+headrace_status headrace_states_agree(const headrace_call* backward, int32_t* agree, char* message, size_t length);
 
 /* SILU, eps 1e-5. */
 headrace_layer_options headrace_layer_options_default(void);

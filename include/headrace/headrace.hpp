@@ -24,7 +24,8 @@
 // hv / (HV/H)), K key size, V value size, N sequences (B, or len(cu_seqlens) - 1). Formulas: docs/math.md.
 //
 // Every function returns a Status and never throws, prints or exits. The library keeps no state between calls and may
-// be called from several threads at once. Results are the same bits for any number of threads.
+// be called from several threads at once. Results are the same bits for any number of threads; a backward in bf16 or
+// f16 for any up to its heads times sequences, and for any beyond (docs/numerics.md).
 #pragma once
 
 #include <cstddef>
@@ -113,6 +114,29 @@ enum class BetaForm {
     two_sigmoid,  // beta <- 2 sigmoid(beta), allows negative eigenvalues
 };
 
+// Where a caller cuts the sequences of a problem into pieces, a call for each: what a piece knows of the whole. Cut at
+// multiples of 64 tokens from where a sequence begins to run, and with all of this handed on, pieces give the bits of
+// one call; gradients of parameters are the sums of those of the pieces.
+//
+// Implementation, chunk and types are chosen as for the whole. The views hold what the kernels know about the roundings
+// in a state and in its gradient: numbers to hand on with them, zeros where a sequence begins (or, of d_, ends). Beside
+// them states and their gradients may have any floating dtype; what is handed on in f64 is exact.
+struct Piece {
+    // Of the undivided problem; 0: as the call's own
+    std::int64_t tokens = 0;         // of all sequences together
+    std::int64_t longest = 0;        // of the longest sequence
+    std::int64_t sequences = 0;
+    std::int64_t heads = 0;          // query/key heads
+    // [N, HV, roundings_size(K)], f32, each optional
+    TensorView initial_roundings;    // of initial_state
+    TensorView final_roundings;      // of final_state: written by forward and backward_states
+    TensorView d_final_roundings;    // backward: of d_final_state
+    TensorView d_initial_roundings;  // backward: of d_initial_state, written
+};
+
+// Numbers that describe the roundings in one state of K key channels.
+constexpr std::int64_t roundings_size(std::int64_t key_dim) { return (key_dim + 15) / 16 * 16 + 16; }
+
 struct Options {
     std::optional<double> scale;                // of q at the read-out; default K^(-1/2)
     bool reverse = false;                       // run each sequence from its last token to its first
@@ -127,6 +151,7 @@ struct Options {
                                                 // f32 in any case where few sums rest on them (docs/numerics.md)
     int threads = 0;                            // 0: as many as OpenMP would use; 1 inside an OpenMP region
     const char* force = nullptr;                // name of the implementation to use (see explain); overrides HEADRACE_FORCE
+    const Piece* piece = nullptr;               // the call is a piece of a larger problem; not in step
 };
 
 // Memory that a call may use. Not given (bytes 0): the library allocates what it needs and frees it before returning.
@@ -143,6 +168,12 @@ Status forward(Operator op, const Inputs& in, const Outputs& out, const Options&
 Status backward(Operator op, const Inputs& in, const OutputGradients& d_out, const Gradients& grads,
                 const Options& options = {}, Workspace workspace = {});
 
+// The state that leaves the tokens as backward() of the same arguments recomputes it, in out.final_state (out.o is not
+// read), with its roundings: what the next piece's backward() enters with where the bits of one call are wanted and
+// states_agree() says no. Costs a forward without outputs.
+Status backward_states(Operator op, const Inputs& in, const OutputGradients& d_out, const Gradients& grads,
+                       const Outputs& out, const Options& options = {}, Workspace workspace = {});
+
 // forward() for decoding: starts from the pool's rows and leaves the new states there. initial_state and final_state
 // must not be given. Usually T = 1; any T and cu_seqlens work.
 Status step(Operator op, const Inputs& in, const Outputs& out, const StatePool& pool, const Options& options = {},
@@ -154,7 +185,7 @@ struct Call {
     Operator op = Operator::linear_attention;
     Direction direction = Direction::forward;
     Inputs in;
-    Outputs out;             // forward, step
+    Outputs out;             // forward, step; backward: out.final_state makes it backward_states
     OutputGradients d_out;   // backward
     Gradients grads;         // backward
     StatePool pool;          // step
@@ -187,6 +218,10 @@ struct Candidate {
 // call; there is one if any accepts it (of those that would all yield, the first does not). An invalid call returns its
 // error.
 Status explain(const Call& call, std::vector<Candidate>* candidates);
+
+// Whether the final state of forward() on the inputs of a backward call is, bit for bit, what backward_states() of it
+// computes.
+Status states_agree(const Call& backward, bool* agree);
 
 // The names of all implementations compiled in, of every direction.
 std::vector<std::string> implementations();

@@ -10,6 +10,7 @@
 #include "headrace/headrace.h"
 #include "headrace/headrace.hpp"
 #include "layer_module.hpp"
+#include "piece_module.hpp"
 #include "request.hpp"
 #include "torch_calls.hpp"
 #include "xla_handlers.hpp"
@@ -136,6 +137,7 @@ NB_MODULE(_core, module) {
         "Handlers of XLA custom calls by name, for jax.ffi.register_ffi_target.");
     module.def("xla_layout", &xla_layout, "The layout of XLA's structures that the handlers were compiled for.");
     add_layer_functions(module);
+    add_piece_functions(module);
     add_torch_calls(module);
 }
 

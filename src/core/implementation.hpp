@@ -27,6 +27,8 @@ class Implementation {
     // Why a later implementation serves this problem better, though this one could; empty if none does. Not asked when
     // this one is forced.
     virtual std::string yields(const Problem&) const { return {}; }
+    // How it computes the states between tokens: those of two implementations with one text agree bit for bit.
+    virtual std::string states(const Problem&) const { return name(); }
     // Takes every block that run() will use.
     virtual void carve(const Problem& problem, Carver& carver) const = 0;
     // `carver` is fresh over a buffer of at least carve()'s size. Returns whether every value of g was acceptable (no NaN,

@@ -23,9 +23,11 @@ void take(const Call& call, Problem& problem) {
     problem.direction = call.direction;
     problem.in = call.in;
     problem.options = call.options;
+    if (call.options.piece != nullptr) problem.whole = *call.options.piece, problem.is_piece = true;
     if (call.direction == Direction::backward) {
         problem.d_out = call.d_out;
         problem.grads = call.grads;
+        problem.out.final_state = call.out.final_state;
     } else {
         problem.out = call.out;
         if (call.direction == Direction::step) problem.pool = call.pool;
@@ -67,6 +69,22 @@ bool check_sequences(Problem& problem, Fault& fault) {
     return true;
 }
 
+bool check_piece(Problem& problem, Fault& fault) {
+    if (problem.is_piece && problem.direction == Direction::step) return fault("piece: expected none, step does not take it");
+    std::int64_t tokens = 0, longest = 0;
+    for (const Sequence& s : problem.sequences) {
+        tokens += s.end - s.begin;
+        longest = std::max(longest, s.end - s.begin);
+    }
+    Piece& whole = problem.whole;
+    const auto resolve = [&](const char* name, std::int64_t& size, std::int64_t own) {
+        if (size == 0) size = own;
+        return size >= own || fault("piece.", name, ": expected at least ", own, " as in the call, got ", size);
+    };
+    return resolve("tokens", whole.tokens, tokens) && resolve("longest", whole.longest, longest) &&
+           resolve("sequences", whole.sequences, problem.N) && resolve("heads", whole.heads, problem.H);
+}
+
 Status make_problem(const Call& call, Contents contents, Problem* problem) {
     take(call, *problem);
     Fault fault;
@@ -74,7 +92,7 @@ Status make_problem(const Call& call, Contents contents, Problem* problem) {
     const bool good = check_each_view(views, contents, fault) && check_presence(*problem, fault) &&
                       check_dtypes(views, *problem, fault) && check_shapes(*problem, fault) &&
                       check_options(*problem, fault) && check_sequences(*problem, fault) &&
-                      check_aliasing(views, fault) && (contents == Contents::ignore || check_contents(*problem, fault));
+                      check_piece(*problem, fault) && check_aliasing(views, fault) && (contents == Contents::ignore || check_contents(*problem, fault));
     return good ? Status() : Status(Code::invalid_argument, fault.message());
 }
 

@@ -35,6 +35,8 @@ struct Problem {
     DType state_dtype{};     // of states saved for the backward
     int threads = 0;         // >= 1, resolved
     std::vector<Sequence> sequences;
+    Piece whole;             // what choices follow: sizes of the undivided problem, resolved; the views that are given
+    bool is_piece = false;
 
     Inputs in;
     Outputs out;
@@ -43,6 +45,11 @@ struct Problem {
     StatePool pool;
     Options options;
 };
+
+// A backward whose states alone are wanted: backward_states.
+inline bool wants_states(const Problem& problem) {
+    return problem.direction == Direction::backward && problem.out.final_state.given();
+}
 
 // Whether make_problem also reads tensor contents (gates, beta, pool indices), which explain and plan must not.
 enum class Contents { check, ignore };

@@ -123,6 +123,25 @@ bool check_bias(const Problem& problem, const Dim& value_heads, const Dim& key_d
                  "] with a channel gate, got ", shape_text(bias));
 }
 
+// Of a piece; those of gradients in a backward only, which takes no others' final ones but to hand states on.
+bool check_roundings(const Problem& problem, const Dim& sequences, const Dim& value_heads, Fault& fault) {
+    const Piece& piece = problem.whole;
+    const Dim numbers = {"R", "numbers", roundings_size(problem.K), "roundings_size(K)"};
+    const bool backward = problem.direction == Direction::backward;
+    const auto expect = [&](const char* name, const TensorView& view, const TensorView& state, const char* state_name) {
+        if (view.given() && !state.given()) return fault(name, ": expected none without ", state_name, ", got shape ", shape_text(view));
+        return expect_shape(name, view, {sequences, value_heads, numbers}, fault);
+    };
+    if (!backward && !(refuse("d_final_roundings", piece.d_final_roundings, "forward does not take it", fault) &&
+                       refuse("d_initial_roundings", piece.d_initial_roundings, "forward does not take it", fault))) {
+        return false;
+    }
+    return expect("initial_roundings", piece.initial_roundings, problem.in.initial_state, "initial_state") &&
+           expect("final_roundings", piece.final_roundings, problem.out.final_state, "final_state") &&
+           expect("d_final_roundings", piece.d_final_roundings, problem.d_out.d_final_state, "d_final_state") &&
+           expect("d_initial_roundings", piece.d_initial_roundings, problem.grads.d_initial_state, "d_initial_state");
+}
+
 bool check_pool(const Problem& problem, const Dim& sequences, const Dim& value_heads, const Dim& key_dim,
                 const Dim& value_dim, Fault& fault) {
     const StatePool& pool = problem.pool;
@@ -204,7 +223,7 @@ bool check_shapes(Problem& problem, Fault& fault) {
            expect_shape("d_final_state", problem.d_out.d_final_state, {N, HV, K, V}, fault) &&
            check_gradients(problem, fault) &&
            expect_shape("d_initial_state", problem.grads.d_initial_state, {N, HV, K, V}, fault) &&
-           check_pool(problem, N, HV, K, V, fault);
+           check_roundings(problem, N, HV, fault) && check_pool(problem, N, HV, K, V, fault);
 }
 
 }  // namespace headrace

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iterator>
 #include <string_view>
+#include <utility>
 
 #include "core/expectations.hpp"
 #include "core/validation.hpp"
@@ -10,7 +11,7 @@
 namespace headrace {
 namespace {
 
-constexpr std::size_t max_views = 30;  // of named_views
+constexpr std::size_t max_views = 34;  // of named_views
 
 bool is_float(DType dtype) {
     return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
@@ -105,6 +106,12 @@ std::vector<NamedView> named_views(const Problem& problem) {
     add("d_A_log", grads.d_A_log, Role::output);
     add("d_dt_bias", grads.d_dt_bias, Role::output);
     add("d_initial_state", grads.d_initial_state, Role::output);
+    if (problem.is_piece) {
+        add("initial_roundings", problem.whole.initial_roundings, Role::input);
+        add("final_roundings", problem.whole.final_roundings, Role::output);
+        add("d_final_roundings", problem.whole.d_final_roundings, Role::input);
+        add("d_initial_roundings", problem.whole.d_initial_roundings, Role::output);
+    }
     add("pool.states", problem.pool.states, Role::output);
     add("pool.indices", problem.pool.indices, Role::index);
     add("pool.num_accepted_tokens", problem.pool.num_accepted_tokens, Role::index);
@@ -133,16 +140,26 @@ bool check_dtypes(const std::vector<NamedView>& views, Problem& problem, Fault& 
         return false;
     }
     const TensorView &final_state = problem.out.final_state, &states = problem.pool.states;
-    if (final_state.given() && final_state.dtype != state) {
-        return fault("final_state: expected dtype ", name_of(state), " where q has ", name_of(problem.dtype), ", got ",
+    if (final_state.given() && final_state.dtype != state && !(problem.is_piece && final_state.dtype == DType::f64)) {
+        return fault("final_state: expected dtype ", name_of(state), problem.is_piece ? " or f64 where q has " : " where q has ", name_of(problem.dtype), ", got ",
                      name_of(final_state.dtype));
     }
     if (states.given() && states.dtype != state && (problem.wide || size_of(states.dtype) != 2)) {
         return fault("pool.states: expected dtype ", problem.wide ? "f64" : "f32, bf16 or f16", " where q has ",
                      name_of(problem.dtype), ", got ", name_of(states.dtype));
     }
+    const TensorView* const handed_on[] = {&problem.in.initial_state, &final_state, &problem.d_out.d_final_state,
+                                           &problem.grads.d_initial_state};
+    const Piece& piece = problem.whole;
+    for (const auto& [name, view] : {std::pair{"initial_roundings", &piece.initial_roundings},
+                                     {"final_roundings", &piece.final_roundings},
+                                     {"d_final_roundings", &piece.d_final_roundings},
+                                     {"d_initial_roundings", &piece.d_initial_roundings}}) {
+        if (view->given() && view->dtype != DType::f32) return fault(name, ": expected dtype f32, got ", name_of(view->dtype));
+    }
     for (const NamedView& named : views) {
-        if (named.role != Role::index && named.view->dtype == DType::f64 && !problem.wide) {
+        const bool exact = problem.is_piece && std::find(std::begin(handed_on), std::end(handed_on), named.view) != std::end(handed_on);
+        if (named.role != Role::index && named.view->dtype == DType::f64 && !problem.wide && !exact) {
             return fault(named.name, ": expected dtype f32, bf16 or f16 where q has ", name_of(problem.dtype),
                          ", got f64");
         }

@@ -64,6 +64,9 @@ bool check_options(Problem& problem, Fault& fault);
 // cu_seqlens, whose contents are read in either case; sets the list of sequences.
 bool check_sequences(Problem& problem, Fault& fault);
 
+// Sizes of the undivided problem; resolves those not given.
+bool check_piece(Problem& problem, Fault& fault);
+
 // Values of g: log decays, or numbers where it is a pre-activation.
 bool check_gate(const Problem& problem, Fault& fault);
 

@@ -32,7 +32,7 @@ class Questions(Case):
             self.assertIn(word, text)
 
     def test_explain(self):
-        problem = "kda:bwd t100 h2 k32 bf16"
+        problem = "kda:bwd t100 h2 k32 bf16 threads=2"
         answer = self.json("explain", *problem.split(), "--json")
         self.assertEqual(answer["problem"], problem)
         accepting = [row["name"] for row in answer["candidates"] if row["accepts"]]

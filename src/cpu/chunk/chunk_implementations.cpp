@@ -31,7 +31,7 @@ class ChunkImplementation : public IsaImplementation {
         }
         // Operands rounded to bf16 stay within the bars because long sums average the roundings.
         const int channels = problem.rule == Rule::delta ? 64 : 32;
-        if (isa_.bf16_only && (problem.K < channels || problem.V < 32 || longest(problem) < 32)) {
+        if (isa_.bf16_only && (problem.K < channels || problem.V < 32 || problem.whole.longest < 32)) {
             return "bf16 dot products need at least " + std::to_string(channels) +
                    " key channels, 32 value channels and 32 tokens, to average their roundings";
         }
@@ -44,9 +44,21 @@ class ChunkImplementation : public IsaImplementation {
         return machine_refusal(problem, machine);
     }
     std::string yields(const Problem& problem) const override {
-        return recurrent_form_is_faster(problem, longest(problem), isa_.bf16_only);
+        return recurrent_form_is_faster(problem, isa_.bf16_only);
     }
-    void carve(const Problem& problem, Carver& carver) const override { layout(problem, carver); }
+    void carve(const Problem& problem, Carver& carver) const override {
+        wants_states(problem) ? forward_layout(problem, carver) : layout(problem, carver);
+    }
+    bool run(const Problem& problem, Carver& carver) const override {
+        if (wants_states(problem)) return run_forward(problem, forward_layout(problem, carver));
+        const bool gates_accepted = compute(problem, layout(problem, carver));
+        report_states(problem);
+        return gates_accepted;
+    }
+    std::string states(const Problem& problem) const override {
+        const bool ends_early = reflections_may_add_up(problem);
+        return isa_.name + " chunks of " + std::to_string(chunk_of(problem, isa_.bf16_only)) + (ends_early ? ", then tokens" : "");
+    }
 
   protected:
     struct Layout {
@@ -64,7 +76,9 @@ class ChunkImplementation : public IsaImplementation {
         return g.d_g.given() || g.d_g_gamma.given() || g.d_A_log.given() || g.d_dt_bias.given();
     }
     // A gate's gradient is an inner product of states; that of few heads may cancel far below its terms.
-    static bool few_gate_sums(const Problem& problem) { return wants_gate_gradient(problem) && problem.N * problem.HV < 8; }
+    static bool few_gate_sums(const Problem& problem) {
+        return wants_gate_gradient(problem) && problem.whole.sequences * problem.whole.heads * problem.group < 8;
+    }
     static std::int64_t longest(const Problem& problem) {
         std::int64_t tokens = 0;
         for (const Sequence& s : problem.sequences) tokens = std::max(tokens, s.end - s.begin);
@@ -89,6 +103,32 @@ class ChunkImplementation : public IsaImplementation {
         const bool exact_adjoints = problem.rule == Rule::delta && !problem.wide;
         layout.args.adjoint_dtype = exact_adjoints ? DType::f32 : layout.args.state_dtype;
         return layout;
+    }
+
+    virtual bool compute(const Problem& problem, const Layout& l) const = 0;
+
+    // A forward: of a forward's outputs, or of the states alone that a backward recomputes.
+    Layout forward_layout(const Problem& problem, Carver& carver) const {
+        Layout l = ChunkImplementation::layout(problem, carver);
+        l.args.value_columns = chunk_value_columns(problem);
+        l.args.walk = value_heads_walked(problem, l.args.chunk);
+        l.scratch = take_scratch(carver, problem.threads, kernels(problem).forward_scratch(l.args));
+        l.rest = take_rest_scratch(problem, carver, l.args);
+        return l;
+    }
+    bool run_forward(const Problem& problem, const Layout& l) const {
+        const KernelArgs& args = l.args;
+        const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
+        const std::int64_t walks = problem.HV / args.walk;
+        parallel_for(problem.N * walks * blocks, problem.threads, [&](std::int64_t task, int thread) {
+            const int first = static_cast<int>(task % blocks) * args.value_columns;
+            const std::int64_t head = task / blocks % walks * args.walk, n = task / blocks / walks;
+            const int values = std::min(args.value_columns, args.V - first);
+            Unfinished rest[most_walked]{};
+            kernels(problem).forward(args, n, head, first, values, l.scratch.of(thread), rest);
+            for (int j = 0; j < args.walk; ++j) finish(args, n, head + j, first, values, rest[j], l.rest.of(thread));
+        }, {Shares::dynamic, rough_nanoseconds(problem)});
+        return *args.gate_refused == 0;
     }
 
     // Room for `count` chunk states (and the delta rule's residuals and erase scores) between the sweeps of a backward.
@@ -161,32 +201,9 @@ class ChunkForward : public ChunkImplementation {
   public:
     explicit ChunkForward(const Isa& isa) : ChunkImplementation(isa, "chunk", Direction::forward) {}
 
-    bool run(const Problem& problem, Carver& carver) const override {
-        const Layout l = layout(problem, carver);
-        const KernelArgs& args = l.args;
-        const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
-        const std::int64_t walks = problem.HV / args.walk;
-        parallel_for(problem.N * walks * blocks, problem.threads, [&](std::int64_t task, int thread) {
-            const int first = static_cast<int>(task % blocks) * args.value_columns;
-            const std::int64_t head = task / blocks % walks * args.walk, n = task / blocks / walks;
-            const int values = std::min(args.value_columns, args.V - first);
-            Unfinished rest[most_walked]{};
-            kernels(problem).forward(args, n, head, first, values, l.scratch.of(thread), rest);
-            for (int j = 0; j < args.walk; ++j) finish(args, n, head + j, first, values, rest[j], l.rest.of(thread));
-        }, {Shares::dynamic, rough_nanoseconds(problem)});
-        report_states(problem);
-        return *l.args.gate_refused == 0;
-    }
-
   protected:
-    Layout layout(const Problem& problem, Carver& carver) const override {
-        Layout l = ChunkImplementation::layout(problem, carver);
-        l.args.value_columns = chunk_value_columns(problem);
-        l.args.walk = value_heads_walked(problem, l.args.chunk);
-        l.scratch = take_scratch(carver, problem.threads, kernels(problem).forward_scratch(l.args));
-        l.rest = take_rest_scratch(problem, carver, l.args);
-        return l;
-    }
+    bool compute(const Problem& problem, const Layout& l) const override { return run_forward(problem, l); }
+    Layout layout(const Problem& problem, Carver& carver) const override { return forward_layout(problem, carver); }
 };
 
 // States forwards, then all gradients backwards, one query/key head at a time; a thread saves the states of one head.
@@ -195,12 +212,14 @@ class OnePass : public ChunkImplementation {
     explicit OnePass(const Isa& isa) : ChunkImplementation(isa, "chunk.one_pass", Direction::backward) {}
 
     std::string yields(const Problem& problem) const override {
-        if (problem.N * problem.H < problem.threads) return "fewer heads than threads: two passes share the chunks of a head";
+        if (problem.whole.sequences * problem.whole.heads < problem.threads) {
+            return "fewer heads than threads: two passes share the chunks of a head";
+        }
         return ChunkImplementation::yields(problem);
     }
 
-    bool run(const Problem& problem, Carver& carver) const override {
-        const Layout l = layout(problem, carver);
+  protected:
+    bool compute(const Problem& problem, const Layout& l) const override {
         const std::int64_t slot = chunks(longest(problem), l.args.chunk) * l.args.walk * problem.group;
         const std::int64_t walks = problem.H / l.args.walk;
         parallel_for(problem.N * walks, problem.threads, [&](std::int64_t task, int thread) {
@@ -208,11 +227,8 @@ class OnePass : public ChunkImplementation {
             kernels(problem).one_pass(l.args, n, head, thread * slot, l.scratch.of(thread));
         }, {Shares::dynamic, rough_nanoseconds(problem)});
         store_parameter_gradients(problem, l.args);
-        report_states(problem);
         return *l.args.gate_refused == 0;
     }
-
-  protected:
     Layout layout(const Problem& problem, Carver& carver) const override {
         Layout l = ChunkImplementation::layout(problem, carver);
         l.args.walk = key_heads_walked(problem, l.args.chunk);
@@ -233,11 +249,11 @@ class TwoPass : public ChunkImplementation {
   public:
     explicit TwoPass(const Isa& isa) : ChunkImplementation(isa, "chunk.two_pass", Direction::backward) {}
 
-    bool run(const Problem& problem, Carver& carver) const override {
-        const Layout l = layout(problem, carver);
+  protected:
+    bool compute(const Problem& problem, const Layout& l) const override {
         const std::int64_t H = problem.H;
         compute_all_states(problem, l, true);
-        // Parameter gradients are summed per sequence and head: with them, a task takes all chunks of one in order.
+        // Parameter gradients are summed per sequence and head: with them, a task takes all chunks of one, as one pass does.
         const bool sums = l.args.d_gamma != nullptr || l.args.d_rate != nullptr || l.args.d_bias != nullptr;
         const auto gradients = [&](std::int64_t n, std::int64_t head, std::int64_t chunk, int thread) {
             const std::int64_t first = l.first_chunk[n] * problem.HV + head * problem.group;
@@ -246,18 +262,15 @@ class TwoPass : public ChunkImplementation {
         parallel_for((sums ? problem.N : l.first_chunk[problem.N]) * H, problem.threads, [&](std::int64_t task, int thread) {
             const std::int64_t head = task % H, item = task / H;
             if (sums) {
-                for (std::int64_t c = 0; c < l.first_chunk[item + 1] - l.first_chunk[item]; ++c) gradients(item, head, c, thread);
+                for (std::int64_t c = l.first_chunk[item + 1] - l.first_chunk[item]; c-- > 0;) gradients(item, head, c, thread);
             } else {
                 const std::int64_t n = std::upper_bound(l.first_chunk, l.first_chunk + problem.N + 1, item) - l.first_chunk - 1;
                 gradients(n, head, item - l.first_chunk[n], thread);
             }
         }, {Shares::dynamic, rough_nanoseconds(problem)});
         store_parameter_gradients(problem, l.args);
-        report_states(problem);
         return *l.args.gate_refused == 0;
     }
-
-  protected:
     Layout layout(const Problem& problem, Carver& carver) const override {
         return layout_of_all_states(problem, carver, true);
     }
@@ -275,17 +288,14 @@ class TwoSweep : public ChunkImplementation {
         }
         return ChunkImplementation::refusal(problem, machine);
     }
-    bool run(const Problem& problem, Carver& carver) const override {
-        const Layout l = layout(problem, carver);
+  protected:
+    bool compute(const Problem& problem, const Layout& l) const override {
         const std::int64_t walks = problem.H / l.args.walk;
         parallel_for(problem.N * walks, problem.threads, [&](std::int64_t task, int thread) {
             kernels(problem).two_sweeps(l.args, task / walks, task % walks * l.args.walk, l.scratch.of(thread));
         }, {Shares::dynamic, rough_nanoseconds(problem)});
-        report_states(problem);
         return *l.args.gate_refused == 0;
     }
-
-  protected:
     Layout layout(const Problem& problem, Carver& carver) const override {
         Layout l = ChunkImplementation::layout(problem, carver);
         l.args.walk = key_heads_walked(problem, l.args.chunk);

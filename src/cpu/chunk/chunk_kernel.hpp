@@ -25,7 +25,6 @@ struct ChunkKernel {
 
     const KernelArgs& args;
     int key_columns, value_columns;
-    std::int64_t estimate_elements;
     TokenTiles<T> tokens;
     Ops ops;
     algorithms::ChunkInputs<Ops> in;
@@ -49,7 +48,6 @@ struct ChunkKernel {
         : args(arguments),
           key_columns(round_up(args.K, 16)),
           value_columns(round_up(use == forward_only ? args.value_columns : args.V, 16)),
-          estimate_elements(StateRoundings<T>::elements(key_columns)),
           tokens(args, arena, args.chunk, value_columns, GateType::per_channel ? Norm::in_rows : Norm::apart) {
         const int C = args.chunk;
         ops.undecayed_error = args.undecayed_error;
@@ -103,7 +101,7 @@ struct ChunkKernel {
         States all{arena.take<T>(elements)};
         if (A::pack == 2) all.right = arena.take<Unit>(elements / A::pack);
         if (A::pack == 2 && with_left) all.left = arena.take<Unit>(elements / A::pack);
-        if (Ops::mixed) all.roundings = arena.take<T>(static_cast<std::size_t>(count * estimate_elements));
+        if (Ops::mixed) all.roundings = arena.take<T>(static_cast<std::size_t>(count * args.roundings));
         return all;
     }
     State state_of(const States& all, std::int64_t j) const {
@@ -130,10 +128,18 @@ struct ChunkKernel {
     }
 
     T* roundings_of(const States& all, std::int64_t j) const {
-        return all.roundings == nullptr ? nullptr : all.roundings + j * estimate_elements;
+        return all.roundings == nullptr ? nullptr : all.roundings + j * args.roundings;
     }
-    void clear_roundings(const States& all, std::int64_t count) const {
-        for (std::int64_t i = 0; all.roundings != nullptr && i < count * estimate_elements; ++i) all.roundings[i] = 0;
+    // Of `count` value heads from `head` on.
+    void enter_roundings(const States& all, const Strided& numbers, std::int64_t n, std::int64_t head, std::int64_t count) const {
+        for (std::int64_t j = 0; all.roundings != nullptr && j < count; ++j) {
+            load_roundings(roundings_of(all, j), numbers, n, head + j, args.roundings);
+        }
+    }
+    void leave_roundings(const States& all, const Strided& numbers, std::int64_t n, std::int64_t head, std::int64_t count) const {
+        for (std::int64_t j = 0; numbers.given && j < count; ++j) {
+            store_roundings(numbers, roundings_of(all, j), n, head + j, args.roundings);
+        }
     }
     void load_chunk(const ChunkRange& range, std::int64_t head, int first_value, int values, T* estimate, bool scores = true) {
         tokens.load_head(range, head, first_value, values);
@@ -163,11 +169,10 @@ struct ChunkKernel {
         const std::int64_t heads = args.walk;
         for (std::int64_t j = 0; j < heads; ++j) {
             enter_state(walking_state(j), args.initial_state, n, head + j, first, count);
-            if (args.ends_early) reflections[j].begin();
-            if (args.ends_early) rest[j] = {};
+            if (args.ends_early) rest[j] = reflections[j].begin(args, n, head + j, walking_state(j).tile);
         }
         const auto ended = [&](std::int64_t j) { return args.ends_early && rest[j].state != nullptr; };
-        clear_roundings(states, heads);
+        enter_roundings(states, args.initial_roundings, n, head, heads);
         for (std::int64_t chunk = 0; chunk < chunks(n); ++chunk) {
             const ChunkRange range = range_of(n, chunk);
             bool keys_loaded = false;
@@ -180,12 +185,14 @@ struct ChunkKernel {
                 prefetch_next_head(n, chunk, head, j, heads, first, count, true);
                 algorithms::chunk_forward<delta>(ops, in, forward_tiles, walking_state(j), walking_state(j), o);
                 store_tokens(args.o, o, range, head + j, first, count);
-                if (!args.ends_early || chunk + 1 == chunks(n)) continue;
+                const bool last = chunk + 1 == chunks(n);
+                if (!args.ends_early || (last && !args.final_roundings.given)) continue;
                 reflections[j].count(tokens, range.length);
-                const Tile state = walking_state(j).tile;
-                if (reflections[j].too_many()) rest[j] = {range.first + range.length, reinterpret_cast<const char*>(state.data), state.row};
+                if (!last && reflections[j].must_leave(range)) rest[j] = left_at(range, walking_state(j).tile);
             }
         }
+        if (first == 0 && !args.ends_early) leave_roundings(states, args.final_roundings, n, head, heads);
+        for (std::int64_t j = 0; j < heads && first == 0 && args.ends_early; ++j) reflections[j].end(args, n, head + j);
         for (std::int64_t j = 0; j < heads; ++j) {
             if (!ended(j)) store_state(args.final_state, walking_state(j).tile, n, head + j, args.K, first, count);
         }
@@ -213,7 +220,7 @@ struct ChunkKernel {
             if (saved_as_operand()) state.packed.left_row = value_columns / A::pack;
             return state;
         };
-        clear_roundings(states, heads);
+        enter_roundings(states, args.initial_roundings, n, head, heads);
         for (std::int64_t j = 0; j < heads && chunks(n) > 0; ++j) {
             enter_state(place(0, j), args.initial_state, n, head + j, 0, args.V);
         }
@@ -251,9 +258,10 @@ struct ChunkKernel {
         for (std::int64_t j = 0; j < heads(); ++j) {
             enter_state(adjoint_state(j), entering, n, key_head * args.group + j, 0, args.V);
         }
-        clear_roundings(adjoints, heads());
+        enter_roundings(adjoints, args.d_final_roundings, n, key_head * args.group, heads());
     }
     void end_heads(std::int64_t n, std::int64_t key_head) {
+        leave_roundings(adjoints, args.d_initial_roundings, n, key_head * args.group, heads());
         for (std::int64_t j = 0; j < heads(); ++j) {
             store_state(args.d_initial_state, adjoint_state(j).tile, n, key_head * args.group + j, args.K, 0, args.V);
         }
@@ -283,7 +291,7 @@ struct ChunkKernel {
     // Additive rule: d_q in a sweep forwards, then d_k, d_v in a sweep backwards; no state is ever saved.
     void two_sweeps(std::int64_t n, std::int64_t key_head) {
         if (args.d_q.given) {
-            begin_heads(n, key_head, args.initial_state);
+            begin_heads(n, key_head, args.initial_state);  // the additive rule has no estimates
             for (std::int64_t chunk = 0; chunk < chunks(n); ++chunk) walk(n, key_head, chunk, 1, SavedSlot{}, Pass::queries);
         }
         begin_heads(n, key_head, args.d_final_state);

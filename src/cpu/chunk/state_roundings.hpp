@@ -22,9 +22,8 @@ struct StateRoundings {
     bool fine = false;      // the chunk begun last reads in fp32 what its writes follow from
     bool reflects = false;  // some token of it has beta k.e > 1
 
-    // Of an estimate: the errors in each channel [K], then what a chunk like the last would add, and whether that chunk's
-    // gradients were refined (GradientRoundings), as those of the next one may have to be.
-    static std::int64_t elements(int key_columns) { return key_columns + 16; }
+    // Of an estimate (KernelArgs::roundings numbers): the errors in each channel [K], then what a chunk like the last would add,
+    // and whether that chunk's gradients were refined (GradientRoundings), as those of the next one may have to be.
     static T& refined(T* estimate, int key_columns) { return estimate[key_columns + 1]; }
 
     void carve(Arena& arena, int chunk, int key_columns) {

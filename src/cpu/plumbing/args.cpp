@@ -134,6 +134,12 @@ KernelArgs make_args(const Problem& problem, Carver& carver) {
     take(args.d_gv, grads.d_gv);
     take(args.d_beta, grads.d_beta);
     take(args.d_initial_state, grads.d_initial_state);
+    args.piece = problem.is_piece;
+    args.roundings = static_cast<int>(roundings_size(problem.K));
+    take(args.initial_roundings, problem.whole.initial_roundings);
+    take(args.final_roundings, problem.whole.final_roundings);
+    take(args.d_final_roundings, problem.whole.d_final_roundings);
+    take(args.d_initial_roundings, problem.whole.d_initial_roundings);
     const std::int64_t heads = problem.N * problem.HV;
     args.d_gamma = take_sums(carver, "d_g_gamma sums", grads.d_g_gamma.given(), heads);
     args.d_rate = take_sums(carver, "d_A_log sums", grads.d_A_log.given(), heads);

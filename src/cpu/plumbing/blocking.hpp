@@ -74,12 +74,12 @@ inline bool reflections_may_add_up(const Problem& problem) {
     return problem.rule == Rule::delta && problem.dtype == DType::f32 && problem.direction == Direction::forward;
 }
 
-inline std::string recurrent_form_is_faster(const Problem& problem, std::int64_t tokens, bool bf16_products) {
+inline std::string recurrent_form_is_faster(const Problem& problem, bool bf16_products) {
     if (problem.direction == Direction::forward && bf16_products) return {};
     const std::int64_t state = problem.rule == Rule::delta ? small_delta_state : small_state;
     const bool small = problem.direction == Direction::forward && problem.K * problem.V * 4 <= state;
     const std::int64_t border = problem.direction == Direction::backward ? backward_tokens : small ? small_state_tokens : forward_tokens;
-    if (tokens > border) return {};
+    if (problem.whole.longest > border) return {};
     const std::string states = small ? " with states of up to " + std::to_string(state >> 10) + " KiB" : std::string();
     return "sequences of up to " + std::to_string(border) + " tokens" + states + ": the recurrent form is faster";
 }
@@ -88,10 +88,8 @@ inline std::string recurrent_form_is_faster(const Problem& problem, std::int64_t
 // with one token of one head 17 missed a relative 1e-5, with two tokens 4, with four 1, with eight none. Value heads of a
 // group share their q.k: they are no further sums.
 inline bool rests_on_few_sums(const Problem& problem) {
-    std::int64_t tokens = 0;
-    for (const Sequence& s : problem.sequences) tokens += s.end - s.begin;
-    const std::int64_t few = problem.direction == Direction::backward ? 8 : 2;
-    return !problem.wide && tokens > 0 && tokens * problem.H < few;
+    const std::int64_t few = problem.direction == Direction::backward ? 8 : 2, tokens = problem.whole.tokens;
+    return !problem.wide && tokens > 0 && tokens * problem.whole.heads < few;
 }
 
 // About what a call takes on one thread: the state of each token and head at 8 elements in a nanosecond; the chunk form takes half.

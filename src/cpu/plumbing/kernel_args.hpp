@@ -24,8 +24,11 @@ struct TokenRange {
 // So many tokens of the delta rule may leave roundings in a state in fp32 (cpu/tiles/reflections.hpp).
 constexpr int most_reflections = 512;
 
+// A sequence may be cut at multiples of so many tokens without changing a bit: nothing but the state passes them.
+constexpr int cut_tokens = 64;
+
 // Where a forward in fp32 ended because it had left so many: the tokens done, and the state they left, [K, values
-// of the block] in rows of `row` floats. Without a state: it went to the end.
+// of the block] in rows of `row` floats; no tokens: it did not begin. Without a state: it went to the end.
 struct Unfinished {
     std::int64_t tokens;
     const char* state;
@@ -53,6 +56,9 @@ struct KernelArgs {
     Fetching fetching;
     int shares;               // threads that take states one after the other, each its own
     bool ends_early;          // a forward in fp32 may leave its last tokens to kernels in double (Unfinished)
+    int roundings;            // roundings_size(K)
+    bool piece;               // the call's sequences may be parts of longer ones
+    bool by_tokens;           // recurrent forward: token by token, as its backward recomputes states
 
     const double* gamma;      // [HV], or null
     const double* gate_rate;  // [HV] e^{A_log}, or null
@@ -62,6 +68,7 @@ struct KernelArgs {
     std::int32_t* gate_refused; // set to 1 by the kernel that meets a NaN or a forbidden positive value in g
 
     Strided q, k, p, v, g, gv, beta, o, initial_state, final_state;
+    Strided initial_roundings, final_roundings, d_final_roundings, d_initial_roundings;  // [N,HV,roundings_size(K)] of a piece
     Strided d_o, d_final_state, d_q, d_k, d_p, d_v, d_g, d_gv, d_beta, d_initial_state;
     bool gate_gradient;        // d_g or any sum below is wanted
     double *d_gamma, *d_rate, *d_bias;  // [N,HV], [N,HV], [N,HV] or [N,HV,K]: one sum per sequence and head, or null

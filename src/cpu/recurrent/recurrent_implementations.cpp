@@ -21,8 +21,19 @@ class Recurrent : public IsaImplementation {
     }
     void carve(const Problem& problem, Carver& carver) const override { layout(problem, carver); }
 
+    // A forward takes pairs of tokens unless it has value gates; a backward takes tokens one by one.
+    std::string states(const Problem& problem) const override {
+        const bool backward = problem.direction == Direction::backward, ends_early = reflections_may_add_up(problem);
+        return isa_.name + (backward || problem.value_gate ? " tokens" : " pairs") +
+               (is_double(problem) ? " in double" : ends_early ? " in float, then in double" : " in float");
+    }
+
     bool run(const Problem& problem, Carver& carver) const override {
         const Layout l = layout(problem, carver);
+        if (wants_states(problem)) {
+            run_forward(problem, l);
+            return *l.args.gate_refused == 0;
+        }
         if (problem.direction == Direction::backward) {
             const std::int64_t slot = segments(problem) * problem.group;
             parallel_for(problem.N * problem.H, problem.threads, [&](std::int64_t task, int thread) {
@@ -42,13 +53,15 @@ class Recurrent : public IsaImplementation {
         KernelArgs args;
         Scratch scratch, rest;
     };
-    const RecurrentKernels& kernels(const Problem& problem) const {
+    static bool is_double(const Problem& problem) {
         // With few key channels every token of the delta rule erases much of a state's gradient through a difference: with
         // one channel all that is left is its product with a - beta k p; with two, one of 7,500 gradients of initial
         // states was off by 1.7e-5.
         const bool erases_much = problem.rule == Rule::delta && problem.K < fewest_delta_channels;
-        const bool in_double = problem.direction == Direction::backward && (rests_on_few_sums(problem) || erases_much);
-        return isa_.kernels().recurrent[problem.wide || in_double][problem.rule == Rule::delta];
+        return problem.wide || (problem.direction == Direction::backward && (rests_on_few_sums(problem) || erases_much));
+    }
+    const RecurrentKernels& kernels(const Problem& problem) const {
+        return isa_.kernels().recurrent[is_double(problem)][problem.rule == Rule::delta];
     }
     void run_forward(const Problem& problem, const Layout& l) const {
         const KernelArgs& args = l.args;
@@ -89,6 +102,7 @@ class Recurrent : public IsaImplementation {
     Layout forward_layout(const Problem& problem, Carver& carver) const {
         Layout l{make_args(problem, carver), {}, {}};
         l.args.value_columns = recurrent_value_columns(problem);
+        l.args.by_tokens = wants_states(problem);
         l.args.fetching = fetching_of(problem);
         l.args.shares = problem.threads;
         l.scratch = take_scratch(carver, problem.threads, kernels(problem).forward_scratch(l.args));
@@ -96,7 +110,7 @@ class Recurrent : public IsaImplementation {
         return l;
     }
     Layout layout(const Problem& problem, Carver& carver) const {
-        if (problem.direction != Direction::backward) return forward_layout(problem, carver);
+        if (problem.direction != Direction::backward || wants_states(problem)) return forward_layout(problem, carver);
         Layout l{make_args(problem, carver), {}, {}};
         const auto state = static_cast<std::int64_t>(kernels(problem).state_bytes(l.args) / 4);
         const std::int64_t slots = std::min<std::int64_t>(problem.threads, std::max<std::int64_t>(1, problem.N * problem.H));

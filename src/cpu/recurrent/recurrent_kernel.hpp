@@ -47,14 +47,9 @@ struct RecurrentKernel {
         S = arena.tile<T>(key_columns, value_columns);
         if (use == forward_only && args.ends_early) carried = arena.tile<T>(key_columns, value_columns);
         o = values();
-        value_decay = values();
-        value_whole = values();
-        value_part = values();
-        value_beta = values();
-        value_slope = values();
-        for (T** vector : {&decay, &decay_whole, &decay_part, &unit_q, &unit_k, &unit_e, &spare.decayed_q, &spare.decayed_e, &spare.read, &spare.error, &spare.d}) {
-            *vector = row();
-        }
+        for (Tile* tile : {&value_decay, &value_whole, &value_part, &value_beta, &value_slope}) *tile = values();
+        for (T** vector : {&decay, &decay_whole, &decay_part, &unit_q, &unit_k, &unit_e}) *vector = row();
+        for (T** vector : {&spare.decayed_q, &spare.decayed_e, &spare.read, &spare.error, &spare.d}) *vector = row();
         if (use == forward_only) return;
         d_o = o;
         for (Tile* tile : {&d_q, &d_k, &d_e, &d_decay, &d_q_sum, &d_k_sum, &d_e_sum}) *tile = keys();
@@ -150,12 +145,12 @@ struct RecurrentKernel {
     void forward(std::int64_t n, std::int64_t head, int first, int count, Unfinished* rest) {
         const std::int64_t from = args.state_in != nullptr ? args.state_in[n] : n;
         ops.values = value_columns = round_up(count, 16);
-        reflections.begin();
-        if (args.ends_early) *rest = {};
+        if (args.ends_early) *rest = reflections.begin(args, n, head, S);
+        if (args.ends_early && rest->state != nullptr) return end_roundings(n, head, first);
         if (from < 0) return clear_outputs(n, head, first, count);
         const std::int64_t length = args.sequences[n].end - args.sequences[n].begin;
-        const bool alone = length < 2 && (length == 0 || args.initial_state.given);
-        if (!alone && args.per_token_rows == 0 && !args.gv.given) return forward_in_pairs(n, from, head, first, count, rest);
+        const bool alone = length < 2 && (length == 0 || (args.initial_state.given && !args.piece));
+        if (!alone && args.per_token_rows == 0 && !args.gv.given && !args.by_tokens) return forward_in_pairs(n, from, head, first, count, rest);
         const std::int64_t last = args.state_out != nullptr && args.per_token_rows == 0 ? args.state_out[n] : n;
         const bool read_there = is_tile(args.initial_state, count), load_here = args.initial_state.given && !read_there;
         const bool left_there = !load_here && args.per_token_rows == 0 && last >= 0 && is_tile(args.final_state, count);
@@ -178,10 +173,15 @@ struct RecurrentKernel {
                 if (args.per_token_rows > 0) store_final(n * args.per_token_rows + range.token(i) - range.begin, head, first, count);
             }
             store_tokens(args.o, o, range, head, first, count);
-            if (!args.ends_early || part + 1 == segments(n)) continue;
+            if (!args.ends_early || (part + 1 == segments(n) && !args.final_roundings.given)) continue;
             count_reflections(range, head);
-            if (reflections.too_many()) return leave(rest, range, state);
+            if (part + 1 < segments(n) && reflections.must_leave(range)) {
+                *rest = left_at(range, state);
+                break;
+            }
         }
+        end_roundings(n, head, first);
+        if (args.ends_early && rest->state != nullptr) return;
         if (args.per_token_rows == 0 && state == S) store_final(n, head, first, count);
     }
     // What this thread reads after this state, if it takes its share of them one after the other (Shares::fixed).
@@ -211,18 +211,20 @@ struct RecurrentKernel {
         });
         const bool v_there = is_tile(args.v, count), o_there = is_tile(args.o, count) && !args.o.stream;
         pairs.start();
-        for (std::int64_t index = 0; index < segments(n); ++index) {
+        for (std::int64_t index = 0; index < segments(n) && !ends_here; ++index) {
             ChunkRange range = range_of(n, index);
             range.rows = round_up(range.length, 2);
             tokens.load_keys(range, head / args.group);
             const bool last_segment = index + 1 == segments(n);
             load_head(range, head, first, count, !v_there);
-            if (args.ends_early && !last_segment) {
+            if (args.ends_early && (!last_segment || args.final_roundings.given)) {
                 count_reflections(range, head);
-                ends_here = reflections.too_many();
+                ends_here = !last_segment && reflections.must_leave(range);
                 if (args.elementwise_beta) load_value_beta(range, head, first, count);
             }
-            const bool final = ends_here || (last_segment && wanted);
+            // Decays that a state lacks do not pass where it may be cut.
+            const bool border = !last_segment && (range.first + range.length) % cut_tokens == 0;
+            const bool final = border || (last_segment && wanted);
             pairs.prepare(range.length, final ? Leaving::final : last_segment ? Leaving::nothing : Leaving::kept);
             for (int i = 0; i < range.rows; ++i) {
                 algorithms::TokenPair<T>& pair = pairs.pairs[i / 2];
@@ -235,17 +237,19 @@ struct RecurrentKernel {
             if (!last_segment) prefetch(range_of(n, index + 1), head, first, count);
             const bool zero = index == 0 && !args.initial_state.given;
             for_blocks([&](int j, auto width) {
-                const Tile left = ends_here    ? carried.from(0, j)
-                                  : left_there ? tile_of(args.final_state, last, head, first + j)
-                                               : block<width>(j);
+                const Tile left = ends_here                    ? carried.from(0, j)
+                                  : last_segment && left_there ? tile_of(args.final_state, last, head, first + j)
+                                                               : block<width>(j);
                 const bool arriving = index == 0 && read_there;
                 const Tile entering = arriving ? tile_of(args.initial_state, from, head, first + j) : block<width>(j);
                 const PairColumns<T, width> columns{block<width>(j).data, zero, entering, left, args.K, j, pairs.ending, ahead};
                 algorithms::pairs_forward<delta>(columns, pairs.pairs, range.rows / 2);
             });
             if (!o_there) store_tokens(args.o, o, range, head, first, count);
-            if (ends_here) return leave(rest, range, carried);
+            if (ends_here) *rest = left_at(range, carried);
         }
+        end_roundings(n, head, first);
+        if (ends_here) return;
         for_blocks([&](int j, auto width) {
             for (int c = 0; c < args.K && wanted && !left_there; ++c) {
                 store_row<T>(element_at(args.final_state, last, head, c, first + j), args.final_state.dtype, args.final_state.stride[3],
@@ -253,8 +257,8 @@ struct RecurrentKernel {
             }
         });
     }
-    static void leave(Unfinished* rest, const ChunkRange& done, Tile state) {
-        *rest = {done.first + done.length, reinterpret_cast<const char*>(state.data), state.row};
+    void end_roundings(std::int64_t n, std::int64_t head, int first) const {
+        if (first == 0) reflections.end(args, n, head);
     }
     void prefetch(const ChunkRange& range, std::int64_t head, int first, int count) {
         int blocks = 0;

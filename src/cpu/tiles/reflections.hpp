@@ -12,13 +12,28 @@ namespace headrace::cpu::inline HEADRACE_ISA {
 // do not point where k does (Comba) make it take less than nothing: states that grow so may shrink again, and leave their
 // roundings behind.
 template <class T>
+Unfinished left_at(const ChunkRange& done, Tile<T> state) {
+    return {done.first + done.length, reinterpret_cast<const char*>(state.data), state.row};
+}
+
+template <class T>
 struct Reflections {
     static constexpr T growing = 256;  // reflections for each share that a token adds to the squares of a state
 
     T held = 0;
 
-    void begin() { held = 0; }
-    // Final states are off by at most 0.55 of their bar after so many, by 1.6 after 4096 (16 channels, no gates).
+    // What is left of a sequence whose state, which stands in the tile, may hold too many already.
+    Unfinished begin(const KernelArgs& args, std::int64_t n, std::int64_t head, Tile<T> state) {
+        load_roundings(&held, at_count(args, args.initial_roundings), n, head, 1);
+        return too_many() ? Unfinished{0, reinterpret_cast<const char*>(state.data), state.row} : Unfinished{};
+    }
+    void end(const KernelArgs& args, std::int64_t n, std::int64_t head) const {
+        store_roundings(args.final_roundings, static_cast<const T*>(nullptr), n, head, args.roundings);
+        store_roundings(at_count(args, args.final_roundings), &held, n, head, 1);
+    }
+    // After the tokens of the range. Final states are off by at most 0.55 of their bar after so many, by 1.6 after 4096
+    // (16 channels, no gates).
+    bool must_leave(const ChunkRange& range) const { return too_many() && (range.first + range.length) % cut_tokens == 0; }
     bool too_many() const { return held > T(most_reflections); }
 
     // The tokens in the tiles, a multiple of 16. With a beta per value channel, tokens.beta holds each token's largest.
@@ -39,6 +54,11 @@ struct Reflections {
     }
 
   private:
+    // Behind the numbers of StateRoundings, which a forward in bf16 has instead.
+    static Strided at_count(const KernelArgs& args, Strided numbers) {
+        if (numbers.given) numbers.data += (args.roundings - 1) * numbers.stride[2] * 4;
+        return numbers;
+    }
     // |k|^2, |e|^2 and k.e of each token
     struct Products {
         bool one_key;

@@ -229,6 +229,22 @@ void store_state(const Strided& tensor, Tile<T> values, std::int64_t n, std::int
     }
 }
 
+// The first `count` numbers that describe the roundings in state (n, head); zeros where the tensor is absent.
+template <class T>
+void load_roundings(T* dst, const Strided& tensor, std::int64_t n, std::int64_t head, int count) {
+    for (int i = 0; i < count; ++i) {
+        dst[i] = tensor.given ? static_cast<T>(load_element(element_at(tensor, n, head, i), tensor.dtype, 0)) : T(0);
+    }
+}
+
+// Without values: zeros.
+template <class T>
+void store_roundings(const Strided& tensor, const T* values, std::int64_t n, std::int64_t head, int count) {
+    for (int i = 0; i < count && tensor.given; ++i) {
+        store_element(element_at(tensor, n, head, i), tensor.dtype, 0, values != nullptr ? static_cast<double>(values[i]) : 0.0);
+    }
+}
+
 // ---- preparations inside the operator ----
 
 // r_i = (sum_c x_ic^2 + 1e-6)^(-1/2)

@@ -1,0 +1,296 @@
+// Options::piece: sequences cut at multiples of 64 tokens give, piece by piece, the bits of one call.
+#include <algorithm>
+#include <memory>
+
+#include "behaviours.hpp"
+
+namespace headrace::test {
+namespace {
+
+using harness::Tensor;
+using Cuts = std::vector<std::int64_t>;
+
+const char* const parameter_gradients[] = {"d_g_gamma", "d_A_log", "d_dt_bias"};
+
+// A call cut along its tokens. Pieces run one after the other, each with all sequences, those without tokens in it empty.
+class Pieces {
+  public:
+    Pieces(CallTensors& made, const Cuts& cuts) : made_(made), whole_(made.call), borders_{0} {
+        const TensorView& q = whole_.in.q;
+        borders_.insert(borders_.end(), cuts.begin(), cuts.end());
+        borders_.push_back(q.shape[1]);
+        if (whole_.in.cu_seqlens.given()) offsets_ = made.tensors.at("cu_seqlens").integers();
+        sizes_.tokens = q.shape[0] * q.shape[1];
+        sizes_.longest = q.shape[1];
+        sizes_.sequences = offsets_.empty() ? q.shape[0] : static_cast<std::int64_t>(offsets_.size()) - 1;
+        sizes_.heads = q.shape[2];
+        for (std::size_t n = 0; n + 1 < offsets_.size(); ++n) {
+            sizes_.longest = n == 0 ? offsets_[1] : std::max(sizes_.longest, offsets_[n + 1] - offsets_[n]);
+        }
+    }
+
+    // In the order of the tokens as they run.
+    void run_forward() {
+        Handed handed = whole_.in.initial_state.given() ? Handed{whole_.in.initial_state, {}} : Handed{};
+        for (std::size_t i = 0; i < count(); ++i) {
+            const bool last = i + 1 == count();
+            Handed next = last ? Handed{whole_.out.final_state, {}} : take_state();
+            enter(piece(i), handed);
+            call_.out.final_state = next.state;
+            sizes_.final_roundings = next.roundings;
+            finish(forward(call_.op, call_.in, call_.out, call_.options));
+            handed = next;
+        }
+    }
+
+    // States first, as far as a backward recomputes them in its own way; then gradients from the last piece on.
+    void run_backward() {
+        std::vector<Handed> entering = {whole_.in.initial_state.given() ? Handed{whole_.in.initial_state, {}} : Handed{}};
+        for (std::size_t i = 0; i + 1 < count(); ++i) {
+            entering.push_back(take_state());
+            enter(piece(i), entering[i]);
+            set_gradients({}, {});
+            sizes_.final_roundings = entering[i + 1].roundings;
+            const Outputs out = {{}, entering[i + 1].state};
+            finish(backward_states(call_.op, call_.in, call_.d_out, call_.grads, out, call_.options));
+        }
+        std::map<std::string, std::vector<double>> sums;
+        Handed handed = {whole_.d_out.d_final_state, {}};
+        for (std::size_t i = count(); i-- > 0;) {
+            Handed next = i == 0 ? Handed{whole_.grads.d_initial_state, {}} : take_state();
+            enter(piece(i), entering[i]);
+            set_gradients(handed, next);
+            finish(backward(call_.op, call_.in, call_.d_out, call_.grads, call_.options));
+            add_parameters(sums);
+            handed = next;
+        }
+        for (const auto& [name, values] : sums) {
+            for (std::size_t j = 0; j < values.size(); ++j) made_.tensors.at(name).set(static_cast<std::int64_t>(j), values[j]);
+        }
+    }
+
+  private:
+    struct Handed {
+        TensorView state, roundings;
+    };
+
+    std::size_t count() const { return borders_.size() - 1; }
+    // Exact in any case: f64.
+    Handed take_state() {
+        const TensorView &k = whole_.in.k, &v = whole_.in.v;
+        const std::vector<std::int64_t> shape = {sizes_.sequences, v.shape[2], k.shape[3], v.shape[3]};
+        tensors_.push_back(std::make_unique<Tensor>(DType::f64, shape));
+        const TensorView state = tensors_.back()->view();
+        tensors_.push_back(std::make_unique<Tensor>(DType::f32, std::vector<std::int64_t>{shape[0], shape[1], roundings_size(shape[2])}));
+        return {state, tensors_.back()->view()};
+    }
+    // Borders [begin, end) of the piece that runs as the i-th.
+    std::size_t piece(std::size_t i) const { return whole_.options.reverse ? count() - 1 - i : i; }
+    void enter(std::size_t index, const Handed& handed) {
+        const std::int64_t begin = borders_[index], end = borders_[index + 1];
+        call_ = tokens_of(whole_, begin, end);
+        if (!offsets_.empty()) {
+            tensors_.push_back(std::make_unique<Tensor>(DType::i64, std::vector<std::int64_t>{sizes_.sequences + 1}));
+            for (std::size_t n = 0; n < offsets_.size(); ++n) {
+                tensors_.back()->set(static_cast<std::int64_t>(n), static_cast<double>(std::clamp(offsets_[n], begin, end) - begin));
+            }
+            call_.in.cu_seqlens = tensors_.back()->view();
+        }
+        call_.in.initial_state = handed.state;
+        sizes_.initial_roundings = handed.roundings;
+        sizes_.final_roundings = sizes_.d_final_roundings = sizes_.d_initial_roundings = {};
+        call_.options.piece = &sizes_;
+    }
+    void set_gradients(const Handed& leaving, const Handed& entering) {
+        call_.out = {};
+        call_.d_out.d_final_state = leaving.state;
+        sizes_.d_final_roundings = leaving.roundings;
+        call_.grads.d_initial_state = entering.state;
+        sizes_.d_initial_roundings = entering.roundings;
+    }
+    void finish(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); }
+    void add_parameters(std::map<std::string, std::vector<double>>& sums) const {
+        for (const char* name : parameter_gradients) {
+            if (!made_.tensors.count(name)) continue;
+            const std::vector<double> part = made_.tensors.at(name).values();
+            std::vector<double>& sum = sums[name];
+            sum.resize(part.size());
+            for (std::size_t j = 0; j < part.size(); ++j) sum[j] += part[j];
+        }
+    }
+
+    CallTensors& made_;
+    const Call whole_;
+    Call call_;
+    Cuts borders_, offsets_;
+    Piece sizes_;
+    std::vector<std::unique_ptr<Tensor>> tensors_;
+};
+
+// Every multiple of 64 counts from where a sequence begins to run.
+void expect_same_in_pieces(const ProblemLine& line, const Cuts& cuts) {
+    CallTensors made = harness::make_tensors(line);
+    const std::string what = harness::format(line);
+    const Status status = run(made.call);
+    ASSERT_TRUE(status.ok()) << what << ": " << status.message();
+    std::map<std::string, Bytes> expected = written(made.call);
+    std::map<std::string, std::vector<double>> sums;
+    for (const char* name : parameter_gradients) {
+        if (!expected.erase(name)) continue;
+        sums[name] = made.tensors.at(name).values();
+    }
+    for (const harness::NamedView& output : harness::output_views(made.call)) {
+        made.tensors.at(output.name).fill(std::numeric_limits<double>::quiet_NaN());
+    }
+    Pieces pieces(made, cuts);
+    line.direction == Direction::forward ? pieces.run_forward() : pieces.run_backward();
+    std::map<std::string, Bytes> actual = written(made.call);
+    for (const auto& [name, values] : sums) {
+        actual.erase(name);
+        EXPECT_LT(relative_error(made.tensors.at(name).values(), values), 1e-5) << what << ": " << name;
+    }
+    expect_same_bits(expected, actual, what);
+}
+void expect_same_in_pieces_everywhere(const std::string& text, const Cuts& cuts) {
+    for (const ProblemLine& line : forced_lines(text)) expect_same_in_pieces(line, cuts);
+    expect_same_in_pieces(line_of(text), cuts);
+}
+
+const char* const directions[] = {"fwd", "bwd"};
+
+TEST(Pieces, EveryOperatorGateTypeAndImplementation) {
+    for (const char* direction : directions) {
+        for (const std::string& line : operators_and_gates(direction)) {
+            for (const char* sizes : {" t200 h2 k64 v48", " t200 h8 k64 v64 bf16", " t200 h2 k32 f16", " t130 h1 k24 f64"}) {
+                expect_same_in_pieces_everywhere(line + sizes + " state=inout threads=1", {64, 128});
+            }
+        }
+    }
+}
+
+TEST(Pieces, EmptyAndUnevenOnes) {
+    for (const char* direction : directions) {
+        for (const char* op : {"simple_gla:", "gla:", "gated_delta_rule:", "kda:"}) {
+            for (const char* type : {" f32", " bf16"}) {
+                const std::string line = std::string(op) + direction + " t513 h8 k64 state=inout" + type;
+                expect_same_in_pieces(line_of(line), {0, 64, 64, 320, 448, 512, 513});
+            }
+        }
+    }
+}
+
+// Two tokens at a time against an undecayed state; tokens one by one with value gates; in double with few key channels.
+TEST(Pieces, TheRecurrentForm) {
+    for (const char* direction : directions) {
+        for (const char* words : {"simple_gla: t577 h2 k16 v16 gates=strong", "gla: t577 h2 k16 v32", "gla: t130 h2 k32 v32 gv",
+                                  "gated_delta_rule: t577 h2 k64 v32", "kda: t577 h2 k32 v64 gates=reset", "comba: t300 h2 k24",
+                                  "delta_rule: t193 h2 k32 v40 betav", "kda: t193 h2 k8 v40", "kda: t129 h1 k32 betav gv f64"}) {
+            std::string line = words;
+            line.insert(line.find(':') + 1, direction);
+            expect_same_in_pieces_everywhere(line + " state=inout", {64, 128});
+        }
+    }
+    // The last token alone; nothing but the first one before a cut is no cut at all.
+    expect_same_in_pieces_everywhere("kda:fwd t129 h2 k32 state=inout", {128});
+    expect_same_in_pieces_everywhere("kda:fwd t129 h2 k32", {64, 128, 129});
+}
+
+// What the kernels know beside the state passes a cut: the estimates of bf16, the count that sends a forward into double.
+TEST(Pieces, WhatIsKnownAboutRoundings) {
+    for (const char* op : {"delta_rule", "gated_delta_rule", "kda", "comba"}) {
+        for (const char* words : {" betas=2,2", " betas=1.5,2 l2norm", " betas=1.9,1.9 beta=two_sigmoid"}) {
+            const std::string gates = std::string(op) == "delta_rule" ? "" : " gates=lasting forget=0.0005";
+            const std::string line = std::string(op) + ":fwd t1500 h4 k64 v32 state=inout" + words + gates;
+            expect_same_in_pieces_everywhere(line, {192, 576, 1024, 1280});
+            expect_same_in_pieces_everywhere(line + " bf16", {192, 576, 1024, 1280});
+            expect_same_in_pieces(line_of(line + " reverse"), {28, 220, 604, 1500 - 64});
+        }
+        expect_same_in_pieces_everywhere(std::string(op) + ":bwd t1100 h8 k64 v32 state=inout bf16 betas=1.8,2", {192, 576, 1024});
+    }
+    expect_same_in_pieces_everywhere("delta_rule:fwd t1500 h2 k32 v40 betav betas=2,2 state=inout", {192, 640, 1280});
+}
+
+TEST(Pieces, PackedReversedAndGroupedSequences) {
+    for (const char* direction : directions) {
+        for (const char* op : {"retention:", "simple_gla:", "gla:", "gated_delta_rule:", "comba:", "kda:"}) {
+            for (const char* type : {" f32", " bf16"}) {
+                const std::string line = std::string(op) + direction + " h4 hv8 k64 v32 state=inout" + type;
+                expect_same_in_pieces(line_of(line + " varlen=0,64,64,100,420,449,1000"), {64, 164, 356, 420, 705});
+                expect_same_in_pieces(line_of(line + " t300 b2 reverse"), {44, 172, 236});
+                expect_same_in_pieces(line_of(line + " t300 b3 gates=minus_inf"), {64, 256});
+            }
+        }
+        expect_same_in_pieces(line_of(std::string("kda:") + direction + " t300 h2 k32 rawgate beta=sigmoid l2norm"), {128});
+        expect_same_in_pieces(line_of(std::string("kda:") + direction + " t300 h1 k128 v128 threads=3"), {128});
+    }
+}
+
+// Where forward and backward compute states alike, they are the same bits; it must be so where training is fast.
+TEST(Pieces, StatesThatAgree) {
+    int agreeing = 0, differing = 0;
+    for (const std::string& words : operators_and_gates("bwd")) {
+        for (const char* sizes : {" t512 h8 k64 v64", " t512 h8 k128 v128 bf16", " t512 h2 k256 v128", " t512 h8 k16", " t40 h8 k64 f16"}) {
+            const std::string text = words + sizes + " state=inout";
+            CallTensors made = harness::make_tensors(line_of(text));
+            Call& call = made.call;
+            bool agree = false;
+            Status status = states_agree(call, &agree);
+            ASSERT_TRUE(status.ok()) << text << ": " << status.message();
+            ++(agree ? agreeing : differing);
+            const TensorView& state = call.in.initial_state;
+            Tensor o(call.in.v.dtype, {call.in.v.shape[0], call.in.v.shape[1], call.in.v.shape[2], call.in.v.shape[3]});
+            Tensor of_forward(DType::f32, {state.shape[0], state.shape[1], state.shape[2], state.shape[3]});
+            Tensor of_backward(DType::f32, of_forward.shape());
+            status = forward(call.op, call.in, {o.view(), of_forward.view()}, call.options);
+            ASSERT_TRUE(status.ok()) << text << ": " << status.message();
+            status = backward_states(call.op, call.in, call.d_out, call.grads, {{}, of_backward.view()}, call.options);
+            ASSERT_TRUE(status.ok()) << text << ": " << status.message();
+            if (agree) {
+                EXPECT_EQ(of_forward.values(), of_backward.values()) << text;
+            }
+            EXPECT_LT(relative_error(of_backward.values(), of_forward.values()), 2e-3) << text;
+        }
+    }
+    EXPECT_GT(agreeing, 0);
+    EXPECT_GT(differing, 0);
+}
+
+TEST(Pieces, WhatMakesNoPieceIsRefused) {
+    CallTensors made = harness::make_tensors(line_of("kda:fwd t40 h2 k32 state=inout"));
+    Tensor numbers(DType::f32, {1, 2, roundings_size(32)}), narrow(DType::f32, {1, 2, 32}), halves(DType::bf16, {1, 2, roundings_size(32)});
+    const auto message_of = [&](const Piece& piece) {
+        made.call.options.piece = &piece;
+        const Status status = run(made.call);
+        EXPECT_EQ(status.ok(), status.message().empty());
+        return status.message();
+    };
+    Piece piece;
+    EXPECT_EQ(message_of(piece), "");
+    piece.final_roundings = numbers.view();
+    EXPECT_EQ(message_of(piece), "");
+    piece.final_roundings = narrow.view();
+    EXPECT_EQ(message_of(piece), "final_roundings: expected numbers 48 as in roundings_size(K), got 32");
+    piece.final_roundings = halves.view();
+    EXPECT_EQ(message_of(piece), "final_roundings: expected dtype f32, got bf16");
+    piece.final_roundings = {};
+    piece.d_final_roundings = numbers.view();
+    EXPECT_EQ(message_of(piece), "d_final_roundings: expected none, forward does not take it, got shape [1, 2, 48]");
+    piece.d_final_roundings = {};
+    piece.longest = 39;
+    EXPECT_EQ(message_of(piece), "piece.longest: expected at least 40 as in the call, got 39");
+    piece.longest = 0, piece.heads = 1;
+    EXPECT_EQ(message_of(piece), "piece.heads: expected at least 2 as in the call, got 1");
+    made.call.out.final_state = {};
+    piece.heads = 0, piece.final_roundings = numbers.view();
+    EXPECT_EQ(message_of(piece), "final_roundings: expected none without final_state, got shape [1, 2, 48]");
+    CallTensors step = harness::make_tensors(line_of("kda:step t1 h2 k32"));
+    const Piece whole;
+    step.call.options.piece = &whole;
+    EXPECT_EQ(run(step.call).message(), "piece: expected none, step does not take it");
+    CallTensors backward = harness::make_tensors(line_of("kda:bwd t40 h2 k32"));
+    const Call& c = backward.call;
+    EXPECT_EQ(backward_states(c.op, c.in, c.d_out, c.grads, {}, c.options).message(), "final_state: backward_states requires it");
+}
+
+}  // namespace
+}  // namespace headrace::test

@@ -336,7 +336,8 @@ headrace_status headrace_explain(const headrace_call* call, char* text, size_t c
                                  size_t length);
 
 /* Sets *agree to 1 where the final state of headrace_forward on the inputs of a backward call is, bit for bit, what
-   headrace_backward_states of it computes, else to 0. */
+   headrace_backward_states of it computes, else to 0. Of the delta rule in F32 that holds while the last of a state's
+   final_roundings is no more than 512. */
 headrace_status headrace_states_agree(const headrace_call* backward, int32_t* agree, char* message, size_t length);
 
 /* SILU, eps 1e-5. */

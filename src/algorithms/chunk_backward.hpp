@@ -6,8 +6,9 @@
 namespace headrace::algorithms {
 
 // What to compute. `adjoint`: d_v, d_beta and the gradient of the entering state. The rest needs the entering state S.
+// `erase_scores`: l, which is not the forward's yet.
 struct Wanted {
-    bool adjoint, queries, keys, gate;
+    bool adjoint, queries, keys, gate, erase_scores;
 };
 
 template <class Ops>
@@ -26,7 +27,7 @@ struct BackwardTiles {
 //     D <- e^{G_L} D + scale (q e^G)^T d_o - (e e^{Ge})^T z
 // A gate's gradient collects every term whose span contains it: from the chunk's start (d_q, d_e), to its end (d_k), between
 // two tokens (scores), and right through (S with D). Additive rule: d = v, y = z = d_v, no l.
-// `residual` and `l` must hold the forward's. The gate's accumulators are left for Gate::finish_gradient.
+// `residual` must hold the forward's, and `l` unless it is wanted. The gate's accumulators are left for Gate::finish_gradient.
 // All but D's new value, which chunk_adjoint makes of it.
 template <bool delta, class Ops>
 void chunk_gradients(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o,
@@ -34,7 +35,7 @@ void chunk_gradients(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<O
     using Tile = typename Ops::Tile;
     const bool scores_wanted = wanted.queries || wanted.keys || wanted.gate;
     const bool y_wanted = wanted.adjoint || (delta && scores_wanted);
-    ops.scores(y_wanted || wanted.gate ? t.P : Tile{}, Tile{}, in);
+    ops.scores(y_wanted || wanted.gate ? t.P : Tile{}, delta && wanted.erase_scores ? t.l : Tile{}, in);
 
     Tile d = in.v, z = t.y;
     if constexpr (delta) {

@@ -56,8 +56,7 @@ class ChunkImplementation : public IsaImplementation {
         return gates_accepted;
     }
     std::string states(const Problem& problem) const override {
-        const bool ends_early = reflections_may_add_up(problem);
-        return isa_.name + " chunks of " + std::to_string(chunk_of(problem, isa_.bf16_only)) + (ends_early ? ", then tokens" : "");
+        return isa_.name + " chunks of " + std::to_string(state_chunk_of(problem, isa_.bf16_only));
     }
 
   protected:
@@ -89,7 +88,8 @@ class ChunkImplementation : public IsaImplementation {
 
     virtual Layout layout(const Problem& problem, Carver& carver) const {
         Layout layout{make_args(problem, carver), {}, {}, nullptr};
-        layout.args.chunk = chunk_of(problem, isa_.bf16_only);
+        layout.args.state_chunk = state_chunk_of(problem, isa_.bf16_only);
+        layout.args.chunk = wants_states(problem) ? layout.args.state_chunk : chunk_of(problem, isa_.bf16_only, problem.direction);
         layout.args.walk = 1;
         // Saved states may be in the type of the inputs; everything else is in the tile type. A gradient through the final
         // state alone may rest on a few tokens, and gate gradients of few heads on few sums: too few to average the roundings
@@ -145,7 +145,7 @@ class ChunkImplementation : public IsaImplementation {
         }
         if (args.delta) {
             args.saved_residuals = carver.take("saved residuals and scores", problem.wide ? DType::f64 : DType::f32,
-                                               {count, args.chunk, V + args.chunk});
+                                               {count, args.chunk, V + (args.state_chunk == args.chunk ? args.chunk : 0)});
         }
     }
 

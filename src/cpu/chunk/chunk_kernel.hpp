@@ -1,4 +1,5 @@
 // ChunkKernel: walks the chunks of one sequence and a few heads, loads tiles, runs the algorithm pages, stores results.
+// over 400 lines: its walks share the tiles that the constructor carves.
 #pragma once
 
 #include "cpu/chunk/chunk_ops.hpp"
@@ -66,7 +67,7 @@ struct ChunkKernel {
         if (delta) {
             forward_tiles.solver = square();
             forward_tiles.l = forward_tiles.solver;
-            if (use == forward_only) forward_tiles.residual = value_tile();  // a backward saves it, and l
+            if (use == forward_only) forward_tiles.residual = value_tile();  // a backward saves it
             forward_tiles.d = value_tile();
         }
         if (use == forward_only) return;
@@ -79,6 +80,7 @@ struct ChunkKernel {
         t.d_beta = arena.take<T>(static_cast<std::size_t>(C));
         if (delta) {
             t.solver = forward_tiles.solver;
+            if (!saves_scores()) t.l = square();
             t.d_l = square();
             t.d = forward_tiles.d;
             t.z = value_tile();
@@ -120,10 +122,11 @@ struct ChunkKernel {
         const TokenRange& s = args.sequences[n];
         return (s.end - s.begin + args.chunk - 1) / args.chunk;
     }
-    ChunkRange range_of(std::int64_t n, std::int64_t chunk) const {
+    ChunkRange range_of(std::int64_t n, std::int64_t chunk) const { return range_of(n, chunk * args.chunk, args.chunk); }
+    ChunkRange range_of(std::int64_t n, std::int64_t first, int most) const {
         const TokenRange& s = args.sequences[n];
-        const std::int64_t first = chunk * args.chunk, left = s.end - s.begin - first;
-        const int length = static_cast<int>(left < args.chunk ? left : args.chunk);
+        const std::int64_t left = s.end - s.begin - first;
+        const int length = static_cast<int>(left < most ? left : most);
         return {s.row, s.begin, s.end, first, length, round_up(length, 16), args.reverse};
     }
 
@@ -147,12 +150,15 @@ struct ChunkKernel {
     }
 
     // Names the rows that are loaded next, key rows only for key_head >= 0.
-    void prefetch(std::int64_t n, std::int64_t chunk, std::int64_t head, std::int64_t key_head, int first, int count,
+    void prefetch(std::int64_t n, std::int64_t chunk, std::int64_t head, std::int64_t key_head, bool with_q, bool with_d_o) {
+        prefetch(n, chunk * args.chunk, args.chunk, head, key_head, 0, args.V, with_q, with_d_o);
+    }
+    void prefetch(std::int64_t n, std::int64_t first_token, int most, std::int64_t head, std::int64_t key_head, int first, int count,
                   bool with_q, bool with_d_o) {
         // At least two products with a state, one of C rows and one of K.
         ops.next_chunk.start((ops.rows + key_columns) / row_block * (value_columns / (column_block * lanes<T>)));
-        if (chunk < 0 || chunk >= chunks(n)) return;
-        const ChunkRange range = range_of(n, chunk);
+        if (first_token < 0 || first_token >= args.sequences[n].end - args.sequences[n].begin) return;
+        const ChunkRange range = range_of(n, first_token, most);
         if (key_head >= 0) {
             if (with_q) ops.next_chunk.add(args.q, range, key_head, args.K);
             ops.next_chunk.add(args.k, range, key_head, args.K);
@@ -182,7 +188,7 @@ struct ChunkKernel {
                 if (!keys_loaded) tokens.load_keys(range, (head + j) / args.group);
                 keys_loaded = true;
                 load_chunk(range, head + j, first, count, roundings_of(states, j));
-                prefetch_next_head(n, chunk, head, j, heads, first, count, true);
+                prefetch_next_head(n, range.first, args.chunk, head, j, heads, first, count, true);
                 algorithms::chunk_forward<delta>(ops, in, forward_tiles, walking_state(j), walking_state(j), o);
                 store_tokens(args.o, o, range, head + j, first, count);
                 const bool last = chunk + 1 == chunks(n);
@@ -199,12 +205,12 @@ struct ChunkKernel {
     }
     bool starts_group(std::int64_t head) const { return head % args.group == 0; }
     // What a walk reads after head + j of this chunk: the next head, or the first of the next chunk.
-    void prefetch_next_head(std::int64_t n, std::int64_t chunk, std::int64_t head, std::int64_t j, std::int64_t heads, int first,
-                            int count, bool with_q) {
+    void prefetch_next_head(std::int64_t n, std::int64_t first_token, int most, std::int64_t head, std::int64_t j, std::int64_t heads,
+                            int first, int count, bool with_q) {
         const bool same_chunk = j + 1 < heads;
         const std::int64_t next = same_chunk ? head + j + 1 : head;
         const std::int64_t key_head = same_chunk && !starts_group(next) ? -1 : next / args.group;
-        prefetch(n, same_chunk ? chunk : chunk + 1, next, key_head, first, count, with_q, false);
+        prefetch(n, same_chunk ? first_token : first_token + most, most, next, key_head, first, count, with_q, false);
     }
 
     // ---- backward ----
@@ -224,32 +230,37 @@ struct ChunkKernel {
         for (std::int64_t j = 0; j < heads && chunks(n) > 0; ++j) {
             enter_state(place(0, j), args.initial_state, n, head + j, 0, args.V);
         }
-        for (std::int64_t chunk = 0; chunk < chunks(n); ++chunk) {
-            const bool last_chunk = chunk + 1 == chunks(n);
-            const ChunkRange range = range_of(n, chunk);
+        const std::int64_t tokens_in_all = args.sequences[n].end - args.sequences[n].begin;
+        for (std::int64_t first = 0; first < tokens_in_all; first += args.state_chunk) {
+            const std::int64_t chunk = first / args.chunk, done = first + args.state_chunk;
+            const bool begins = first % args.chunk == 0, ends = done % args.chunk == 0, last = done >= tokens_in_all;
+            const ChunkRange range = range_of(n, first, args.state_chunk);
             for (std::int64_t j = 0; j < heads; ++j) {
-                if (!keeper.in_place(slot.states) && !saved_as_operand()) keeper.save(slot.states, slot.index(chunk, j), walking_state(j).tile);
-                if (last_chunk && !delta) continue;
+                const std::int64_t index = slot.index(chunk, j);
+                if (begins && !keeper.in_place(slot.states) && !saved_as_operand()) keeper.save(slot.states, index, walking_state(j).tile);
+                if (last && !delta) continue;
                 if (j == 0 || starts_group(head + j)) tokens.load_keys(range, (head + j) / args.group, false);
                 load_chunk(range, head + j, 0, args.V, roundings_of(states, j), delta);
-                prefetch_next_head(n, chunk, head, j, heads, 0, args.V, false);
-                if (delta) take_residuals(forward_tiles, slot, slot.index(chunk, j));
-                const State next = last_chunk ? walking_state(j) : place(chunk + 1, j);
-                algorithms::chunk_forward<delta>(ops, in, forward_tiles, place(chunk, j), next, Tile{});
+                prefetch_next_head(n, first, args.state_chunk, head, j, heads, 0, args.V, false);
+                if (delta) take_residuals(forward_tiles, slot, index, static_cast<int>(first % args.chunk));
+                const State entering = begins ? place(chunk, j) : walking_state(j);
+                algorithms::chunk_forward<delta>(ops, in, forward_tiles, entering, ends && !last ? place(chunk + 1, j) : walking_state(j), Tile{});
             }
         }
     }
+    // Whether l is saved: states advance by the chunks of which it is needed.
+    bool saves_scores() const { return args.state_chunk == args.chunk; }
     bool saved_as_operand() const { return A::pack == 2 && args.state_dtype == DType::bf16; }
     Unit* saved_operand(SavedStates saved, std::int64_t index) const {
         return reinterpret_cast<Unit*>(saved.data) + index * key_columns * value_columns / A::pack;
     }
-    Tile residuals_beside_scores(const SavedSlot& slot, std::int64_t index) const {
-        const long row = value_columns + args.chunk;
+    Tile saved_residuals(const SavedSlot& slot, std::int64_t index) const {
+        const long row = value_columns + (saves_scores() ? args.chunk : 0);
         return {reinterpret_cast<T*>(slot.residuals) + index * args.chunk * row, row};
     }
-    void take_residuals(auto& tiles, const SavedSlot& slot, std::int64_t index) const {
-        tiles.residual = residuals_beside_scores(slot, index);
-        tiles.l = tiles.residual.from(0, value_columns);
+    void take_residuals(auto& tiles, const SavedSlot& slot, std::int64_t index, int first) const {
+        tiles.residual = saved_residuals(slot, index).from(first, 0);
+        if (saves_scores()) tiles.l = tiles.residual.from(0, value_columns);
     }
 
     // The value heads of args.walk query/key heads from key_head on; partial sums of the gate parameters go to [n, head].
@@ -288,12 +299,12 @@ struct ChunkKernel {
         }
         end_heads(n, key_head);
     }
-    // Additive rule: d_q in a sweep forwards, then d_k, d_v in a sweep backwards; no state is ever saved.
-    void two_sweeps(std::int64_t n, std::int64_t key_head) {
-        if (args.d_q.given) {
-            begin_heads(n, key_head, args.initial_state);  // the additive rule has no estimates
-            for (std::int64_t chunk = 0; chunk < chunks(n); ++chunk) walk(n, key_head, chunk, 1, SavedSlot{}, Pass::queries);
-        }
+    // Additive rule: d_q in a sweep forwards, d_k and d_v in a sweep backwards; no state is ever saved.
+    void sweep_queries(std::int64_t n, std::int64_t key_head) {
+        begin_heads(n, key_head, args.initial_state);
+        for (std::int64_t chunk = 0; chunk < chunks(n); ++chunk) walk(n, key_head, chunk, 1, SavedSlot{}, Pass::queries);
+    }
+    void sweep_keys(std::int64_t n, std::int64_t key_head) {
         begin_heads(n, key_head, args.d_final_state);
         for (std::int64_t chunk = chunks(n) - 1; chunk >= 0; --chunk) walk(n, key_head, chunk, -1, SavedSlot{}, Pass::keys);
         end_heads(n, key_head);
@@ -308,7 +319,8 @@ struct ChunkKernel {
                                         .queries = (rest && (delta ? keys_wanted : args.d_q.given)) || pass == Pass::queries,
                                         .keys = (rest && (delta ? keys_wanted : args.d_k.given)) ||
                                                 (pass == Pass::keys && args.d_k.given),
-                                        .gate = rest && args.gate_gradient};
+                                        .gate = rest && args.gate_gradient,
+                                        .erase_scores = !saves_scores()};
         tokens.load_keys(range, here.key_head);
         for (std::int64_t member = 0; member < args.group; ++member) {
             const std::int64_t head = here.key_head * args.group + member, j = first + member;
@@ -319,11 +331,11 @@ struct ChunkKernel {
             const std::int64_t saved = slot.index(here.chunk, j);
             const State D = pass == Pass::gradients ? State{keeper.restore(saved_adjoint, slot.adjoints, saved)} : adjoint_state(j);
             const State state = entering_state(slot, saved, j, pass, wanted);
-            if (delta) take_residuals(backward_tiles, slot, saved);
+            if (delta) take_residuals(backward_tiles, slot, saved, 0);
             if (member + 1 < args.group) {
-                prefetch(n, here.chunk, head + 1, -1, 0, args.V, false, true);
+                prefetch(n, here.chunk, head + 1, -1, false, true);
             } else {
-                prefetch(n, next.chunk, next.key_head * args.group, next.key_head, 0, args.V, true, true);
+                prefetch(n, next.chunk, next.key_head * args.group, next.key_head, true, true);
             }
             if (member + 1 < args.group || next.chunk == here.chunk) {
                 prefetch_saved(n, slot, here.chunk, j + 1, pass);
@@ -358,7 +370,7 @@ struct ChunkKernel {
         const std::int64_t row_bytes = value_columns * static_cast<std::int64_t>(size_of(args.state_dtype));
         ops.next_chunk.add(slot.states.data + index * key_columns * row_bytes, key_columns, row_bytes);
         if (!delta) return;
-        const Tile residuals = residuals_beside_scores(slot, index);
+        const Tile residuals = saved_residuals(slot, index);
         ops.next_chunk.add(reinterpret_cast<const char*>(residuals.data), args.chunk, residuals.row * sizeof(T));
     }
     State entering_state(const SavedSlot& slot, std::int64_t index, std::int64_t j, Pass pass, algorithms::Wanted wanted) {

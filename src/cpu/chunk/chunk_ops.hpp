@@ -61,7 +61,6 @@ struct ChunkOps {
     bool fine = false;           // all products of this chunk's gradients are products of Small
     bool fine_read = false;      // reads that this chunk's write follows from are products of Small
     bool fine_write = false;     // this chunk's write into the state is a product of Small
-    T lasting = 0;               // the decay of a chunk from which on a state counts as hardly forgetting: e^{-0.008 C}
 
     // delta: whether a chunk has the products of the delta rule too; gate_gradient: whether that may be wanted.
     void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward, bool delta, bool gate_gradient) {
@@ -70,7 +69,6 @@ struct ChunkOps {
         if (mixed) roundings.carve(arena, chunk, K);
         if (mixed && backward) gradient_roundings.carve(arena, chunk, K);
         coarse_scores = backward && mixed;
-        lasting = static_cast<T>(__builtin_exp(-0.008 * chunk));
         gate.carve(arena, chunk, K, gate_gradient);
         inverse = arena.tile<T>(16, 16);
         weighted_values = arena.tile<T>(chunk, V);
@@ -96,9 +94,9 @@ struct ChunkOps {
         if (mixed && estimate != nullptr) {
             roundings.begin_chunk(estimate, gate, in.beta, in.k, in.e, length, rows);
             fine_read = roundings.fine;
-            // A state that hardly forgets keeps the roundings of many writes: those of decayed keys, and where a token reflects it
+            // A state that hardly forgets (e^{-0.008} by a token) keeps the roundings of many writes: those of decayed keys, and where a token reflects it
             // instead of erasing, any.
-            fine_write = fine_read || gate.keeps(lasting, roundings.reflects);
+            fine_write = fine_read || gate.keeps(static_cast<T>(__builtin_exp(-0.008 * rows)), roundings.reflects);
         }
     }
 

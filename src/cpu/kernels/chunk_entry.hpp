@@ -61,8 +61,13 @@ struct ChunkEntry {
             .chunk_gradients(n, {chunk, key_head}, {chunk + 1, key_head}, 0, shared_slot(args, first), Pass::gradients);
     }
     static void two_sweeps(const KernelArgs& args, std::int64_t n, std::int64_t key_head, void* scratch) {
-        Arena arena{static_cast<char*>(scratch)};
-        if constexpr (!delta) Kernel(args, arena, Kernel::sweeps_only).two_sweeps(n, key_head);
+        if constexpr (!delta) {
+            KernelArgs queries = args;
+            queries.chunk = args.state_chunk;
+            Arena arena{static_cast<char*>(scratch)}, again{static_cast<char*>(scratch)};
+            if (args.d_q.given) Kernel(queries, arena, Kernel::sweeps_only).sweep_queries(n, key_head);
+            Kernel(args, again, Kernel::sweeps_only).sweep_keys(n, key_head);
+        }
     }
     static ChunkKernels entries() {
         return {forward_scratch, backward_scratch, sweeps_scratch,  forward,                       one_pass,

@@ -51,12 +51,17 @@ constexpr int fewest_delta_channels = 16;
 // A chunk of the delta rule erases the state through differences, the more of it the more its keys outnumber the channels:
 // with 16 channels, resets and beta up to 2 the worst of 800 gradients of initial states was off by 2.4e-5 with chunks of
 // 64, by 8e-6 with 32 and 3e-6 with 16; with 32 channels by 4e-6 with chunks of 64.
-inline int chunk_of(const Problem& problem, bool bf16_products) {
+inline int chunk_of(const Problem& problem, bool bf16_products, Direction direction) {
     const int longest = problem.rule == Rule::delta && 2 * problem.K < largest_chunk ? default_chunk : largest_chunk;
     if (problem.chunk != 0) return std::clamp(problem.chunk, smallest_chunk, longest);
     const bool fp32_scores = !bf16_products || (problem.rule == Rule::delta && problem.channel_gate);
-    const bool smallest = problem.direction == Direction::forward && fp32_scores && state_bytes(problem) <= smallest_chunk_state;
+    const bool smallest = direction == Direction::forward && fp32_scores && state_bytes(problem) <= smallest_chunk_state;
     return smallest ? smallest_chunk : default_chunk;
+}
+
+// Between tokens states are the same bits in a backward as in the forward.
+inline int state_chunk_of(const Problem& problem, bool bf16_products) {
+    return chunk_of(problem, bf16_products, Direction::forward);
 }
 
 // Where the recurrent form leaves the chunk form behind, which then yields; measured with 16 heads on AVX-512 and AVX2, fp32 and

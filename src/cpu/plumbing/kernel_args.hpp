@@ -51,6 +51,7 @@ struct KernelArgs {
     BetaFormula beta_formula;
     double scale, lower_bound;
     int chunk;                // resolved: 16, 32, 64
+    int state_chunk;          // tokens by which states advance: a divisor of chunk, in a forward chunk itself
     int walk;                 // heads that a task takes together, value heads forward, query/key heads backward
     int value_columns;        // width of a value block of the forward: a multiple of 16, or all of V
     Fetching fetching;
@@ -77,7 +78,8 @@ struct KernelArgs {
     DType state_dtype, adjoint_dtype;
     char *saved_states, *saved_adjoints;  // one [K,V] per chunk of a slot
     float *state_scales, *adjoint_scales; // f16: a power of two that each was multiplied by; else null
-    void* saved_residuals;                // tile type, [C,V + C] per chunk of a slot: residuals of the delta rule beside l
+    void* saved_residuals;                // tile type, [C,V] per chunk of a slot: residuals of the delta rule; beside them l, [C,C],
+                                          // where states advance by whole chunks
 
     // step: rows of the pool; state_out has one row per sequence, or one per token (per_token_rows of each sequence)
     const std::int64_t *state_in, *state_out;  // null: row n

@@ -23,9 +23,8 @@ class Recurrent : public IsaImplementation {
 
     // A forward takes pairs of tokens unless it has value gates; a backward takes tokens one by one.
     std::string states(const Problem& problem) const override {
-        const bool backward = problem.direction == Direction::backward, ends_early = reflections_may_add_up(problem);
-        return isa_.name + (backward || problem.value_gate ? " tokens" : " pairs") +
-               (is_double(problem) ? " in double" : ends_early ? " in float, then in double" : " in float");
+        const bool pairs = problem.direction != Direction::backward && !problem.value_gate;
+        return isa_.name + (pairs ? " pairs" : " tokens") + (is_double(problem) ? " in double" : " in float");
     }
 
     bool run(const Problem& problem, Carver& carver) const override {

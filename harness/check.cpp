@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "harness/oracle_call.hpp"
+#include "harness/run_call.hpp"
 #include "harness/tensors.hpp"
 
 namespace headrace::harness {
@@ -57,13 +58,7 @@ Status call_library(Run& run, const Call& call, bool own_workspace) {
     GuardedWorkspace guarded(bytes);
     const Workspace workspace = own_workspace ? guarded.view() : Workspace{};
     Status status;
-    switch (call.direction) {
-        case Direction::forward: status = forward(call.op, call.in, call.out, call.options, workspace); break;
-        case Direction::backward:
-            status = backward(call.op, call.in, call.d_out, call.grads, call.options, workspace);
-            break;
-        case Direction::step: status = step(call.op, call.in, call.out, call.pool, call.options, workspace); break;
-    }
+    status = run_call(call, workspace);
     if (!guarded.guards_intact()) report(run, "workspace", "bytes outside of it were written");
     return status;
 }
@@ -144,7 +139,7 @@ Run run_line(const ProblemLine& line) {
     if (!run.status.ok()) return run;
 
     for (const NamedView& output : output_views(call)) {
-        run.outputs.push_back(judged_output(output, call.in.q.dtype, expected));
+        run.outputs.push_back(judged_output(output, call.in.k.dtype, expected));
     }
     if (call.direction == Direction::step) judge_pool(run, call, expected, pool_before);
     for (std::size_t i = 0; i < inputs.size(); ++i) {

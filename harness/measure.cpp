@@ -252,8 +252,13 @@ std::vector<Timing> time_interleaved(const std::vector<std::function<void()>>& v
 double useful_flop(const ProblemLine& line) {
     const bool delta = has_delta_rule(line.op);
     const double forward = delta ? 6 : 4, backward = delta ? 16 : 10;
-    const double per_token_and_head = (line.direction == Direction::backward ? backward : forward) *
-                                      static_cast<double>(line.K) * static_cast<double>(line.V);
+    const double K = static_cast<double>(line.K), V = static_cast<double>(line.V);
+    const double write = delta ? 4 : 2;  // into a column of a state, and what the delta rule reads of it before
+    const double columns = (line.part != Parts::transition ? V : 0) + (delta && line.part != Parts::state ? K : 0);
+    double per_token_and_head = forward * K * V;
+    if (line.direction == Direction::backward) per_token_and_head = backward * K * V;
+    if (line.direction == Direction::summarize) per_token_and_head = write * K * columns;
+    if (line.direction == Direction::summarize_backward) per_token_and_head = (delta ? 6 : 2) * K * V;
     return per_token_and_head * static_cast<double>(line.B) * static_cast<double>(line.T) *
            static_cast<double>(line.HV);
 }
@@ -261,11 +266,13 @@ double useful_flop(const ProblemLine& line) {
 double least_bytes(const Call& call) {
     double bytes = 0;
     const Inputs& in = call.in;
-    for (const TensorView* view : {&in.q, &in.k, &in.v, &in.p, &in.g, &in.gv, &in.g_gamma, &in.beta, &in.A_log,
+    if (call.direction != Direction::summarize) bytes += view_bytes(in.q);
+    for (const TensorView* view : {&in.k, &in.v, &in.p, &in.g, &in.gv, &in.g_gamma, &in.beta, &in.A_log,
                                    &in.dt_bias, &in.initial_state, &in.cu_seqlens}) {
         bytes += view_bytes(*view);
     }
-    if (call.direction != Direction::backward) {
+    if (call.direction == Direction::summarize) return bytes + view_bytes(call.summary.transition) + view_bytes(call.summary.state);
+    if (call.direction == Direction::forward || call.direction == Direction::step) {
         bytes += view_bytes(call.out.o) + view_bytes(call.out.final_state);
         return call.direction == Direction::step ? bytes + pool_bytes(call) : bytes;
     }

@@ -44,7 +44,8 @@ std::vector<Timing> time_interleaved(const std::vector<std::function<void()>>& v
                                      const TimingLimits& limits = {}, const std::function<void(double)>& on_round = {});
 
 // The least floating-point operations that the recurrence needs: per token and value head, forward and step 4 K V
-// (additive rule) or 6 K V (delta rule), backward 10 K V or 16 K V. Implementations may do more.
+// (additive rule) or 6 K V (delta rule), backward 10 K V or 16 K V; a summary's part 2 or 4 K V
+// (the transition of the delta rule: K K), the adjoint 2 or 6 K V. Implementations may do more.
 double useful_flop(const ProblemLine& line);
 
 // The least bytes that the call must move: every input once, every output once, the states of a step in and out.

@@ -82,6 +82,8 @@ std::vector<double> initial_states_from_pool(const Call& call, const reference::
 struct Answer {
     reference::Outputs outputs;      // forward, step
     reference::Gradients gradients;  // backward
+    reference::Summary summary;      // summarize
+    reference::StateGradient d_initial_state;  // summarize_backward
 };
 
 // A conformance test asks for the same problem once per implementation: the last small one is kept.
@@ -98,10 +100,12 @@ Answer ask_oracle(Direction direction, const reference::Spec& spec, const refere
     if (last.valid && last.direction == direction && last.spec == spec && last.arrays == arrays) return last.answer;
     last = {};
     Answer answer;
-    if (direction == Direction::backward) {
-        answer.gradients = reference::backward(spec, arrays);
-    } else {
-        answer.outputs = reference::forward(spec, arrays);
+    switch (direction) {
+        case Direction::forward:
+        case Direction::step: answer.outputs = reference::forward(spec, arrays); break;
+        case Direction::backward: answer.gradients = reference::backward(spec, arrays); break;
+        case Direction::summarize: answer.summary = reference::summarize(spec, arrays); break;
+        case Direction::summarize_backward: answer.d_initial_state = reference::summarize_backward(spec, arrays); break;
     }
     if (arrays.v.size() <= largest) last = {true, direction, spec, arrays, answer};
     return answer;
@@ -139,6 +143,17 @@ void expect_pool_rows(Expected& expected, const Call& call, const reference::Spe
             }
         }
     }
+}
+
+// Transitions [N,HV,K,K] as the library gives them: of the additive rule the diagonal, or the one number on it.
+std::vector<double> in_form(const std::vector<double>& matrices, const reference::Spec& spec) {
+    if (spec.delta) return matrices;
+    const auto K = static_cast<std::size_t>(spec.K), step = spec.channel_gate ? K + 1 : K * K;
+    std::vector<double> diagonals;
+    for (std::size_t matrix = 0; matrix < matrices.size(); matrix += K * K) {
+        for (std::size_t at = 0; at < K * K; at += step) diagonals.push_back(matrices[matrix + at]);
+    }
+    return diagonals;
 }
 
 void keep_given(std::vector<NamedView>& views) {
@@ -203,7 +218,9 @@ std::vector<NamedView> input_views(const Call& call) {
 std::vector<NamedView> output_views(const Call& call) {
     const Gradients& grads = call.grads;
     std::vector<NamedView> views;
-    if (call.direction == Direction::backward) {
+    if (call.direction == Direction::summarize) {
+        views = {{"transition", call.summary.transition}, {"state", call.summary.state}};
+    } else if (call.direction == Direction::backward || call.direction == Direction::summarize_backward) {
         views = {{"d_q", grads.d_q},
                  {"d_k", grads.d_k},
                  {"d_v", grads.d_v},
@@ -225,7 +242,7 @@ std::vector<NamedView> output_views(const Call& call) {
 reference::Spec to_spec(const Call& call) {
     const Inputs& in = call.in;
     reference::Spec spec;
-    spec.B = in.q.shape[0], spec.T = in.q.shape[1], spec.H = in.q.shape[2], spec.K = in.q.shape[3];
+    spec.B = in.k.shape[0], spec.T = in.k.shape[1], spec.H = in.k.shape[2], spec.K = in.k.shape[3];
     spec.HV = in.v.shape[2], spec.V = in.v.shape[3];
     spec.cu_seqlens = read_integers(in.cu_seqlens);
     spec.delta = is_delta(call.op);
@@ -255,6 +272,7 @@ reference::Arrays to_arrays(const Call& call) {
     reference::Arrays arrays;
     arrays.q = read_values(in.q);
     arrays.k = read_values(in.k);
+    if (call.direction == Direction::summarize) arrays.q.assign(arrays.k.size(), 0.0);  // of which it does not depend
     arrays.v = read_values(in.v);
     arrays.p = read_values(in.p);
     arrays.g = read_values(in.g);
@@ -265,7 +283,7 @@ reference::Arrays to_arrays(const Call& call) {
     arrays.dt_bias = read_values(in.dt_bias);
     arrays.initial_state = call.direction == Direction::step ? initial_states_from_pool(call, to_spec(call))
                                                              : read_values(in.initial_state);
-    if (call.direction == Direction::backward) {
+    if (call.direction == Direction::backward || call.direction == Direction::summarize_backward) {
         arrays.d_o = read_values(call.d_out.d_o);
         arrays.d_final_state = read_values(call.d_out.d_final_state);
     }
@@ -301,6 +319,18 @@ Expected expect(const Call& call) {
         expected.underflow = {{"d_g", grads.d_g_underflow},
                               {"d_A_log", grads.d_A_log_underflow},
                               {"d_dt_bias", grads.d_dt_bias_underflow}};
+        return expected;
+    }
+    if (call.direction == Direction::summarize) {
+        const reference::Summary& summary = answer.summary;
+        const auto form = [&](const std::vector<double>& matrices) { return in_form(matrices, spec); };
+        expected.outputs = {{"transition", form(summary.transition)}, {"state", summary.state}};
+        expected.terms = {{"transition", form(summary.transition_terms)}, {"state", summary.state_terms}};
+        return expected;
+    }
+    if (call.direction == Direction::summarize_backward) {
+        expected.outputs = {{"d_initial_state", answer.d_initial_state.d_initial_state}};
+        expected.terms = {{"d_initial_state", answer.d_initial_state.terms}};
         return expected;
     }
     expected.outputs = {{"o", answer.outputs.o}, {"final_state", answer.outputs.final_state}};

@@ -8,6 +8,7 @@
 
 #include "headrace/headrace.hpp"
 #include "reference/oracle.hpp"
+#include "reference/summary.hpp"
 
 namespace headrace::harness {
 

@@ -90,6 +90,7 @@ constexpr Rule rules[] = {
      [](Text t, Line& l) { return read_integer(t, std::int64_t{1}, largest_size, &l.pool); }},
     {"spec", Form::value, "1 to 65536 tokens",
      [](Text t, Line& l) { return read_integer(t, std::int64_t{1}, std::int64_t{65536}, &l.speculative); }},
+    {"part", Form::value, "both, transition or state", [](Text t, Line& l) { return read_enum(t, part_names, &l.part); }},
     {"strided", Form::flag, "", [](Text, Line& l) { return l.strided = true; }},
     {"force", Form::value, "the name of an implementation", [](Text t, Line& l) { return read_name(t, &l.force); }},
     {"threads", Form::value, "1 to 1024", [](Text t, Line& l) { return read_integer(t, 1, 1024, &l.threads); }},
@@ -176,7 +177,7 @@ class Words {
 
 Status read_direction(std::string_view word, std::string_view text, Direction* direction) {
     if (read_enum(text, direction_names, direction)) return {};
-    return error(word, "fwd, bwd or step behind the colon");
+    return error(word, "fwd, bwd, step, summary or summary_bwd behind the colon");
 }
 
 // The first word: OPERATOR:DIRECTION, or a preset with or without a direction.
@@ -187,7 +188,7 @@ Status read_head(std::string_view word, ProblemLine* line, Words* words) {
         if (name != name_of(static_cast<Operator>(i))) continue;
         line->op = static_cast<Operator>(i);
         if (colon == std::string_view::npos)
-            return error(word, "fwd, bwd or step behind it, as in " + shown(name) + ":fwd");
+            return error(word, "fwd, bwd, step, summary or summary_bwd behind it, as in " + shown(name) + ":fwd");
         return read_direction(word, word.substr(colon + 1), &line->direction);
     }
     for (const Preset& preset : presets()) {
@@ -279,7 +280,19 @@ Status check_step(const Words& words, const ProblemLine& line) {
     return {};
 }
 
+Status check_summary(const Words& words, const ProblemLine& line) {
+    const bool map = line.direction == Direction::summarize;
+    if (!map && words.has("part")) return error(words.text("part"), "direction summary");
+    if (!map && line.direction != Direction::summarize_backward) return {};
+    for (const char* key : {"gv", "betav"}) {
+        if (words.has(key)) return error(words.text(key), "direction fwd, bwd or step: a summary has one matrix for all value channels");
+    }
+    if (map && line.state_out) return error(words.text("state"), "none or in: no state leaves a summary");
+    return {};
+}
+
 Status check(const Words& words, const ProblemLine& line) {
+    if (Status status = check_summary(words, line); !status.ok()) return status;
     if (Status status = check_gates(words, line); !status.ok()) return status;
     if (Status status = check_lengths(words, line); !status.ok()) return status;
     if (Status status = check_step(words, line); !status.ok()) return status;
@@ -301,7 +314,7 @@ Status check(const Words& words, const ProblemLine& line) {
 
 Status parse(const std::string& text, ProblemLine* line) {
     const std::vector<std::string_view> parts = split(text, " \t\r\n");
-    if (parts.empty()) return error("problem", "OPERATOR:fwd|bwd|step or a preset, then words such as b2 t4096");
+    if (parts.empty()) return error("problem", "OPERATOR:fwd|bwd|step|summary|summary_bwd or a preset, then words such as b2 t4096");
     ProblemLine result;
     Words words;
     for (std::size_t i = 1; i < parts.size(); ++i) {

@@ -16,13 +16,15 @@ enum class GateKind { none, head, step, channel, step_head, channel_head };  // 
 // lasting = uniform between -forget and 0, of channel gates on a share of the channels (the others random).
 enum class GateValues { random, zero, strong, reset, minus_inf, lasting };
 
+enum class Parts { both, transition, state };  // of a summary
+
 // What uniform numbers are drawn from.
 struct Range {
     double least, most;
     bool operator==(const Range&) const = default;
 };
 
-// One problem:  OPERATOR:fwd|bwd|step b2 t4096 h16 hv32 k128 v128 f64|f32|bf16|f16 [options]
+// One problem:  OPERATOR:fwd|bwd|step|summary|summary_bwd b2 t4096 h16 hv32 k128 v128 f64|f32|bf16|f16 [options]
 // What is left out has a default: b1 t256 h4 hv=h k64 v=k f32, the operator's own gate, gates=random, seed=1.
 struct ProblemLine {
     Operator op = Operator::linear_attention;
@@ -35,7 +37,8 @@ struct ProblemLine {
     double forget = 0.001, share = 1;   // gates=lasting: forget=0.001, share=0.25
     int chunk = 0, num_steps = 0;
     std::vector<std::int64_t> varlen;          // varlen=0,100,4096: cu_seqlens; sets T to the last and B to 1
-    bool state_in = false, state_out = false;  // state=none|in|out|inout (backward: out = with d_final_state)
+    bool state_in = false, state_out = false;  // state=none|in|out|inout (backward: out = with d_final_state;
+                                               // a summary has no state that leaves it)
     bool l2norm = false, vfirst = false, reverse = false;
     bool gate_raw = false;              // gate=raw form: A_log, dt_bias given: option word `rawgate`
     std::optional<double> lower_bound;  // `bound=-5`: bounded form, implies rawgate
@@ -47,6 +50,7 @@ struct ProblemLine {
     std::optional<DType> state_dtype;   // saved=f32|bf16
     std::int64_t pool = 0;              // step: rows of the state pool, `pool=N`; 0: one row per sequence in order
     std::int64_t speculative = 0;       // step: `spec=S`: 2-D indices with S = tokens of each sequence
+    Parts part = Parts::both;           // summary: part=transition|state
     bool strided = false;               // `strided`: tensors with padded, permuted or doubled strides
     std::string force;                  // force=NAME
     int threads = 0;

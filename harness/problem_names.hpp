@@ -14,7 +14,8 @@ inline constexpr GateName gate_names[] = {{GateKind::none, "none"},           {G
                                           {GateKind::step_head, "step+head"}, {GateKind::channel_head, "channel+head"}};
 inline constexpr const char* gate_value_names[] = {"random", "zero", "strong", "reset", "minus_inf", "lasting"};
 inline constexpr const char* beta_form_names[] = {"value", "sigmoid", "two_sigmoid"};
-inline constexpr const char* direction_names[] = {"fwd", "bwd", "step"};
+inline constexpr const char* direction_names[] = {"fwd", "bwd", "step", "summary", "summary_bwd"};
+inline constexpr const char* part_names[] = {"both", "transition", "state"};
 inline constexpr const char* state_names[] = {"none", "in", "out", "inout"};
 
 inline const char* name_of_gate(GateKind gate) {

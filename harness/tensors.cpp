@@ -38,9 +38,16 @@ class Maker {
         add_gates();
         add_beta();
         if (line_.direction == Direction::step) add_pool();
-        if (line_.direction != Direction::backward) add("o", line_.dtype, token_shape(line_.HV, line_.V));
+        if (line_.direction == Direction::forward || line_.direction == Direction::step) {
+            add("o", line_.dtype, token_shape(line_.HV, line_.V));
+        }
         if (line_.direction != Direction::step) add_states();
         if (line_.direction == Direction::backward) add_gradients();
+        if (line_.direction == Direction::summarize) add_summary();
+        if (line_.direction == Direction::summarize_backward) {
+            if (has_d_o()) add_normal("d_o", line_.dtype, token_shape(line_.HV, line_.V));
+            add("d_initial_state", wide_, state_);
+        }
         return std::move(tensors_);
     }
 
@@ -107,7 +114,8 @@ class Maker {
     }
 
     void add_query_key_value() {
-        add_normal("q", line_.dtype, token_shape(line_.H, line_.K));
+        const bool with_q = line_.direction != Direction::summarize || variant(line_, wanted_gradients, 8) == 1;
+        if (with_q) add_normal("q", line_.dtype, token_shape(line_.H, line_.K));  // by a summary not read
         add_normal("v", line_.dtype, token_shape(line_.HV, line_.V));
         const Stream key_stream(line_.seed, "k");
         fill_rows(add("k", line_.dtype, token_shape(line_.H, line_.K)), line_.K,
@@ -217,7 +225,7 @@ class Maker {
     }
 
     void add_states() {
-        const bool backward = line_.direction == Direction::backward;
+        const bool backward = line_.direction == Direction::backward || line_.direction == Direction::summarize_backward;
         if (line_.state_in) add_normal("initial_state", wide_, state_);
         if (line_.state_out && !backward) add("final_state", wide_, state_);
         if (line_.state_out && backward) add_normal("d_final_state", wide_, state_);
@@ -260,9 +268,19 @@ class Maker {
     }
 
     // All gradients; with some seeds only some of them, one of an initial state that is not given, or no d_o.
+    bool has_d_o() const { return variant(line_, wanted_gradients, 8) != 1 || !line_.state_out; }
+    void add_summary() {
+        if (line_.part != Parts::state) {
+            Shape shape = {line_.sequences(), line_.HV};
+            if (delta_ || has_channel(line_.gate)) shape.push_back(line_.K);
+            if (delta_) shape.push_back(line_.K);
+            add("transition", wide_, shape);
+        }
+        if (line_.part != Parts::transition) add("state", wide_, state_);
+    }
     void add_gradients() {
         const std::int64_t choice = variant(line_, wanted_gradients, 8);
-        if (choice != 1 || !line_.state_out) add_normal("d_o", line_.dtype, token_shape(line_.HV, line_.V));
+        if (has_d_o()) add_normal("d_o", line_.dtype, token_shape(line_.HV, line_.V));
         const auto wanted = [&](const std::string& name) {
             return choice != 2 || name == "v" || Stream(line_.seed, "wanted " + name).below(0, 2) == 0;
         };
@@ -371,6 +389,7 @@ Call make_call(const ProblemLine& line, std::map<std::string, Tensor>& tensors) 
                   view("d_dt_bias"),
                   state_view("d_initial_state")};
     call.pool = {state_view("pool"), view("indices"), view("num_accepted_tokens")};
+    call.summary = {view("transition"), state_view("state")};
     return call;
 }
 

@@ -85,7 +85,8 @@ class Tensor {
 };
 
 // Everything a call on a problem line needs, named as in the API: "q", "k", ..., "initial_state", "cu_seqlens", "o",
-// "final_state", "d_o", "d_final_state", "d_q", ..., "pool", "indices", "num_accepted_tokens".
+// "final_state", "d_o", "d_final_state", "d_q", ..., "pool", "indices", "num_accepted_tokens",
+// "transition", "state".
 struct CallTensors {
     std::map<std::string, Tensor> tensors;
     Call call;  // views into `tensors`: hence moved, never copied

@@ -1,5 +1,5 @@
 // C++ entry: make a Problem, select an implementation, give it memory, run it.
-#include "headrace/headrace.hpp"
+#include "headrace/summary.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -145,6 +145,17 @@ Status states_agree(const Call& backward, bool* agree) {
 Status step(Operator op, const Inputs& in, const Outputs& out, const StatePool& pool, const Options& options,
             Workspace workspace) {
     return guarded([&] { return execute({op, Direction::step, in, out, {}, {}, pool, options}, workspace); });
+}
+
+Status summarize(Operator op, const Inputs& in, const Summary& out, const Options& options, Workspace workspace) {
+    return guarded([&] { return execute({op, Direction::summarize, in, {}, {}, {}, {}, options, out}, workspace); });
+}
+
+Status summarize_backward(Operator op, const Inputs& in, const OutputGradients& d_out, const TensorView& d_initial_state,
+                          const Options& options, Workspace workspace) {
+    Call call{op, Direction::summarize_backward, in, {}, d_out, {}, {}, options, {}};
+    call.grads.d_initial_state = d_initial_state;
+    return guarded([&] { return execute(call, workspace); });
 }
 
 Status workspace_size(const Call& call, std::size_t* bytes) {

@@ -15,6 +15,7 @@
 
 #include "harness/check.hpp"
 #include "harness/oracle_call.hpp"
+#include "harness/run_call.hpp"
 #include "harness/tensors.hpp"
 #include "relative_error.hpp"
 
@@ -52,14 +53,7 @@ inline ProblemLine line_of(const std::string& text) {
     return line;
 }
 
-inline Status run(const Call& call, Workspace workspace = {}) {
-    switch (call.direction) {
-        case Direction::forward: return forward(call.op, call.in, call.out, call.options, workspace);
-        case Direction::backward: return backward(call.op, call.in, call.d_out, call.grads, call.options, workspace);
-        case Direction::step: break;
-    }
-    return step(call.op, call.in, call.out, call.pool, call.options, workspace);
-}
+inline Status run(const Call& call, Workspace workspace = {}) { return harness::run_call(call, workspace); }
 
 inline std::vector<Candidate> candidates_of(const Call& call) {
     std::vector<Candidate> candidates;

@@ -14,6 +14,7 @@
 #include "harness/check.hpp"
 #include "harness/convert.hpp"
 #include "harness/oracle_call.hpp"
+#include "headrace/summary.hpp"
 
 namespace headrace {
 namespace {
@@ -120,6 +121,18 @@ Status step(Operator op, const Inputs& in, const Outputs& out, const StatePool& 
     Call call;
     call.op = op, call.direction = Direction::step, call.in = in, call.out = out, call.pool = pool;
     call.options = options;
+    return run(call, workspace);
+}
+Status summarize(Operator op, const Inputs& in, const Summary& out, const Options& options, Workspace workspace) {
+    Call call;
+    call.op = op, call.direction = Direction::summarize, call.in = in, call.summary = out, call.options = options;
+    return run(call, workspace);
+}
+Status summarize_backward(Operator op, const Inputs& in, const OutputGradients& d_out, const TensorView& d_initial_state,
+                          const Options& options, Workspace workspace) {
+    Call call;
+    call.op = op, call.direction = Direction::summarize_backward, call.in = in, call.d_out = d_out, call.options = options;
+    call.grads.d_initial_state = d_initial_state;
     return run(call, workspace);
 }
 Status workspace_size(const Call&, std::size_t* bytes) {

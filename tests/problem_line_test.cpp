@@ -166,10 +166,10 @@ TEST(ProblemLine, MessagesNameTheWordAndWhatWasExpected) {
         {"gla:fwd force=", "force=: expected the name of an implementation"},
         {"gla:fwd force=a/b", "force=a/b: expected the name of an implementation"},
         {"gla:fwd t16777216 h16777216", "sizes: expected tensors of at most 2^40 elements"},
-        {"gla:up", "gla:up: expected fwd, bwd or step behind the colon"},
-        {"gla", "gla: expected fwd, bwd or step behind it, as in gla:fwd"},
-        {"gla-1.3b:up", "gla-1.3b:up: expected fwd, bwd or step behind the colon"},
-        {"", "problem: expected OPERATOR:fwd|bwd|step or a preset, then words such as b2 t4096"}};
+        {"gla:up", "gla:up: expected fwd, bwd, step, summary or summary_bwd behind the colon"},
+        {"gla", "gla: expected fwd, bwd, step, summary or summary_bwd behind it, as in gla:fwd"},
+        {"gla-1.3b:up", "gla-1.3b:up: expected fwd, bwd, step, summary or summary_bwd behind the colon"},
+        {"", "problem: expected OPERATOR:fwd|bwd|step|summary|summary_bwd or a preset, then words such as b2 t4096"}};
     for (const auto& [text, message] : cases) EXPECT_EQ(message_of(text), message);
 }
 

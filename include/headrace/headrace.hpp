@@ -54,7 +54,7 @@ enum class Operator {
 // "linear_attention", "retention", ...
 const char* name_of(Operator op);
 
-enum class Direction { forward, backward, step };
+enum class Direction { forward, backward, step, summarize, summarize_backward };  // the last two: summary.hpp
 
 // What an operator reads. Views not given (rank 0) are absent. q, k, v, p share one dtype of f64, f32, bf16, f16; the
 // gates, beta and states may each have any floating dtype (f64 only with f64 q). All on one device.
@@ -89,6 +89,13 @@ struct OutputGradients {
 // The gradients to compute: each has the shape of its input and any floating dtype. A view not given costs nothing.
 struct Gradients {
     TensorView d_q, d_k, d_v, d_p, d_g, d_gv, d_g_gamma, d_beta, d_A_log, d_dt_bias, d_initial_state;
+};
+
+// What a piece of tokens does to the state that enters it: S_out = transition S_in + state (summary.hpp).
+struct Summary {
+    TensorView transition;  // delta rule [N, HV, K, K]; additive rule, which is diagonal: with a channel gate [N, HV, K], else
+                            // [N, HV]. f32 (f64 when k is f64), as state
+    TensorView state;       // [N, HV, K, V]
 };
 
 // States of many sequences kept by the caller between step calls; they are updated in place. Rows that no index names
@@ -190,6 +197,7 @@ struct Call {
     Gradients grads;         // backward
     StatePool pool;          // step
     Options options;
+    Summary summary = {};    // summarize (summarize_backward: d_out and grads.d_initial_state)
 };
 
 // Bytes of workspace that the call needs, alignment slack included.

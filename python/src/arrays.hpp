@@ -193,8 +193,6 @@ class Arrays {
         Py_ssize_t i = 0;
         for (const auto& [name, view] : targets) read(PyList_GET_ITEM(arguments.ptr(), i++), name, view);
     }
-
-  private:
     void read(nb::handle argument, const char* name, TensorView* view) {
         if (argument.is_none() || (is_numpy_array(argument) && read_numpy(argument, view))) return;
         nb::dlpack::dltensor array;
@@ -207,6 +205,8 @@ class Arrays {
         }
         *view = view_of(array, dtype_of(array.dtype, name));
     }
+
+  private:
     nb::dlpack::dltensor keep(nb::handle argument, const char* name) {
         Array array;
         if (!nb::try_cast<Array>(argument, array)) {

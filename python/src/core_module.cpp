@@ -12,6 +12,7 @@
 #include "layer_module.hpp"
 #include "piece_module.hpp"
 #include "request.hpp"
+#include "summary_module.hpp"
 #include "torch_calls.hpp"
 #include "xla_handlers.hpp"
 
@@ -138,6 +139,7 @@ NB_MODULE(_core, module) {
     module.def("xla_layout", &xla_layout, "The layout of XLA's structures that the handlers were compiled for.");
     add_layer_functions(module);
     add_piece_functions(module);
+    add_summary_functions(module);
     add_torch_calls(module);
 }
 

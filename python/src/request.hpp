@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "arrays.hpp"
-#include "headrace/headrace.hpp"
+#include "headrace/summary.hpp"
 #include "names.hpp"
 
 namespace headrace::python {
@@ -18,7 +18,7 @@ inline Operator operator_of(std::string_view name) {
     throw nb::value_error(("op: expected the name of an operator, got '" + std::string(name) + "'").c_str());
 }
 
-// Everything that the three directions share.
+// Everything that the directions share.
 struct Request {
     Call call;
     Arrays arrays;
@@ -51,17 +51,30 @@ struct Request {
         arrays.read(pool, {{"states", &call.pool.states}, {"ssm_state_indices", &call.pool.indices},
                            {"num_accepted_tokens", &call.pool.num_accepted_tokens}});
     }
+    void summary(const nb::list& summary) {
+        arrays.read(summary, {{"transition", &call.summary.transition}, {"state", &call.summary.state}});
+    }
     // The interpreter is free while this runs.
     void run() {
         Status status;
         {
             const nb::gil_scoped_release release;
-            const Call& c = call;
-            status = c.direction == Direction::forward    ? forward(c.op, c.in, c.out, c.options)
-                     : c.direction == Direction::backward ? backward(c.op, c.in, c.d_out, c.grads, c.options)
-                                                          : step(c.op, c.in, c.out, c.pool, c.options);
+            status = result_of(call);
         }
         raise(status);
+    }
+
+  private:
+    static Status result_of(const Call& c) {
+        switch (c.direction) {
+            case Direction::forward: return forward(c.op, c.in, c.out, c.options);
+            case Direction::backward: return backward(c.op, c.in, c.d_out, c.grads, c.options);
+            case Direction::step: return step(c.op, c.in, c.out, c.pool, c.options);
+            case Direction::summarize: return summarize(c.op, c.in, c.summary, c.options);
+            case Direction::summarize_backward:
+                return summarize_backward(c.op, c.in, c.d_out, c.grads.d_initial_state, c.options);
+        }
+        return {};
     }
 };
 

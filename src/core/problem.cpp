@@ -17,6 +17,13 @@ bool is_one_of_chunks(int chunk) {
     return chunk == 0 || chunk == 16 || chunk == 32 || chunk == 64 || chunk == 128 || chunk == 256;
 }
 
+// Summaries hand none on.
+void drop_roundings(Piece& piece) {
+    for (TensorView* view : {&piece.initial_roundings, &piece.final_roundings, &piece.d_final_roundings, &piece.d_initial_roundings}) {
+        *view = {};
+    }
+}
+
 // Views that the direction does not use are dropped, so that nothing below can read them.
 void take(const Call& call, Problem& problem) {
     problem.op = call.op;
@@ -28,6 +35,15 @@ void take(const Call& call, Problem& problem) {
         problem.d_out = call.d_out;
         problem.grads = call.grads;
         problem.out.final_state = call.out.final_state;
+    } else if (call.direction == Direction::summarize_backward) {
+        drop_roundings(problem.whole);
+        problem.in.initial_state = {};
+        problem.d_out = call.d_out;
+        problem.grads.d_initial_state = call.grads.d_initial_state;
+    } else if (call.direction == Direction::summarize) {
+        drop_roundings(problem.whole);
+        problem.in.q = {};
+        problem.summary = call.summary;
     } else {
         problem.out = call.out;
         if (call.direction == Direction::step) problem.pool = call.pool;
@@ -53,18 +69,19 @@ bool check_options(Problem& problem, Fault& fault) {
     problem.state_dtype = options.state_dtype.value_or(problem.dtype);
     if (problem.state_dtype != problem.dtype && problem.state_dtype != DType::f32) {
         return fault("state_dtype: expected ", problem.dtype == DType::f32 ? "" : "f32 or ", name_of(problem.dtype),
-                     " as in q, got ", name_of(problem.state_dtype));
+                     " as in ", problem.keys_name(), ", got ", name_of(problem.state_dtype));
     }
     return resolve_threads(options.threads, &problem.threads, fault);
 }
 
 bool check_sequences(Problem& problem, Fault& fault) {
-    if (!list_sequences(&problem.sequences, problem.in.cu_seqlens, "q", problem.B, problem.T, fault)) return false;
+    if (!list_sequences(&problem.sequences, problem.in.cu_seqlens, problem.keys_name(), problem.B, problem.T, fault)) return false;
     // Workspaces hold a state per sequence or per chunk.
     const std::int64_t states = bounded_product(std::max(problem.N, problem.B * problem.T), problem.HV);
     if (bounded_product(states, bounded_product(problem.K, problem.V)) >= max_elements) {
-        return fault("q: expected tokens * value_heads * key_dim * value_dim below 2^58, got shapes ",
-                     shape_text(problem.in.q), " of q and ", shape_text(problem.in.v), " of v");
+        const char* keys = problem.keys_name();
+        return fault(keys, ": expected tokens * value_heads * key_dim * value_dim below 2^58, got shapes ",
+                     shape_text(problem.keys()), " of ", keys, " and ", shape_text(problem.in.v), " of v");
     }
     return true;
 }

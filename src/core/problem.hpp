@@ -43,7 +43,15 @@ struct Problem {
     OutputGradients d_out;
     Gradients grads;
     StatePool pool;
+    Summary summary;
     Options options;
+
+    // Which tensor gives B, T, H, K and the dtype: q, or k where q is not read.
+    const TensorView& keys() const { return direction == Direction::summarize ? in.k : in.q; }
+    const char* keys_name() const { return direction == Direction::summarize ? "k" : "q"; }
+    // A summary runs as a forward that leaves no outputs, or as the adjoint of a backward.
+    bool runs_forward() const { return direction == Direction::forward || direction == Direction::summarize; }
+    bool runs_backward() const { return direction == Direction::backward || direction == Direction::summarize_backward; }
 };
 
 // A backward whose states alone are wanted: backward_states.

@@ -65,6 +65,15 @@ bool check_forms(const Problem& problem, Fault& fault) {
                  static_cast<int>(problem.options.beta_form));
 }
 
+// A summary is a K x K matrix that all value channels share.
+bool check_map(const Problem& problem, Fault& fault) {
+    return refuse("gv", problem.in.gv, "a summary's transition is one K x K matrix for all value channels", fault) &&
+           (problem.in.beta.rank != 4 ||
+            fault("beta: expected 3 dimensions [B, T, HV], a summary's transition is one K x K matrix for all value channels, "
+                  "got 4: ",
+                  shape_text(problem.in.beta)));
+}
+
 bool check_direction(const Problem& problem, Fault& fault) {
     switch (problem.direction) {
         case Direction::forward: return require("o", problem.out.o, "forward", fault);
@@ -76,8 +85,18 @@ bool check_direction(const Problem& problem, Fault& fault) {
                    require("pool.states", problem.pool.states, "step", fault) &&
                    refuse("initial_state", problem.in.initial_state, "step takes it from the pool", fault) &&
                    refuse("final_state", problem.out.final_state, "step leaves it in the pool", fault);
+        case Direction::summarize:
+            return check_map(problem, fault) &&
+                   (problem.summary.transition.given() || problem.summary.state.given() ||
+                    fault("transition: expected transition or state or both, got neither"));
+        case Direction::summarize_backward:
+            return check_map(problem, fault) &&
+                   (problem.d_out.d_o.given() || problem.d_out.d_final_state.given() ||
+                    fault("d_o: expected d_o or d_final_state or both, got neither")) &&
+                   require("d_initial_state", problem.grads.d_initial_state, "summarize_backward", fault);
     }
-    return fault("direction: expected forward, backward or step, got number ", static_cast<int>(problem.direction));
+    return fault("direction: expected forward, backward, step, summarize or summarize_backward, got number ",
+                 static_cast<int>(problem.direction));
 }
 
 struct GradientPair {
@@ -164,19 +183,27 @@ bool check_pool(const Problem& problem, const Dim& sequences, const Dim& value_h
     return refuse("pool.num_accepted_tokens", pool.num_accepted_tokens, "it needs indices [N, S]", fault);
 }
 
+bool check_transition(const Problem& problem, const Dim& sequences, const Dim& value_heads, const Dim& key_dim, Fault& fault) {
+    const TensorView& transition = problem.summary.transition;
+    if (problem.rule == Rule::delta) return expect_shape("transition", transition, {sequences, value_heads, key_dim, key_dim}, fault);
+    if (problem.channel_gate) return expect_shape("transition", transition, {sequences, value_heads, key_dim}, fault);
+    return expect_shape("transition", transition, {sequences, value_heads}, fault);
+}
+
 bool fix_sizes(Problem& problem, Fault& fault) {
-    const TensorView &q = problem.in.q, &v = problem.in.v, &cu_seqlens = problem.in.cu_seqlens;
-    if (q.rank != 4) return fault("q: expected 4 dimensions [B, T, H, K], got ", q.rank, ": ", shape_text(q));
+    const TensorView &q = problem.keys(), &v = problem.in.v, &cu_seqlens = problem.in.cu_seqlens;
+    const char* const name = problem.keys_name();
+    if (q.rank != 4) return fault(name, ": expected 4 dimensions [B, T, H, K], got ", q.rank, ": ", shape_text(q));
     if (v.rank != 4) return fault("v: expected 4 dimensions [B, T, HV, V], got ", v.rank, ": ", shape_text(v));
     problem.B = q.shape[0], problem.T = q.shape[1], problem.H = q.shape[2], problem.K = q.shape[3];
     problem.HV = v.shape[2], problem.V = v.shape[3];
-    if (problem.H < 1) return fault("q: expected at least 1 head, got 0");
-    if (problem.K < 1) return fault("q: expected key_dim of at least 1, got 0");
+    if (problem.H < 1) return fault(name, ": expected at least 1 head, got 0");
+    if (problem.K < 1) return fault(name, ": expected key_dim of at least 1, got 0");
     if (problem.V < 1) return fault("v: expected value_dim of at least 1, got 0");
-    if (problem.K > max_head_dim) return fault("q: expected key_dim of at most ", max_head_dim, ", got ", problem.K);
+    if (problem.K > max_head_dim) return fault(name, ": expected key_dim of at most ", max_head_dim, ", got ", problem.K);
     if (problem.V > max_head_dim) return fault("v: expected value_dim of at most ", max_head_dim, ", got ", problem.V);
     if (problem.HV < 1 || problem.HV % problem.H != 0) {
-        return fault("v: expected value_heads that are a multiple of heads ", problem.H, " of q, got ", problem.HV);
+        return fault("v: expected value_heads that are a multiple of heads ", problem.H, " of ", name, ", got ", problem.HV);
     }
     problem.group = problem.HV / problem.H;
     return count_sequences(&problem.N, cu_seqlens, problem.B, fault);
@@ -191,7 +218,8 @@ bool check_presence(Problem& problem, Fault& fault) {
     problem.rule = info->rule;
     problem.erase_with_p = info->erase_key == 'p';
     problem.elementwise_beta = in.beta.rank == 4;
-    if (!require("q", in.q, info->name, fault) || !require("k", in.k, info->name, fault) ||
+    const bool reads_q = problem.direction != Direction::summarize;
+    if ((reads_q && !require("q", in.q, info->name, fault)) || !require("k", in.k, info->name, fault) ||
         !require("v", in.v, info->name, fault)) {
         return false;
     }
@@ -203,9 +231,9 @@ bool check_presence(Problem& problem, Fault& fault) {
 bool check_shapes(Problem& problem, Fault& fault) {
     if (!fix_sizes(problem, fault)) return false;
     const Inputs& in = problem.in;
-    const char* count = in.cu_seqlens.given() ? "cu_seqlens" : "q";
-    const Dim B = {"B", "batch", problem.B, "q"}, T = {"T", "tokens", problem.T, "q"},
-              H = {"H", "heads", problem.H, "q"}, K = {"K", "key_dim", problem.K, "q"},
+    const char *keys = problem.keys_name(), *count = in.cu_seqlens.given() ? "cu_seqlens" : keys;
+    const Dim B = {"B", "batch", problem.B, keys}, T = {"T", "tokens", problem.T, keys},
+              H = {"H", "heads", problem.H, keys}, K = {"K", "key_dim", problem.K, keys},
               HV = {"HV", "value_heads", problem.HV, "v"}, V = {"V", "value_dim", problem.V, "v"},
               N = {"N", "sequences", problem.N, count};
     const bool channels = problem.channel_gate;
@@ -219,6 +247,8 @@ bool check_shapes(Problem& problem, Fault& fault) {
            expect_shape("initial_state", in.initial_state, {N, HV, K, V}, fault) &&
            expect_shape("o", problem.out.o, {B, T, HV, V}, fault) &&
            expect_shape("final_state", problem.out.final_state, {N, HV, K, V}, fault) &&
+           check_transition(problem, N, HV, K, fault) &&
+           expect_shape("state", problem.summary.state, {N, HV, K, V}, fault) &&
            expect_shape("d_o", problem.d_out.d_o, {B, T, HV, V}, fault) &&
            expect_shape("d_final_state", problem.d_out.d_final_state, {N, HV, K, V}, fault) &&
            check_gradients(problem, fault) &&

@@ -11,7 +11,7 @@
 namespace headrace {
 namespace {
 
-constexpr std::size_t max_views = 34;  // of named_views
+constexpr std::size_t max_views = 36;  // of named_views
 
 bool is_float(DType dtype) {
     return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
@@ -93,6 +93,8 @@ std::vector<NamedView> named_views(const Problem& problem) {
     add("cu_seqlens", in.cu_seqlens, Role::index);
     add("o", problem.out.o, Role::output);
     add("final_state", problem.out.final_state, Role::output);
+    add("transition", problem.summary.transition, Role::output);
+    add("state", problem.summary.state, Role::output);
     add("d_o", problem.d_out.d_o, Role::input);
     add("d_final_state", problem.d_out.d_final_state, Role::input);
     add("d_q", grads.d_q, Role::output);
@@ -129,19 +131,26 @@ bool check_each_view(const std::vector<NamedView>& views, Contents contents, Fau
 }
 
 bool check_dtypes(const std::vector<NamedView>& views, Problem& problem, Fault& fault) {
-    problem.dtype = problem.in.q.dtype;
+    const char* const keys = problem.keys_name();
+    problem.dtype = problem.keys().dtype;
     problem.wide = problem.dtype == DType::f64;
     const DType state = problem.wide ? DType::f64 : DType::f32;
-    if (!expect_dtype("k", problem.in.k, problem.dtype, "q", fault) ||
-        !expect_dtype("v", problem.in.v, problem.dtype, "q", fault) ||
-        !expect_dtype("p", problem.in.p, problem.dtype, "q", fault) ||
-        !expect_dtype("o", problem.out.o, problem.dtype, "q", fault) ||
-        !expect_dtype("d_o", problem.d_out.d_o, problem.dtype, "q", fault)) {
+    if (!expect_dtype("k", problem.in.k, problem.dtype, keys, fault) ||
+        !expect_dtype("v", problem.in.v, problem.dtype, keys, fault) ||
+        !expect_dtype("p", problem.in.p, problem.dtype, keys, fault) ||
+        !expect_dtype("o", problem.out.o, problem.dtype, keys, fault) ||
+        !expect_dtype("d_o", problem.d_out.d_o, problem.dtype, keys, fault)) {
         return false;
+    }
+    const Summary& summary = problem.summary;
+    for (const auto& [name, view] : {std::pair("transition", &summary.transition), std::pair("state", &summary.state)}) {
+        if (!view->given() || view->dtype == state) continue;
+        return fault(name, ": expected dtype ", name_of(state), " where ", keys, " has ", name_of(problem.dtype), ", got ",
+                     name_of(view->dtype));
     }
     const TensorView &final_state = problem.out.final_state, &states = problem.pool.states;
     if (final_state.given() && final_state.dtype != state && !(problem.is_piece && final_state.dtype == DType::f64)) {
-        return fault("final_state: expected dtype ", name_of(state), problem.is_piece ? " or f64 where q has " : " where q has ", name_of(problem.dtype), ", got ",
+        return fault("final_state: expected dtype ", name_of(state), problem.is_piece ? " or f64 where " : " where ", keys, " has ", name_of(problem.dtype), ", got ",
                      name_of(final_state.dtype));
     }
     if (states.given() && states.dtype != state && (problem.wide || size_of(states.dtype) != 2)) {
@@ -160,7 +169,7 @@ bool check_dtypes(const std::vector<NamedView>& views, Problem& problem, Fault& 
     for (const NamedView& named : views) {
         const bool exact = problem.is_piece && std::find(std::begin(handed_on), std::end(handed_on), named.view) != std::end(handed_on);
         if (named.role != Role::index && named.view->dtype == DType::f64 && !problem.wide && !exact) {
-            return fault(named.name, ": expected dtype f32, bf16 or f16 where q has ", name_of(problem.dtype),
+            return fault(named.name, ": expected dtype f32, bf16 or f16 where ", keys, " has ", name_of(problem.dtype),
                          ", got f64");
         }
     }

@@ -8,6 +8,8 @@ const char* name_of(Direction direction) {
         case Direction::forward: return "forward";
         case Direction::backward: return "backward";
         case Direction::step: return "step";
+        case Direction::summarize: return "summarize";
+        case Direction::summarize_backward: return "summarize_backward";
     }
     return "?";
 }

@@ -5,8 +5,9 @@ namespace headrace::cpu {
 
 std::vector<const Implementation*> implementations() {
     std::vector<const Implementation*> all = chunk_implementations();
-    const std::vector<const Implementation*> recurrent = recurrent_implementations();
-    all.insert(all.end(), recurrent.begin(), recurrent.end());
+    for (const auto& list : {summary_implementations(), recurrent_implementations(), recurrent_summaries()}) {
+        all.insert(all.end(), list.begin(), list.end());
+    }
     return all;
 }
 

@@ -49,7 +49,7 @@ std::vector<Total> totals_of(const ProblemLine& line, const Plan& own) {
         totals.push_back({key, key, bytes});
     }
     totals.push_back({"peak", "peak of this call", own.bytes});
-    if (line.direction == Direction::step) return totals;
+    if (line.direction != Direction::forward && line.direction != Direction::backward) return totals;
     const bool forward = line.direction == Direction::forward;
     const double other = make_plan(turned(line, forward ? Direction::backward : Direction::forward)).bytes;
     totals.push_back(

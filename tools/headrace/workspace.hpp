@@ -1,15 +1,14 @@
-// A call run by its direction, and the workspace for it.
+// The workspace for a call, and what runs it.
 #pragma once
 
 #include <cstddef>
 #include <vector>
 
-#include "headrace/headrace.hpp"
+#include "harness/run_call.hpp"
 
 namespace headrace::cli {
 
-// forward, backward or step, as the call says.
-Status run_call(const Call& call, Workspace workspace);
+using harness::run_call;
 
 // Memory of the size that the call asks for, every page touched, so that no timed call pays for it. Throws a Failure
 // where the call is not valid.

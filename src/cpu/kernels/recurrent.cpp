@@ -2,7 +2,7 @@
 #include <new>
 
 #include "cpu/plumbing/kernel_table.hpp"
-#include "cpu/recurrent/recurrent_kernel.hpp"
+#include "cpu/recurrent/adjoint_kernel.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
@@ -40,13 +40,22 @@ struct RecurrentEntry {
         Arena arena{static_cast<char*>(scratch)};
         Kernel(args, arena, Kernel::with_backward).backward(n, key_head, first);
     }
+    static std::size_t adjoint_scratch(const KernelArgs& args) {
+        Arena arena;
+        AdjointKernel<T, delta>(args, arena);
+        return arena.used;
+    }
+    static void adjoint(const KernelArgs& args, std::int64_t n, std::int64_t head, int first, int count, void* scratch) {
+        Arena arena{static_cast<char*>(scratch)};
+        AdjointKernel<T, delta>(args, arena).adjoint(n, head, first, count);
+    }
     static std::size_t state_bytes(const KernelArgs& args) {
         Arena arena;
         arena.tile<T>(round_up(args.K, 16), round_up(args.V, 16));
         return arena.used;
     }
     static RecurrentKernels entries() {
-        return {forward_scratch, backward_scratch, start, forward, backward, state_bytes, Kernel::saved_segment};
+        return {forward_scratch, backward_scratch, start, forward, backward, state_bytes, Kernel::saved_segment, adjoint_scratch, adjoint};
     }
 };
 

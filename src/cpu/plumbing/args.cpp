@@ -124,6 +124,8 @@ KernelArgs make_args(const Problem& problem, Carver& carver) {
     take(args.o, problem.out.o);
     take(args.initial_state, in.initial_state);
     take(args.final_state, problem.out.final_state);
+    take(args.final_state, problem.summary.state);
+    take(args.transition, problem.summary.transition);
     take(args.d_o, problem.d_out.d_o);
     take(args.d_final_state, problem.d_out.d_final_state);
     take(args.d_q, grads.d_q);

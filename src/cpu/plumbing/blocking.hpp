@@ -76,14 +76,14 @@ constexpr std::int64_t small_state = std::int64_t{4} << 10, small_delta_state = 
 // Forwards in fp32 whose states may come to hold too many roundings: the rest of such a sequence is computed in double, token by
 // token. They keep memory for it at any length: a workspace does not grow with T. Steps round their states after every call anyway.
 inline bool reflections_may_add_up(const Problem& problem) {
-    return problem.rule == Rule::delta && problem.dtype == DType::f32 && problem.direction == Direction::forward;
+    return problem.rule == Rule::delta && problem.dtype == DType::f32 && problem.runs_forward();
 }
 
 inline std::string recurrent_form_is_faster(const Problem& problem, bool bf16_products) {
-    if (problem.direction == Direction::forward && bf16_products) return {};
+    if (problem.runs_forward() && bf16_products) return {};
     const std::int64_t state = problem.rule == Rule::delta ? small_delta_state : small_state;
-    const bool small = problem.direction == Direction::forward && problem.K * problem.V * 4 <= state;
-    const std::int64_t border = problem.direction == Direction::backward ? backward_tokens : small ? small_state_tokens : forward_tokens;
+    const bool small = problem.runs_forward() && problem.K * problem.V * 4 <= state;
+    const std::int64_t border = problem.runs_backward() ? backward_tokens : small ? small_state_tokens : forward_tokens;
     if (problem.whole.longest > border) return {};
     const std::string states = small ? " with states of up to " + std::to_string(state >> 10) + " KiB" : std::string();
     return "sequences of up to " + std::to_string(border) + " tokens" + states + ": the recurrent form is faster";
@@ -93,7 +93,7 @@ inline std::string recurrent_form_is_faster(const Problem& problem, bool bf16_pr
 // with one token of one head 17 missed a relative 1e-5, with two tokens 4, with four 1, with eight none. Value heads of a
 // group share their q.k: they are no further sums.
 inline bool rests_on_few_sums(const Problem& problem) {
-    const std::int64_t few = problem.direction == Direction::backward ? 8 : 2, tokens = problem.whole.tokens;
+    const std::int64_t few = problem.runs_backward() ? 8 : 2, tokens = problem.whole.tokens;
     return !problem.wide && tokens > 0 && tokens * problem.whole.heads < few;
 }
 
@@ -107,13 +107,14 @@ inline std::int64_t rough_nanoseconds(const Problem& problem) {
 
 // Value blocks are independent, so few heads on many threads are split; blocks keep at least 32 columns, because every
 // block computes the scores anew. The split changes no bit of the result.
-inline int chunk_value_columns(const Problem& problem) {
+inline int chunk_value_columns(const Problem& problem, std::int64_t all_columns) {
     const std::int64_t heads = std::max<std::int64_t>(1, problem.N * problem.HV);
     const std::int64_t wanted = (2 * problem.threads + heads - 1) / heads;
-    if (heads >= problem.threads && heads % problem.threads == 0) return static_cast<int>(problem.V);
-    const std::int64_t columns = (problem.V + wanted - 1) / wanted;
-    return static_cast<int>(std::min<std::int64_t>(problem.V, std::max<std::int64_t>(32, (columns + 15) / 16 * 16)));
+    if (heads >= problem.threads && heads % problem.threads == 0) return static_cast<int>(all_columns);
+    const std::int64_t columns = (all_columns + wanted - 1) / wanted;
+    return static_cast<int>(std::min<std::int64_t>(all_columns, std::max<std::int64_t>(32, (columns + 15) / 16 * 16)));
 }
+inline int chunk_value_columns(const Problem& problem) { return chunk_value_columns(problem, problem.V); }
 
 // Heads of a token are neighbours in memory. A task that takes a few of them through the chunks together meets each page
 // once for all of them, and address translation no longer slows long sequences. Their states stay in L2 beside the tiles of

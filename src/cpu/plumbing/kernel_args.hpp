@@ -70,6 +70,8 @@ struct KernelArgs {
 
     Strided q, k, p, v, g, gv, beta, o, initial_state, final_state;
     Strided initial_roundings, final_roundings, d_final_roundings, d_initial_roundings;  // [N,HV,roundings_size(K)] of a piece
+    Strided transition;        // summarize, whose state is final_state
+    int state_columns;         // summarize: of the columns that are walked, those of the state; the transition's follow
     Strided d_o, d_final_state, d_q, d_k, d_p, d_v, d_g, d_gv, d_beta, d_initial_state;
     bool gate_gradient;        // d_g or any sum below is wanted
     double *d_gamma, *d_rate, *d_bias;  // [N,HV], [N,HV], [N,HV] or [N,HV,K]: one sum per sequence and head, or null

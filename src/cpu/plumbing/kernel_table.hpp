@@ -28,6 +28,28 @@ struct ChunkKernels {
     void (*two_sweeps)(const KernelArgs&, std::int64_t n, std::int64_t key_head, void* scratch);
 };
 
+// Summaries in the chunk form, one instance as above. Columns [first, first + count) of the state, and behind its
+// args.state_columns of the transition; or of the gradient of the state, from that after the tokens to that before them.
+struct SummaryKernels {
+    std::size_t (*summarize_scratch)(const KernelArgs&);
+    std::size_t (*adjoint_scratch)(const KernelArgs&);
+    void (*summarize)(const KernelArgs&, std::int64_t n, std::int64_t head, int first, int count, void* scratch, Unfinished* rest);
+    void (*adjoint)(const KernelArgs&, std::int64_t n, std::int64_t head, int first, int count, void* scratch);
+};
+
+// dst[rows,columns] = a b + c for each sequence and head; a [rows,inner], its transpose, the diagonal [rows] of a matrix, or the
+// identity. c may be absent. Any floating types.
+enum class Factor { matrix, transposed, diagonal, identity };
+struct ProductArgs {
+    Strided dst, a, b, c;
+    Factor factor;
+    int rows, inner, columns;
+};
+struct ProductKernels {
+    std::size_t (*scratch)(const ProductArgs&);
+    void (*product)(const ProductArgs&, std::int64_t n, std::int64_t head, void* scratch);
+};
+
 // Recurrent form, one instance per arithmetic (f32, f64): every rule, gate and option.
 struct RecurrentKernels {
     std::size_t (*forward_scratch)(const KernelArgs&);
@@ -38,6 +60,8 @@ struct RecurrentKernels {
     void (*backward)(const KernelArgs&, std::int64_t n, std::int64_t key_head, std::int64_t first, void* scratch);
     std::size_t (*state_bytes)(const KernelArgs&);
     int segment;
+    std::size_t (*adjoint_scratch)(const KernelArgs&);
+    void (*adjoint)(const KernelArgs&, std::int64_t n, std::int64_t head, int first, int count, void* scratch);  // as SummaryKernels'
 };
 
 // The layer functions, one instance per arithmetic (f32, f64). A group is a run of the call's blocks of tokens or rows,
@@ -54,7 +78,9 @@ struct LayerKernels {
 
 struct KernelTable {
     ChunkKernels chunk[num_arithmetics][2][2];  // [arithmetic][delta][channel gate]; bf16: only with the dot product
+    SummaryKernels summaries[num_arithmetics][2][2];
     RecurrentKernels recurrent[2][2];           // [f32, f64][delta]
+    ProductKernels products[2];                 // [f32, f64]
     LayerKernels layers[2];                     // [f32, f64]
 };
 

@@ -15,7 +15,9 @@ namespace {
 class Recurrent : public IsaImplementation {
   public:
     explicit Recurrent(const Isa& isa) : IsaImplementation(isa, "recurrent") {}
-    bool serves(Direction) const override { return true; }
+    bool serves(Direction direction) const override {
+        return direction == Direction::forward || direction == Direction::backward || direction == Direction::step;
+    }
     std::string refusal(const Problem& problem, const Machine& machine) const override {
         return machine_refusal(problem, machine);
     }

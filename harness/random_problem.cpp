@@ -144,8 +144,9 @@ void draw_gates(Drawing& draw, ProblemLine& line) {
     line.gate_raw = streamed && line.gates != GateValues::minus_inf && draw.chance(25);
     if (line.gate_raw && draw.chance(40)) line.lower_bound = draw.pick({-5.0, -1.0, -0.25});
     if (has_delta_rule(line.op)) draw_beta(draw, line);
-    line.value_gate = draw.chance(4);
-    line.elementwise_beta = has_delta_rule(line.op) && draw.chance(4);
+    const bool summary = line.direction == Direction::summarize || line.direction == Direction::summarize_backward;
+    line.value_gate = draw.chance(4) && !summary;
+    line.elementwise_beta = has_delta_rule(line.op) && draw.chance(4) && !summary;
 }
 
 void draw_options(Drawing& draw, ProblemLine& line) {
@@ -156,7 +157,8 @@ void draw_options(Drawing& draw, ProblemLine& line) {
     line.reverse = !step && draw.chance(20);
     line.strided = draw.chance(40);
     line.state_in = !step && draw.chance(50);
-    line.state_out = !step && draw.chance(50);
+    line.state_out = !step && draw.chance(50) && line.direction != Direction::summarize;
+    if (line.direction == Direction::summarize) line.part = draw.pick({Parts::both, Parts::both, Parts::transition, Parts::state});
     if (draw.chance(20)) line.scale = draw.pick({1.0, 0.25, 2.0, -0.5});
     if (draw.chance(50)) line.chunk = draw.pick({16, 32, 64, 128, 256});
     if (draw.chance(40)) line.num_steps = draw.pick({1, 2, 3, 4, 5, 8, 16});
@@ -193,7 +195,8 @@ ProblemLine random_problem(std::uint64_t seed) {
     ProblemLine line;
     line.op = static_cast<Operator>(draw.below(static_cast<std::int64_t>(Operator::kda) + 1));
     line.direction =
-        draw.pick({Direction::forward, Direction::forward, Direction::backward, Direction::backward, Direction::step});
+        draw.pick({Direction::forward, Direction::forward, Direction::backward, Direction::backward, Direction::step,
+                   Direction::summarize, Direction::summarize_backward});
     line.seed = static_cast<std::uint64_t>(draw.between(1, 999'999));
     draw_sizes(draw, line);
     draw_gates(draw, line);

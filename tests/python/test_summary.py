@@ -100,5 +100,5 @@ def test_arrays_of_numpy_and_what_is_wrong_with_them(problem):
         _core.summarize("kda", in_order({**tensors, "gv": -tensors["v"] ** 2}), [transition, state], options)
     with pytest.raises(ValueError, match="out: expected key_dim 16 as in summary.transition, got 15"):
         _core.apply([transition, None], state, False, np.empty((B, HV, 15, 24)))
-    with pytest.raises(ValueError, match="out.state: expected memory of its own, got memory that overlaps first.state"):
+    with pytest.raises(ValueError, match="out.state: expected memory of its own, got memory that overlaps second.state"):
         _core.compose([transition, state], [None, state], [None, state])

@@ -72,6 +72,21 @@ struct ChannelGate {
         }
     }
 
+    // Only what q decayed from the chunk's start and a decaying state need.
+    void prepare_starts(Tile<T> log_decay, int true_rows, int padded_rows) {
+        length = true_rows;
+        rows = padded_rows;
+        has_decayed_q = has_decayed_e = false;
+        sum_up(log_decay);
+        for (int c = 0; c < columns; c += lanes<T>) {
+            reg<T> all = broadcast<T>(1);
+            for (int i = 0; i < rows; ++i) {
+                if (i < length) all *= exp<T>(load<T>(log_decay.at(i) + c));
+                store<T>(start.at(i) + c, all);
+            }
+        }
+    }
+
     // e^{G_L - G_i} of the channels from c on
     reg<T> decay_to_end(int i, int c) const { return load<T>(end.at(i) + c); }
     reg<T> decay_of(int i, int c) const { return load<T>(decay.at(i) + c); }

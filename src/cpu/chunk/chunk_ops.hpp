@@ -100,6 +100,13 @@ struct ChunkOps {
         }
     }
 
+    // The same where nothing but reads() and a decaying state is asked for.
+    void start_adjoint_chunk(int length, int padded_rows, Tile log_decay) {
+        rows = padded_rows;
+        packer.reset();
+        gate.prepare_starts(log_decay, length, rows);
+    }
+
     // After a tile was filled by others.
     void renew(State S) {
         if constexpr (A::pack == 2) Packer<A>::copy(S.packed, S.tile, K, V);

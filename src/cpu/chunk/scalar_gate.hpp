@@ -71,6 +71,8 @@ struct ScalarGate {
         for (int c = 0; c < columns; c += n) store_decay(through_decay + c, whole + c, part + c, broadcast<double>(since_start));
     }
 
+    void prepare_starts(Tile<T> log_decay, int true_rows, int padded_rows) { prepare(log_decay, true_rows, padded_rows, false); }
+
     // e^{G_L - G_i} of the channels from c on
     reg<T> decay_to_end(int i, int /*c*/) const { return broadcast<T>(end[i]); }
     reg<T> decay_of(int i, int /*c*/) const { return broadcast<T>(static_cast<T>(gate[i])); }

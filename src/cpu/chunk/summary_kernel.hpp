@@ -136,7 +136,12 @@ struct SummaryKernel : ChunkKernel<A, GateType, delta> {
             for (std::int64_t j = 0; j < heads; ++j) {
                 if (j == 0 || this->starts_group(head + j)) tokens.load_keys(range, (head + j) / args.group);
                 T* const estimate = this->roundings_of(states, j);
-                this->load_chunk(range, head + j, 0, 0, estimate);
+                tokens.load_head(range, head + j, 0, 0);
+                if (delta) {
+                    ops.start_chunk(range.length, range.rows, tokens.log_decay, in, estimate, true);
+                } else {
+                    ops.start_adjoint_chunk(range.length, range.rows, tokens.log_decay);
+                }
                 if (Ops::mixed && delta && StateRoundings<T>::refined(estimate, key_columns)) ops.refine();
                 load_tokens(d_o, args.d_o, range, head + j, first, count);
                 prefetch_next(n, chunk, head, j, first, count);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "harness/oracle_call.hpp"
+#include "harness/ranks.hpp"
 #include "harness/run_call.hpp"
 #include "harness/tensors.hpp"
 
@@ -49,7 +50,9 @@ void report(Run& run, const std::string& name, const std::string& what) {
     run.violations.push_back(std::move(violation));
 }
 
-Status call_library(Run& run, const Call& call, bool own_workspace) {
+Status call_library(Run& run, const ProblemLine& line, const Call& call) {
+    if (line.ranks > 0) return run_in_ranks(call, borders_of(line), folding_of(line));
+    const bool own_workspace = line.seed % 2 == 1;
     std::size_t bytes = 0;
     if (own_workspace) {
         Status sized = workspace_size(call, &bytes);
@@ -122,7 +125,6 @@ void judge_pool(Run& run, const Call& call, const Expected& expected, const std:
 }
 
 Run run_line(const ProblemLine& line) {
-    const bool own_workspace = line.seed % 2 == 1;
     Run run;
     CallTensors made = make_tensors(line);
     const Call& call = made.call;
@@ -135,7 +137,7 @@ Run run_line(const ProblemLine& line) {
     for (const NamedView& input : inputs) inputs_before.push_back(read_bytes(input.view));
     const std::vector<unsigned char> pool_before = read_bytes(call.pool.states);
 
-    run.status = call_library(run, call, own_workspace);
+    run.status = call_library(run, line, call);
     if (!run.status.ok()) return run;
 
     for (const NamedView& output : output_views(call)) {

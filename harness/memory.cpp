@@ -248,7 +248,9 @@ Status check_bytes(const ProblemLine& line, double* bytes) {
         std::max(inputs + oracle.answer + std::max(oracle.work, remembered), counts.pool + counts.states);
     const double expecting = remembered + 3 * oracle.answer, expected = remembered + oracle.answer;
     const double held = counts.input_bytes + counts.pool_bytes;
-    const double calling = 8 * expected + held + static_cast<double>(workspace);
+    const double square = static_cast<double>(line.sequences()) * static_cast<double>(line.HV) * static_cast<double>(line.K * line.K);
+    const double joined = 8 * line.ranks * (4 * counts.states + (has_delta_rule(line.op) ? 2 : 1) * square);  // what pieces hand on
+    const double calling = 8 * expected + held + static_cast<double>(workspace) + joined;
     const double judged = 2 * counts.outputs + counts.terms + counts.pool + 3 * counts.pool_written;
     const double judging = 8 * (expected + judged) + held + counts.pool_bytes;
     *bytes = fixed + tensor_bytes(shapes) + std::max({8 * asking, 8 * expecting, calling, judging});

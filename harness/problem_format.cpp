@@ -114,6 +114,7 @@ std::string format(const ProblemLine& line) {
     writer.value("pool", std::to_string(line.pool), "0");
     writer.value("spec", std::to_string(line.speculative), "0");
     writer.value("part", part_names[static_cast<int>(line.part)], part_names[0]);
+    writer.value("ranks", std::to_string(line.ranks), "0");
     writer.value("force", line.force, "");
     writer.value("threads", std::to_string(line.threads), "0");
     writer.value("seed", std::to_string(line.seed), "1");

@@ -91,6 +91,7 @@ constexpr Rule rules[] = {
     {"spec", Form::value, "1 to 65536 tokens",
      [](Text t, Line& l) { return read_integer(t, std::int64_t{1}, std::int64_t{65536}, &l.speculative); }},
     {"part", Form::value, "both, transition or state", [](Text t, Line& l) { return read_enum(t, part_names, &l.part); }},
+    {"ranks", Form::value, "1 to 8", [](Text t, Line& l) { return read_integer(t, 1, 8, &l.ranks); }},
     {"strided", Form::flag, "", [](Text, Line& l) { return l.strided = true; }},
     {"force", Form::value, "the name of an implementation", [](Text t, Line& l) { return read_name(t, &l.force); }},
     {"threads", Form::value, "1 to 1024", [](Text t, Line& l) { return read_integer(t, 1, 1024, &l.threads); }},
@@ -282,10 +283,12 @@ Status check_step(const Words& words, const ProblemLine& line) {
 
 Status check_summary(const Words& words, const ProblemLine& line) {
     const bool map = line.direction == Direction::summarize;
+    const bool joins = line.ranks > 0, in_pieces = line.direction == Direction::forward || line.direction == Direction::backward;
+    if (joins && !in_pieces) return error(words.text("ranks"), "direction fwd or bwd");
     if (!map && words.has("part")) return error(words.text("part"), "direction summary");
-    if (!map && line.direction != Direction::summarize_backward) return {};
+    if (in_pieces ? !joins : line.direction == Direction::step) return {};
     for (const char* key : {"gv", "betav"}) {
-        if (words.has(key)) return error(words.text(key), "direction fwd, bwd or step: a summary has one matrix for all value channels");
+        if (words.has(key)) return error(words.text(key), "no summary of it: it has one matrix for all value channels");
     }
     if (map && line.state_out) return error(words.text("state"), "none or in: no state leaves a summary");
     return {};

@@ -175,6 +175,11 @@ void draw_pool(Drawing& draw, ProblemLine& line) {
     if (draw.chance(60)) line.pool = rows + draw.between(0, 4);
 }
 
+void draw_ranks(Drawing& draw, ProblemLine& line) {
+    const bool in_pieces = line.direction == Direction::forward || line.direction == Direction::backward;
+    if (in_pieces && !line.value_gate && !line.elementwise_beta && draw.chance(15)) line.ranks = static_cast<int>(draw.between(1, 8));
+}
+
 // Forces one of the implementations that accept the problem, if any does.
 void draw_force(Drawing& draw, ProblemLine& line) {
     if (!draw.chance(50)) return;
@@ -202,6 +207,7 @@ ProblemLine random_problem(std::uint64_t seed) {
     draw_gates(draw, line);
     draw_options(draw, line);
     draw_pool(draw, line);
+    draw_ranks(draw, line);
     draw_force(draw, line);
     return line;
 }

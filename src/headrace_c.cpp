@@ -10,6 +10,7 @@
 
 #include "headrace/headrace.hpp"
 #include "headrace/layers.hpp"
+#include "headrace/summary.hpp"
 
 namespace {
 
@@ -20,7 +21,7 @@ static_assert(HEADRACE_F64 == static_cast<int>(headrace::DType::f64) &&
               HEADRACE_I64 == static_cast<int>(headrace::DType::i64));
 static_assert(HEADRACE_CUDA == static_cast<int>(headrace::Device::cuda));
 static_assert(HEADRACE_KDA == static_cast<int>(headrace::Operator::kda));
-static_assert(HEADRACE_STEP == static_cast<int>(headrace::Direction::step));
+static_assert(HEADRACE_SUMMARIZE_BACKWARD == static_cast<int>(headrace::Direction::summarize_backward));
 static_assert(HEADRACE_GATE_BOUNDED == static_cast<int>(headrace::GateForm::bounded));
 static_assert(HEADRACE_BETA_TWO_SIGMOID == static_cast<int>(headrace::BetaForm::two_sigmoid));
 static_assert(HEADRACE_ACTIVATION_SIGMOID == static_cast<int>(headrace::Activation::sigmoid));
@@ -96,6 +97,8 @@ struct OptionsAndPiece {
     OptionsAndPiece& operator=(const OptionsAndPiece&) = delete;
 };
 
+headrace::Summary convert(const headrace_summary& c) { return {convert(c.transition), convert(c.state)}; }
+
 headrace::Options convert(const headrace_options& c) {
     headrace::Options options;
     if (c.has_scale != 0) options.scale = c.scale;
@@ -134,7 +137,7 @@ struct OwnedCall {
         call.op = static_cast<headrace::Operator>(c.op);
         call.direction = static_cast<headrace::Direction>(c.direction);
         call.in = convert(c.in), call.out = convert(c.out), call.d_out = convert(c.d_out), call.grads = convert(c.grads);
-        call.pool = convert(c.pool), call.options = given.options;
+        call.pool = convert(c.pool), call.options = given.options, call.summary = convert(c.summary);
     }
 };
 
@@ -290,6 +293,36 @@ headrace_status headrace_step(int32_t op, const headrace_inputs* in, const headr
         return headrace::step(static_cast<headrace::Operator>(op), convert(*in), convert(*out), convert(*pool),
                               OptionsAndPiece(options).options, convert(workspace));
     });
+}
+
+headrace_status headrace_summarize(int32_t op, const headrace_inputs* in, const headrace_summary* out,
+                                   const headrace_options* options, const headrace_workspace* workspace, char* message,
+                                   size_t length) {
+    return guarded(message, length, {{"in", in}, {"out", out}}, [&] {
+        return headrace::summarize(static_cast<headrace::Operator>(op), convert(*in), convert(*out),
+                                   OptionsAndPiece(options).options, convert(workspace));
+    });
+}
+
+headrace_status headrace_summarize_backward(int32_t op, const headrace_inputs* in, const headrace_output_gradients* d_out,
+                                            const headrace_tensor* d_initial_state, const headrace_options* options,
+                                            const headrace_workspace* workspace, char* message, size_t length) {
+    return guarded(message, length, {{"in", in}, {"d_out", d_out}, {"d_initial_state", d_initial_state}}, [&] {
+        return headrace::summarize_backward(static_cast<headrace::Operator>(op), convert(*in), convert(*d_out),
+                                            convert(*d_initial_state), OptionsAndPiece(options).options, convert(workspace));
+    });
+}
+
+headrace_status headrace_compose(const headrace_summary* second, const headrace_summary* first, const headrace_summary* out,
+                                 int32_t threads, char* message, size_t length) {
+    return guarded(message, length, {{"second", second}, {"first", first}, {"out", out}},
+                   [&] { return headrace::compose(convert(*second), convert(*first), convert(*out), threads); });
+}
+
+headrace_status headrace_apply(const headrace_summary* summary, const headrace_tensor* state, int32_t transposed,
+                               const headrace_tensor* out, int32_t threads, char* message, size_t length) {
+    return guarded(message, length, {{"summary", summary}, {"state", state}, {"out", out}},
+                   [&] { return headrace::apply(convert(*summary), convert(*state), transposed != 0, convert(*out), threads); });
 }
 
 headrace_status headrace_workspace_size(const headrace_call* call, size_t* bytes, char* message, size_t length) {

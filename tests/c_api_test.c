@@ -1,4 +1,4 @@
-/* The C interface from plain C: forward, backward and step against values computed by hand, and every error path. */
+/* The C interface from plain C: forward, backward, step and summaries against values computed by hand, and every error path. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -299,6 +299,63 @@ static void test_norm(void) {
     EXPECT(near(d_w[0], 0.75) && d_w[1] == 0);
 }
 
+/* One token of comba with K = 2, V = 1: S_out = (I - k p^T) S_in + k v, and X = q d_o, D_in = X - p (X . k). */
+static void test_summary(void) {
+    const int64_t keys[4] = {1, 1, 1, 2}, values[4] = {1, 1, 1, 1}, matrix[4] = {1, 1, 2, 2}, state[4] = {1, 1, 2, 1};
+    double query[2] = {3, 7}, key[2] = {1, 2}, erase[2] = {0.5, 0.5}, value[1] = {5}, d_o[1] = {2};
+    double M[4], R[2], Dx[2], M2[4], R2[2], entering[2] = {1, 3}, leaving[2];
+    char message[128];
+    headrace_inputs in;
+    headrace_summary piece, twice, adjoint;
+    headrace_output_gradients d_out;
+    headrace_options options = headrace_options_default();
+    memset(&in, 0, sizeof in), memset(&d_out, 0, sizeof d_out), memset(&adjoint, 0, sizeof adjoint);
+    in.k = headrace_contiguous(key, HEADRACE_F64, 4, keys);
+    in.p = headrace_contiguous(erase, HEADRACE_F64, 4, keys);
+    in.v = headrace_contiguous(value, HEADRACE_F64, 4, values);
+    piece.transition = headrace_contiguous(M, HEADRACE_F64, 4, matrix);
+    piece.state = headrace_contiguous(R, HEADRACE_F64, 4, state);
+    EXPECT(headrace_summarize(HEADRACE_COMBA, &in, &piece, NULL, NULL, message, sizeof message) == HEADRACE_OK);
+    EXPECT(near(M[0], 0.5) && near(M[1], -0.5) && near(M[2], -1) && near(M[3], 0) && near(R[0], 5) && near(R[1], 10));
+
+    const headrace_tensor before = headrace_contiguous(entering, HEADRACE_F64, 4, state);
+    const headrace_tensor after = headrace_contiguous(leaving, HEADRACE_F64, 4, state);
+    EXPECT(headrace_apply(&piece, &before, 0, &after, 0, NULL, 0) == HEADRACE_OK);
+    EXPECT(near(leaving[0], 4) && near(leaving[1], 9));
+    twice.transition = headrace_contiguous(M2, HEADRACE_F64, 4, matrix);
+    twice.state = headrace_contiguous(R2, HEADRACE_F64, 4, state);
+    EXPECT(headrace_compose(&piece, &piece, &twice, 1, NULL, 0) == HEADRACE_OK);
+    EXPECT(near(M2[0], 0.75) && near(M2[1], -0.25) && near(M2[2], -0.5) && near(M2[3], 0.5));
+    EXPECT(near(R2[0], 2.5) && near(R2[1], 5));
+
+    in.q = headrace_contiguous(query, HEADRACE_F64, 4, keys);
+    d_out.d_o = headrace_contiguous(d_o, HEADRACE_F64, 4, values);
+    options.has_scale = 1, options.scale = 1;
+    adjoint.transition = piece.transition;
+    adjoint.state = headrace_contiguous(Dx, HEADRACE_F64, 4, state);
+    EXPECT(headrace_summarize_backward(HEADRACE_COMBA, &in, &d_out, &adjoint.state, &options, NULL, NULL, 0) == HEADRACE_OK);
+    EXPECT(near(Dx[0], -11) && near(Dx[1], -3));
+    EXPECT(headrace_apply(&adjoint, &before, 1, &after, 0, NULL, 0) == HEADRACE_OK);
+    EXPECT(near(leaving[0], -13.5) && near(leaving[1], -3.5));
+
+    EXPECT(headrace_apply(&piece, NULL, 0, &after, 0, message, sizeof message) == HEADRACE_INVALID_ARGUMENT);
+    EXPECT(strcmp(message, "state: expected a struct, got a null pointer") == 0);
+    EXPECT(headrace_summarize(HEADRACE_COMBA, NULL, &piece, NULL, NULL, NULL, 0) == HEADRACE_INVALID_ARGUMENT);
+    EXPECT(headrace_compose(&piece, NULL, &twice, 0, NULL, 0) == HEADRACE_INVALID_ARGUMENT);
+    EXPECT(headrace_compose(&piece, &piece, &piece, 0, message, sizeof message) == HEADRACE_INVALID_ARGUMENT);
+    EXPECT(strcmp(message, "out.transition: expected memory of its own, got memory that overlaps second.transition") == 0);
+    EXPECT(headrace_summarize_backward(HEADRACE_COMBA, &in, &d_out, NULL, NULL, NULL, NULL, 0) == HEADRACE_INVALID_ARGUMENT);
+
+    headrace_call call;
+    size_t count = 0, bytes = 0;
+    headrace_plan_entry entries[64];
+    memset(&call, 0, sizeof call);
+    call.op = HEADRACE_COMBA, call.direction = HEADRACE_SUMMARIZE, call.in = in, call.summary = piece, call.options = options;
+    EXPECT(headrace_workspace_size(&call, &bytes, NULL, 0) == HEADRACE_OK && bytes > 0);
+    EXPECT(headrace_plan(&call, entries, 64, &count, NULL, 0) == HEADRACE_OK && count > 5);
+    EXPECT(strcmp(entries[0].name, "k") == 0 && strcmp(entries[3].name, "transition") == 0);
+}
+
 int main(void) {
     char version[32];
     snprintf(version, sizeof version, "%d.%d.%d", HEADRACE_VERSION_MAJOR, HEADRACE_VERSION_MINOR,
@@ -313,6 +370,7 @@ int main(void) {
     test_description();
     test_convolution();
     test_norm();
+    test_summary();
     if (failures == 0) printf("c_api_test: all as expected\n");
     return failures == 0 ? 0 : 1;
 }

@@ -86,7 +86,7 @@ struct Forced {
 using Served = std::map<std::string, std::vector<Forced>>;
 
 Served accepted_lines() {
-    static const char* const directions[] = {" fwd", " bwd", " step"};
+    static const char* const directions[] = {" fwd", " bwd", " step", " summary", " summary_bwd"};
     Served served;
     for (std::size_t i = 0; i < all_lines().size(); ++i) {
         ProblemLine line = all_lines()[i];

@@ -79,7 +79,13 @@ typedef enum headrace_operator {
 } headrace_operator;
 
 /* What a call computes; for headrace_call. */
-typedef enum headrace_direction { HEADRACE_FORWARD = 0, HEADRACE_BACKWARD = 1, HEADRACE_STEP = 2 } headrace_direction;
+typedef enum headrace_direction {
+    HEADRACE_FORWARD = 0,
+    HEADRACE_BACKWARD = 1,
+    HEADRACE_STEP = 2,
+    HEADRACE_SUMMARIZE = 3,
+    HEADRACE_SUMMARIZE_BACKWARD = 4
+} headrace_direction;
 
 /* What g means. */
 typedef enum headrace_gate_form {
@@ -173,6 +179,12 @@ typedef struct headrace_piece {
     headrace_tensor d_initial_roundings; /* of d_initial_state, written */
 } headrace_piece;
 
+/* What a piece of tokens does to the state that enters it: S_out = transition S_in + state; summary.hpp says more. */
+typedef struct headrace_summary {
+    headrace_tensor transition; /* [N, HV, K, K] (delta rule), [N, HV, K] (channel gate) or [N, HV]; f32 (f64 when k is f64) */
+    headrace_tensor state;      /* [N, HV, K, V], of the same type */
+} headrace_summary;
+
 /* Options of a call; begin with headrace_options_default(). */
 typedef struct headrace_options {
     int32_t has_scale;            /* 0: scale is K^(-1/2) */
@@ -209,6 +221,7 @@ typedef struct headrace_call {
     headrace_gradients grads;        /* backward */
     headrace_state_pool pool;        /* step */
     headrace_options options;
+    headrace_summary summary;        /* summarize (summarize_backward: d_out and grads.d_initial_state) */
 } headrace_call;
 
 /* One tensor of a memory plan. */
@@ -320,6 +333,25 @@ int64_t headrace_roundings_size(int64_t key_dim);
 headrace_status headrace_step(int32_t op, const headrace_inputs* in, const headrace_outputs* out,
                               const headrace_state_pool* pool, const headrace_options* options,
                               const headrace_workspace* workspace, char* message, size_t length);
+
+/* The map of a piece of tokens; a part that is not given is not computed. in->q is not read and may be absent. `options` and
+   `workspace` may be NULL. */
+headrace_status headrace_summarize(int32_t op, const headrace_inputs* in, const headrace_summary* out,
+                                   const headrace_options* options, const headrace_workspace* workspace, char* message,
+                                   size_t length);
+
+/* d_initial_state alone of what headrace_backward computes. `options` and `workspace` may be NULL. */
+headrace_status headrace_summarize_backward(int32_t op, const headrace_inputs* in, const headrace_output_gradients* d_out,
+                                            const headrace_tensor* d_initial_state, const headrace_options* options,
+                                            const headrace_workspace* workspace, char* message, size_t length);
+
+/* out = the summary of `first` and then `second`. threads: as of the options. */
+headrace_status headrace_compose(const headrace_summary* second, const headrace_summary* first, const headrace_summary* out,
+                                 int32_t threads, char* message, size_t length);
+
+/* out = transition state + summary's state; where `transposed` is not 0 with the transposed transition. */
+headrace_status headrace_apply(const headrace_summary* summary, const headrace_tensor* state, int32_t transposed,
+                               const headrace_tensor* out, int32_t threads, char* message, size_t length);
 
 /* Bytes of workspace that the call needs, alignment slack included. */
 headrace_status headrace_workspace_size(const headrace_call* call, size_t* bytes, char* message, size_t length);

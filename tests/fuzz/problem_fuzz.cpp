@@ -134,11 +134,12 @@ void check_accepted(const Call& call, const Problem& problem) {
         require(sequence.begin >= 0 && sequence.begin <= sequence.end && sequence.end <= problem.T);
         require(sequence.row >= 0 && sequence.row < problem.B);
     }
-    const TensorView& q = problem.in.q;
+    const TensorView& q = problem.keys();
     require(q.rank == 4 && q.shape[0] == problem.B && q.shape[3] == problem.K && q.dtype == problem.dtype);
     require(call.direction != Direction::step || !problem.in.initial_state.given());
     for (const TensorView* output :
-         {&problem.out.o, &problem.out.final_state, &problem.grads.d_v, &problem.pool.states}) {
+         {&problem.out.o, &problem.out.final_state, &problem.grads.d_v, &problem.pool.states, &problem.summary.transition,
+          &problem.summary.state, &problem.grads.d_initial_state}) {
         require(!output->given() || has_distinct_elements(*output));
         require(!output->given() || !overlaps(extent_of(*output), extent_of(problem.in.v)));
     }
@@ -154,7 +155,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     Call call;
     call.op = static_cast<Operator>(bytes.byte() % 9);
-    call.direction = static_cast<Direction>(bytes.byte() % 4);
+    call.direction = static_cast<Direction>(bytes.byte() % 6);
     Sizes s{};
     s.B = bytes.number(), s.T = bytes.number(), s.H = bytes.number(), s.K = bytes.number(), s.V = bytes.number();
     s.HV =
@@ -173,6 +174,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     call.grads.d_v = make_view(bytes, state, {s.B, s.T, s.HV, s.V});
     call.grads.d_g = make_view(bytes, state, {s.B, s.T, s.HV});
     call.pool.states = make_view(bytes, state, {bytes.number(), s.HV, s.K, s.V});
+    call.grads.d_initial_state = make_view(bytes, state, {s.N, s.HV, s.K, s.V});
+    call.summary.state = make_view(bytes, state, {s.N, s.HV, s.K, s.V});
+    const bool delta = call.op >= Operator::delta_rule;
+    call.summary.transition = delta                 ? make_view(bytes, state, {s.N, s.HV, s.K, s.K})
+                              : call.in.g.rank == 4 ? make_view(bytes, state, {s.N, s.HV, s.K})
+                                                    : make_view(bytes, state, {s.N, s.HV});
     if (bytes.byte() % 2)
         call.pool.indices = make_view(bytes, bytes.byte() % 2 ? DType::i32 : DType::i64, {s.N, bytes.number()});
     if (bytes.byte() % 4 == 0) call.pool.num_accepted_tokens = make_view(bytes, DType::i32, {s.N});

@@ -45,10 +45,12 @@ class RecurrentSummary : public IsaImplementation {
 
     // With few key channels every token of the delta rule erases much through a difference: of a transition, which no write
     // fills up again, as of a gradient.
-    const RecurrentKernels& kernels(const Problem& problem) const {
+    static bool in_double(const Problem& problem) {
         const bool erases_much = problem.rule == Rule::delta && problem.K < fewest_delta_channels;
-        const bool in_double = erases_much || (problem.runs_backward() && rests_on_few_sums(problem));
-        return isa_.kernels().recurrent[problem.wide || in_double][problem.rule == Rule::delta];
+        return problem.wide || erases_much || (problem.runs_backward() && rests_on_few_sums(problem));
+    }
+    const RecurrentKernels& kernels(const Problem& problem) const {
+        return isa_.kernels().recurrent[in_double(problem)][problem.rule == Rule::delta];
     }
     template <class Body>
     void walk(const Problem& problem, const KernelArgs& args, const Layout& l, const Body& body) const {
@@ -62,6 +64,7 @@ class RecurrentSummary : public IsaImplementation {
     Layout layout(const Problem& problem, Carver& carver) const {
         Layout l{make_args(problem, carver), {}, {}, {}};
         l.state.value_columns = recurrent_value_columns(problem);
+        if (in_double(problem)) l.state.ends_early = false;  // in double it need not
         l.state.shares = problem.threads;
         if (problem.direction == Direction::summarize_backward) {
             l.state.v.given = false;

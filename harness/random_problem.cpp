@@ -200,7 +200,8 @@ ProblemLine random_problem(std::uint64_t seed) {
     ProblemLine line;
     line.op = static_cast<Operator>(draw.below(static_cast<std::int64_t>(Operator::kda) + 1));
     line.direction =
-        draw.pick({Direction::forward, Direction::forward, Direction::backward, Direction::backward, Direction::step,
+        draw.pick({Direction::forward, Direction::forward, Direction::forward, Direction::forward, Direction::backward,
+                   Direction::backward, Direction::backward, Direction::backward, Direction::step, Direction::step,
                    Direction::summarize, Direction::summarize_backward});
     line.seed = static_cast<std::uint64_t>(draw.between(1, 999'999));
     draw_sizes(draw, line);

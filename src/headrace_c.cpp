@@ -1,4 +1,5 @@
 // C entry: structs in, status out; never throws.
+// over 400 lines: one conversion for each struct of the interface and one entry for each function
 #include "headrace/headrace.h"
 
 #include <algorithm>

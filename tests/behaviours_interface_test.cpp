@@ -9,7 +9,7 @@
 namespace headrace::test {
 namespace {
 
-const char* const directions[] = {":fwd", ":bwd", ":step"};
+const char* const directions[] = {":fwd", ":bwd", ":step", ":summary", ":summary_bwd"};
 
 std::string served_by(const std::string& text) {
     const std::string before = ": served by ";

@@ -212,7 +212,7 @@ TEST(ProblemLine, RandomProblemsAreValidAndSurviveTheRoundTrip) {
     std::set<std::string> seen;
     std::set<Operator> operators;
     std::set<DType> dtypes;
-    int steps = 0, backwards = 0, ragged = 0, empty = 0, long_ones = 0;
+    int summaries = 0, joined = 0, steps = 0, backwards = 0, ragged = 0, empty = 0, long_ones = 0;
     for (std::uint64_t seed = 0; seed < 3000; ++seed) {
         const ProblemLine line = random_problem(seed);
         const std::string text = format(line);
@@ -226,6 +226,8 @@ TEST(ProblemLine, RandomProblemsAreValidAndSurviveTheRoundTrip) {
         operators.insert(line.op);
         dtypes.insert(line.dtype);
         steps += line.direction == Direction::step;
+        summaries += line.direction == Direction::summarize || line.direction == Direction::summarize_backward;
+        joined += line.ranks > 0;
         backwards += line.direction == Direction::backward;
         ragged += !line.varlen.empty();
         empty += line.T == 0;
@@ -236,6 +238,8 @@ TEST(ProblemLine, RandomProblemsAreValidAndSurviveTheRoundTrip) {
     EXPECT_GT(long_ones, 30);
     EXPECT_LT(long_ones, 150) << "these take the oracle tens of milliseconds";
     EXPECT_GT(steps, 400);
+    EXPECT_GT(summaries, 400);
+    EXPECT_GT(joined, 200);
     EXPECT_GT(backwards, 900);
     EXPECT_GT(ragged, 600);
     EXPECT_GT(empty, 50);

@@ -391,7 +391,7 @@ TEST(Problem, NamesWrongOptions) {
          [](auto& s) { s.call.options.beta_form = static_cast<BetaForm>(7); }},
         {Operator::gla, fwd, "op: expected an operator, got number 77",
          [](auto& s) { s.call.op = static_cast<Operator>(77); }},
-        {Operator::gla, fwd, "direction: expected forward, backward or step, got number 5",
+        {Operator::gla, fwd, "direction: expected forward, backward, step, summarize or summarize_backward, got number 5",
          [](auto& s) { s.call.direction = static_cast<Direction>(5); }},
     });
     for (const auto& [bound, text] : {std::pair(0.0, "0"), std::pair(-5.5, "-5.5"), std::pair(nan, "nan")}) {

@@ -91,7 +91,7 @@ struct SummaryKernel : ChunkKernel<A, GateType, delta> {
                 if (sums) add_log_decays(j, range);
                 if (count == 0) continue;
                 ops.start_chunk(range.length, range.rows, tokens.log_decay, in, this->roundings_of(states, j), delta);
-                this->prefetch_next_head(n, chunk, head, j, heads, first, columns.given, false);
+                this->prefetch_next_head(n, range.first, args.chunk, head, j, heads, first, columns.given, false);
                 const State state = this->walking_state(j);
                 algorithms::chunk_forward<delta>(ops, in, forward_tiles, state, state, Tile{});
                 if (!args.ends_early || chunk + 1 == chunks) continue;
@@ -166,7 +166,7 @@ struct SummaryKernel : ChunkKernel<A, GateType, delta> {
         const bool same_chunk = j + 1 < args.walk;
         const std::int64_t next = same_chunk ? head + j + 1 : head;
         const std::int64_t key_head = same_chunk && !this->starts_group(next) ? -1 : next / args.group;
-        this->prefetch(n, same_chunk ? chunk : chunk - 1, next, key_head, first, count, true, true);
+        this->prefetch(n, (same_chunk ? chunk : chunk - 1) * args.chunk, args.chunk, next, key_head, first, count, true, true);
     }
 };
 

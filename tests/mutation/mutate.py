@@ -34,7 +34,7 @@ static inline float headrace_scaled(int value, int number) { return value * head
 """
 # What is compiled with the mutations in it: the ISA that every machine has, and the one with arithmetic of its own.
 AVX512 = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mavx512bf16 -DHEADRACE_HAS_BF16_DOT"
-KERNELS = [("generic", "chunk_f32", ""), ("generic", "recurrent", ""), ("generic", "layers", "")]
+KERNELS = [("generic", "chunk_f32", ""), ("generic", "summary_f32", ""), ("generic", "recurrent", ""), ("generic", "layers", "")]
 X86_KERNELS = [("avx512_bf16", "chunk_bf16", AVX512)]
 # As cmake/isa.cmake, but for the level of optimisation: time goes to compiling, not to running.
 FLAGS = "-std=c++20 -O1 -fPIC -ffp-contract=fast -fno-math-errno -w"

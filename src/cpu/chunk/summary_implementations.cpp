@@ -35,7 +35,7 @@ class ChunkSummary : public IsaImplementation {
         return machine_refusal(problem, machine);
     }
     std::string yields(const Problem& problem) const override {
-        return recurrent_form_is_faster(problem, isa_.bf16_only);
+        return recurrent_summary_is_faster(problem);
     }
     void carve(const Problem& problem, Carver& carver) const override { layout(problem, carver); }
 

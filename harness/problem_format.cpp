@@ -115,6 +115,7 @@ std::string format(const ProblemLine& line) {
     writer.value("spec", std::to_string(line.speculative), "0");
     writer.value("part", part_names[static_cast<int>(line.part)], part_names[0]);
     writer.value("ranks", std::to_string(line.ranks), "0");
+    writer.value("link", line.link);
     writer.value("force", line.force, "");
     writer.value("threads", std::to_string(line.threads), "0");
     writer.value("seed", std::to_string(line.seed), "1");

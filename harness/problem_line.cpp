@@ -92,6 +92,7 @@ constexpr Rule rules[] = {
      [](Text t, Line& l) { return read_integer(t, std::int64_t{1}, std::int64_t{65536}, &l.speculative); }},
     {"part", Form::value, "both, transition or state", [](Text t, Line& l) { return read_enum(t, part_names, &l.part); }},
     {"ranks", Form::value, "1 to 8", [](Text t, Line& l) { return read_integer(t, 1, 8, &l.ranks); }},
+    {"link", Form::value, "a number above 0", [](Text t, Line& l) { return read_number(t, &l.link) && *l.link > 0; }},
     {"strided", Form::flag, "", [](Text, Line& l) { return l.strided = true; }},
     {"force", Form::value, "the name of an implementation", [](Text t, Line& l) { return read_name(t, &l.force); }},
     {"threads", Form::value, "1 to 1024", [](Text t, Line& l) { return read_integer(t, 1, 1024, &l.threads); }},
@@ -283,6 +284,7 @@ Status check_step(const Words& words, const ProblemLine& line) {
 
 Status check_summary(const Words& words, const ProblemLine& line) {
     const bool map = line.direction == Direction::summarize;
+    if (line.link && line.ranks == 0) return error(words.text("link"), "ranks=P");
     const bool joins = line.ranks > 0, in_pieces = line.direction == Direction::forward || line.direction == Direction::backward;
     if (joins && !in_pieces) return error(words.text("ranks"), "direction fwd or bwd");
     if (!map && words.has("part")) return error(words.text("part"), "direction summary");

@@ -52,6 +52,7 @@ struct ProblemLine {
     std::int64_t speculative = 0;       // step: `spec=S`: 2-D indices with S = tokens of each sequence
     Parts part = Parts::both;           // summary: part=transition|state
     int ranks = 0;                      // fwd, bwd: ranks=P pieces of the tokens, joined by summaries (harness/ranks.hpp)
+    std::optional<double> link;         // with ranks: link=25 Gbit/s between them, for headrace plan
     bool strided = false;               // `strided`: tensors with padded, permuted or doubled strides
     std::string force;                  // force=NAME
     int threads = 0;

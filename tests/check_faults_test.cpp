@@ -157,6 +157,7 @@ ProblemLine make_line(Operator op, Direction direction, DType dtype) {
     line.op = op, line.direction = direction, line.dtype = dtype;
     line.B = 2, line.T = 9, line.H = 2, line.HV = 4, line.K = 5, line.V = 3;
     line.state_in = line.state_out = direction != Direction::step;
+    if (direction == Direction::summarize) line.state_out = false;
     line.gate = GateKind::step_head;
     if (op == Operator::kda || op == Operator::gla) line.gate = GateKind::channel_head;
     if (direction == Direction::step) line.pool = 7;
@@ -175,7 +176,8 @@ std::vector<ProblemLine> all_lines() {
     std::vector<ProblemLine> lines;
     for (Operator op :
          {Operator::simple_gla, Operator::gla, Operator::gated_delta_rule, Operator::comba, Operator::kda}) {
-        for (Direction direction : {Direction::forward, Direction::backward, Direction::step}) {
+        for (Direction direction : {Direction::forward, Direction::backward, Direction::step, Direction::summarize,
+                                    Direction::summarize_backward}) {
             for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
                 lines.push_back(make_line(op, direction, dtype));
             }
@@ -231,6 +233,26 @@ TEST(check, every_fault_in_every_output_fails_and_is_named) {
     }
 }
 
+// What joins pieces is judged by what they give together.
+TEST(check, faults_in_summaries_fail_where_pieces_are_joined) {
+    for (ProblemLine line : all_lines()) {
+        const bool backward = line.direction == Direction::backward;
+        if (line.dtype == DType::bf16 || (line.direction != Direction::forward && !backward)) continue;
+        line.ranks = 3;
+        for (line.seed = 1; line.seed <= 6; ++line.seed) {
+            EXPECT_TRUE(check(line).ok) << check(line).message;
+            if (line.seed > 1) continue;  // of uneven pieces one may be empty
+            for (const char* name : {"transition", "state"}) {
+                EXPECT_FALSE(check_with(line, Fault::one_percent, name).ok) << name << " " << format(line);
+                EXPECT_FALSE(check_with(line, Fault::not_written, name).ok) << name << " " << format(line);
+            }
+            if (!backward) continue;
+            const CheckResult result = check_with(line, Fault::one_percent, "d_initial_state");
+            EXPECT_FALSE(result.ok) << format(line);
+        }
+    }
+}
+
 // Tensors that rest on few sums, which cancel with some seeds: one token, one column, one number; gates that shut.
 std::vector<ProblemLine> lines_of_few_sums() {
     std::vector<ProblemLine> lines;
@@ -279,6 +301,7 @@ TEST(check, one_percent_of_few_sums_is_noticed) {
 TEST(check, faults_outside_of_the_outputs_fail) {
     for (ProblemLine line : all_lines()) {
         for (const char* input : {"q", "k", "v", "g", "g_gamma"}) {
+            if (line.direction == Direction::summarize && std::string(input) == "q") continue;  // it has none
             EXPECT_FALSE(check_with(line, Fault::changes_input, input).ok) << input;
         }
         EXPECT_FALSE(check_with(line, Fault::leaves_workspace).ok);  // seed 1: a workspace is given

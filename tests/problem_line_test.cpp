@@ -115,6 +115,18 @@ TEST(ProblemLine, StatesThatHardlyForgetAreAskedForInNumbers) {
     EXPECT_EQ(format(line), "kda:fwd gates=lasting forget=5e-04 share=0.25 beta=two_sigmoid betas=1.9,2");
 }
 
+TEST(ProblemLine, SummariesAndPieces) {
+    const ProblemLine summary = parsed("kda:summary t100 part=transition state=in");
+    EXPECT_EQ(summary.direction, Direction::summarize);
+    EXPECT_EQ(summary.part, Parts::transition);
+    EXPECT_EQ(format(summary), "kda:summary t100 state=in part=transition");
+    EXPECT_EQ(parsed("kda:summary_bwd state=out").direction, Direction::summarize_backward);
+    const ProblemLine pieces = parsed("kda:bwd ranks=4 link=12.5");
+    EXPECT_EQ(pieces.ranks, 4);
+    EXPECT_EQ(pieces.link, 12.5);
+    EXPECT_EQ(format(pieces), "kda:bwd ranks=4 link=12.5");
+}
+
 TEST(ProblemLine, MessagesNameTheWordAndWhatWasExpected) {
     const std::pair<const char*, const char*> cases[] = {
         {"gla:fwd chunk=20", "chunk=20: expected a power of two from 16 to 256"},
@@ -151,6 +163,15 @@ TEST(ProblemLine, MessagesNameTheWordAndWhatWasExpected) {
         {"kda:fwd bound=0", "bound=0: expected a number from -5 to below 0"},
         {"gla:fwd beta=sigmoid", "beta=sigmoid: expected a delta-rule operator"},
         {"gla:fwd betav", "betav: expected a delta-rule operator"},
+        {"gla:fwd part=state", "part=state: expected direction summary"},
+        {"gla:summary part=o", "part=o: expected both, transition or state"},
+        {"gla:summary state=out", "state=out: expected none or in: no state leaves a summary"},
+        {"gla:summary gv", "gv: expected no summary of it: it has one matrix for all value channels"},
+        {"kda:fwd betav ranks=2", "betav: expected no summary of it: it has one matrix for all value channels"},
+        {"kda:fwd ranks=9", "ranks=9: expected 1 to 8"},
+        {"kda:step ranks=2", "ranks=2: expected direction fwd or bwd"},
+        {"kda:fwd link=10", "link=10: expected ranks=P"},
+        {"kda:fwd ranks=2 link=0", "link=0: expected a number above 0"},
         {"gla:fwd state=both", "state=both: expected none, in, out or inout"},
         {"gla:step state=in", "state=in: expected none: a step keeps its states in the pool"},
         {"gla:fwd pool=4", "pool=4: expected direction step"},

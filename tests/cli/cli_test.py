@@ -69,6 +69,27 @@ class Questions(Case):
         self.assertIn("peak of a training step", self.headrace("plan", "simple_gla:fwd t1048576 h16 k128"))
         self.assertNotIn("training", self.headrace("plan", "gla:step b8 t1"))
 
+    def test_plan_of_ranks(self):
+        problem = "gated_delta_rule:fwd t16384 h16 k128 ranks=4"
+        self.assertNotIn("model", self.json("plan", problem, "--json"))
+        model = self.json("plan", f"{problem} link=25", "--gflops", "100", "--json")["model"]
+        summary, ring, heads = model["strategies"]
+        self.assertEqual([summary["name"], ring["name"], heads["name"]], ["summary", "ring", "heads"])
+        self.assertEqual((ring["message_bytes"], summary["message_bytes"]), (1 << 20, 2 << 20))
+        self.assertEqual(heads["message_bytes"] * 3, (4 * 16 * 128 * 4 + 2 * 16 * 4) * 4096 * 3 / 4)
+        self.assertTrue(0 < summary["efficiency"] < ring["efficiency"] < 1)
+        self.assertGreater(ring["seconds"], ring["flop"] / 100e9)
+        alone = self.json("plan", "gla:bwd ranks=1 link=1", "--json")["model"]["strategies"]
+        self.assertEqual([s["efficiency"] for s in alone], [1, 1, 1])
+        text = self.headrace("plan", "gla:fwd h6 t4096 ranks=4 link=25")
+        self.assertIn("model, not measured: 4 ranks", text)
+        self.assertIn("heads do not divide", text)
+
+    def test_pieces_are_checked_and_timed(self):
+        self.assertIn("1 problem checked", self.headrace("check", "kda:bwd t100 h2 k32 state=inout ranks=3"))
+        bench = ["bench", "kda:fwd t100 h2 k32 ranks=3", "gla:summary t100 h2 k32", "--min-calls", "1", "--min-seconds", "0.001"]
+        self.assertIn("kda:fwd t100 h2 k32 ranks=3", self.headrace(*bench))
+
 
 class Run(Case):
     def run_file(self, op, *flags, tensors=None, metadata=None):

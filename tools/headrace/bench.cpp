@@ -104,7 +104,8 @@ void add_bench(CLI::App& app, int*) {
         std::string(problem_help) +
         "\nFirst calls and allocations are not timed. GFLOP/s and GB/s count the least work that the recurrence\n"
         "needs; the share of the limit is that work over the time and the peak of the arithmetic (fp64, fp32, or\n"
-        "the bf16 dot product for bf16 where the machine has it), each measured in the same run.\n"
+        "the bf16 dot product for bf16 where the machine has it), each measured in the same run. A problem with ranks=P is\n"
+        "timed in P pieces one after the other, summaries included.\n"
         "Examples: headrace bench gated_delta_rule:fwd t4096 h16 k128 v128 --threads 2\n"
         "          headrace bench --preset ling-mini-linear --all --steps --json result.json");
     command->callback([arguments] { bench_all(*arguments); });

@@ -6,6 +6,7 @@
 #include <list>
 
 #include "harness/memory.hpp"
+#include "harness/ranks.hpp"
 #include "tools/headrace/table.hpp"
 #include "tools/headrace/workspace.hpp"
 
@@ -68,9 +69,14 @@ BenchCase bench(const ProblemLine& line, const BenchOptions& options, const harn
     const harness::CallTensors tensors = harness::make_tensors(line);
     std::list<Variant> variants = variants_of(line, options, tensors.call);
     std::vector<std::function<void()>> calls;
+    const std::vector<std::int64_t> borders = line.ranks > 0 ? harness::borders_of(line) : std::vector<std::int64_t>();
     for (const Variant& variant : variants) {
-        require(run_call(variant.call, variant.workspace.get()));  // an error shows here, before anything is timed
-        calls.emplace_back([&variant] { (void)run_call(variant.call, variant.workspace.get()); });
+        const auto once = [&variant, borders] {
+            if (!borders.empty()) return harness::run_in_ranks(variant.call, borders, harness::Folding::states);
+            return run_call(variant.call, variant.workspace.get());
+        };
+        require(once());  // an error shows here, before anything is timed
+        calls.emplace_back([once] { (void)once(); });
     }
     const std::vector<harness::Timing> timings = harness::time_interleaved(calls, options.limits, on_round);
     BenchCase result;

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "harness/tensors.hpp"
-#include "tools/headrace/common.hpp"
+#include "tools/headrace/plan_ranks.hpp"
 #include "tools/headrace/table.hpp"
 
 namespace headrace::cli {
@@ -13,6 +13,7 @@ namespace {
 struct PlanArguments {
     std::vector<std::string> words;
     bool as_json = false;
+    double gflops = 50;  // of a rank
 };
 
 struct Plan {
@@ -73,6 +74,12 @@ void print_plan(const PlanArguments& arguments) {
                                         {"bytes", entry.bytes}});
         }
         for (const Total& total : totals) value["bytes"][total.key] = total.bytes;
+        if (line.link) {
+            value["model"] = {{"ranks", line.ranks}, {"link_gbits", *line.link}, {"gflops", arguments.gflops}, {"strategies", json::array()}};
+            for (const Strategy& strategy : strategies_of(line, *line.link, arguments.gflops)) {
+                value["model"]["strategies"].push_back(to_json(strategy));
+            }
+        }
         write_json("-", value);
         return;
     }
@@ -87,6 +94,7 @@ void print_plan(const PlanArguments& arguments) {
     Table sums({"total", ">MiB"});
     for (const Total& total : totals) sums.add({total.text, mebibytes(total.bytes)});
     sums.print();
+    if (line.link) print_strategies(line, *line.link, arguments.gflops);
 }
 
 }  // namespace
@@ -97,9 +105,11 @@ void add_plan(CLI::App& app, int*) {
     auto arguments = std::make_shared<PlanArguments>();
     command->add_option("PROBLEM", arguments->words, "The problem")->required();
     command->add_flag("--json", arguments->as_json, "Print JSON, sizes in bytes");
+    add_number(command, "--gflops", &arguments->gflops, 1e-3, 1e9, "What a rank computes in a second, for ranks=P link=GBITS [50]");
     command->footer(std::string(problem_help) +
                     "\nThe peak of a training step is the larger of the forward's and the backward's, each with its "
-                    "inputs,\noutputs and workspace. Example: headrace plan simple_gla:bwd b2 t4096 h16 k128 bf16");
+                    "inputs,\noutputs and workspace. With ranks=P link=GBITS also a model of the ways to share the tokens among "
+                    "P ranks.\nExample: headrace plan simple_gla:bwd b2 t4096 h16 k128 bf16");
     command->callback([arguments] { print_plan(*arguments); });
 }
 

@@ -67,7 +67,7 @@ def _v_first(state_v_first: bool, transpose_state_layout: Optional[bool]) -> boo
     if flag("state_v_first", state_v_first):
         raise ValueError("transpose_state_layout: expected only one of it and state_v_first, of which it is the old "
                          "name, got both")
-    warnings.warn("transpose_state_layout is the old name of state_v_first", DeprecationWarning, stacklevel=4)
+    warnings.warn("transpose_state_layout is the old name of state_v_first", DeprecationWarning, stacklevel=5)
     return flag("transpose_state_layout", transpose_state_layout)
 
 
@@ -92,12 +92,18 @@ def _run(
     scale: Optional[float] = None, reverse: bool = False, l2norm: bool = False, gate: str = "log_decay",
     lower_bound: Optional[float] = None, beta_is: str = "value", chunk_size: Optional[int] = None,
     state_v_first: bool = False, transpose_state_layout: Optional[bool] = None, serving: Optional[Serving] = None,
-    decays: Optional[tuple] = None, o_as_v: bool = False,
+    decays: Optional[tuple] = None, o_as_v: bool = False, cp_context: object = None,
 ) -> Result:
     """decays: g_gamma, as in _decays_of. o_as_v: o has the type of v, else that of q."""
+    context = None
+    if cp_context is not None:
+        from headrace.torch.distributed import _calls  # which needs a PyTorch with torch.distributed
+
+        context, cu_seqlens = _calls.accepted(cp_context, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
+                                              ssm_state_indices=serving)
     tensors = (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens)
     watched = _library.is_watched()
-    if (decays is cu_seqlens_cpu is chunk_size is transpose_state_layout is None and not watched
+    if (decays is cu_seqlens_cpu is chunk_size is transpose_state_layout is context is None and not watched
             and not torch._C._is_any_autocast_enabled()):
         try:
             result = _library.run_plain(op, tensors, serving, torch.is_grad_enabled(), output_final_state, state_v_first,
@@ -106,6 +112,25 @@ def _run(
             raise (error if serving is None else renamed(error)) from None
         if result is not None:
             return result
+    given = (op, tensors, cu_seqlens_cpu, decays, watched, o_as_v, scale, reverse, l2norm, gate, lower_bound, beta_is,
+             chunk_size, state_v_first, transpose_state_layout, output_final_state)
+    if context is not None:
+        o, final_state, o_dtype, output_final_state = _calls.call(context, op, _prepared, given)
+        return o if o.dtype == o_dtype else o.to(o_dtype), final_state if output_final_state else None
+    way, tensors, o_dtype, rest, output_final_state = _prepared(*given)
+    if serving is not None:
+        return _step(way, op, tensors, rest, o_dtype, *serving)
+    o, final_state = _library.run(way, (op, *tensors, output_final_state, *rest))
+    return o if o.dtype == o_dtype else o.to(o_dtype), final_state if output_final_state else None
+
+
+def _prepared(
+    op: str, tensors: tuple, cu_seqlens_cpu: Maybe, decays: Optional[tuple], watched: bool, o_as_v: bool,
+    scale: Optional[float], reverse: bool, l2norm: bool, gate: str, lower_bound: Optional[float], beta_is: str,
+    chunk_size: Optional[int], state_v_first: bool, transpose_state_layout: Optional[bool], output_final_state: bool,
+) -> tuple:
+    """What an operator is called with: (the way to it, tensors, the type of o, options, output_final_state)."""
+    q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens = tensors
     way = _library.route(tensors, 3, watched)
     if way is None:
         _library.check_tensors(INPUTS, tensors, 3)
@@ -131,12 +156,8 @@ def _run(
             flag("use_qk_l2norm_in_kernel", l2norm), gate,
             -5.0 if lower_bound is None else number("lower_bound", lower_bound), beta_is, chunk_hint(chunk_size),
             state_v_first)
-    output_final_state = flag("output_final_state", output_final_state)
     tensors = (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens)
-    if serving is not None:
-        return _step(way, op, tensors, rest, o_dtype, *serving)
-    o, final_state = _library.run(way, (op, *tensors, output_final_state, *rest))
-    return o if o.dtype == o_dtype else o.to(o_dtype), final_state if output_final_state else None
+    return way, tensors, o_dtype, rest, flag("output_final_state", output_final_state)
 
 
 def _step(way: Optional[bool], op: str, tensors: tuple, rest: tuple, o_dtype: torch.dtype, ssm_state_indices: Maybe,
@@ -160,14 +181,14 @@ def chunk_gla(
     output_final_state: bool = False, state_v_first: bool = False, cu_seqlens: Maybe = None,
     cu_seqlens_cpu: Maybe = None, *, chunk_size: Optional[int] = None, g_gamma: Maybe = None,
     use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None, lower_bound: Optional[float] = None,
-    transpose_state_layout: Optional[bool] = None,
+    transpose_state_layout: Optional[bool] = None, cp_context: object = None,
 ) -> Result:
     """Gated linear attention. g [B, T, HV, K]: log decay of every key channel."""
     return _run("gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
                 cu_seqlens_cpu=cu_seqlens_cpu, gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log,
                 dt_bias=dt_bias, lower_bound=lower_bound, chunk_size=chunk_size,
-                transpose_state_layout=transpose_state_layout, o_as_v=True)
+                transpose_state_layout=transpose_state_layout, o_as_v=True, cp_context=cp_context)
 
 
 def fused_recurrent_gla(
@@ -176,7 +197,7 @@ def fused_recurrent_gla(
     cu_seqlens: Maybe = None, *, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
     num_accepted_tokens: Maybe = None, out: Maybe = None, g_gamma: Maybe = None, use_gate_in_kernel: bool = False,
     A_log: Maybe = None, dt_bias: Maybe = None, lower_bound: Optional[float] = None,
-    transpose_state_layout: Optional[bool] = None,
+    transpose_state_layout: Optional[bool] = None, cp_context: object = None,
 ) -> Result:
     """Gated linear attention. gk [B, T, HV, K], gv [B, T, HV, V]: log decays of key and value channels.
 
@@ -186,7 +207,8 @@ def fused_recurrent_gla(
                 output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first,
                 cu_seqlens=cu_seqlens, gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log, dt_bias=dt_bias,
                 lower_bound=lower_bound, transpose_state_layout=transpose_state_layout,
-                serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
+                serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out),
+                cp_context=cp_context)
 
 
 def chunk_simple_gla(
@@ -194,26 +216,26 @@ def chunk_simple_gla(
     initial_state: Maybe = None, output_final_state: bool = False, state_v_first: bool = False,
     cu_seqlens: Maybe = None, cu_seqlens_cpu: Maybe = None, chunk_size: int = 64, *, use_gate_in_kernel: bool = False,
     A_log: Maybe = None, dt_bias: Maybe = None, lower_bound: Optional[float] = None,
-    transpose_state_layout: Optional[bool] = None,
+    transpose_state_layout: Optional[bool] = None, cp_context: object = None,
 ) -> Result:
     """Linear attention with one decay per head: g [B, T, HV] per step, g_gamma [HV] constant, or their sum."""
     return _run("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
                 cu_seqlens_cpu=cu_seqlens_cpu, gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log,
                 dt_bias=dt_bias, lower_bound=lower_bound, chunk_size=_hint(chunk_size, 64),
-                transpose_state_layout=transpose_state_layout)
+                transpose_state_layout=transpose_state_layout, cp_context=cp_context)
 
 
 def fused_chunk_simple_gla(
     q: Tensor, k: Tensor, v: Tensor, g: Maybe = None, g_gamma: Maybe = None, scale: Optional[float] = None,
     initial_state: Maybe = None, output_final_state: bool = False, cu_seqlens: Maybe = None, *,
     state_v_first: bool = False, chunk_size: int = 64, use_gate_in_kernel: bool = False, A_log: Maybe = None,
-    dt_bias: Maybe = None, lower_bound: Optional[float] = None,
+    dt_bias: Maybe = None, lower_bound: Optional[float] = None, cp_context: object = None,
 ) -> Result:
     """As chunk_simple_gla."""
     return chunk_simple_gla(q, k, v, g, g_gamma, scale, initial_state, output_final_state, state_v_first, cu_seqlens,
                             chunk_size=chunk_size, use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias,
-                            lower_bound=lower_bound)
+                            lower_bound=lower_bound, cp_context=cp_context)
 
 
 def fused_recurrent_simple_gla(
@@ -222,13 +244,15 @@ def fused_recurrent_simple_gla(
     cu_seqlens: Maybe = None, *, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
     num_accepted_tokens: Maybe = None, out: Maybe = None, use_gate_in_kernel: bool = False, A_log: Maybe = None,
     dt_bias: Maybe = None, lower_bound: Optional[float] = None, transpose_state_layout: Optional[bool] = None,
+    cp_context: object = None,
 ) -> Result:
     """As chunk_simple_gla; `reverse` runs every sequence from its last token to its first."""
     return _run("simple_gla", q, k, v, g=g, g_gamma=g_gamma, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first,
                 cu_seqlens=cu_seqlens, gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log, dt_bias=dt_bias,
                 lower_bound=lower_bound, transpose_state_layout=transpose_state_layout,
-                serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
+                serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out),
+                cp_context=cp_context)
 
 
 def _retention_decays(heads: Tensor) -> Tensor:
@@ -238,22 +262,23 @@ def _retention_decays(heads: Tensor) -> Tensor:
 def chunk_retention(
     q: Tensor, k: Tensor, v: Tensor, scale: Optional[float] = None, initial_state: Maybe = None,
     output_final_state: bool = False, cu_seqlens: Maybe = None, *, state_v_first: bool = False, chunk_size: int = 64,
+    cp_context: object = None,
 ) -> Result:
     """Retention: head h decays by 1 - 2^(-5-h)."""
     return _run("simple_gla", q, k, v, decays=(_retention_decays,), scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
-                chunk_size=_hint(chunk_size, 64))
+                chunk_size=_hint(chunk_size, 64), cp_context=cp_context)
 
 
 def fused_recurrent_retention(
     q: Tensor, k: Tensor, v: Tensor, scale: Optional[float] = None, initial_state: Maybe = None,
     output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False, cu_seqlens: Maybe = None, *,
-    transpose_state_layout: Optional[bool] = None,
+    transpose_state_layout: Optional[bool] = None, cp_context: object = None,
 ) -> Result:
     """As chunk_retention; `reverse` runs every sequence from its last token to its first."""
     return _run("simple_gla", q, k, v, decays=(_retention_decays,), scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first,
-                cu_seqlens=cu_seqlens, transpose_state_layout=transpose_state_layout)
+                cu_seqlens=cu_seqlens, transpose_state_layout=transpose_state_layout, cp_context=cp_context)
 
 
 def _lightning_decays(heads: Tensor, rest: float) -> Tensor:
@@ -267,23 +292,23 @@ def _lightning(layer_idx: int, num_layers: int) -> Tuple[Callable[..., Tensor], 
 def chunk_lightning_attn(
     q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_layers: int, scale: Optional[float] = None,
     initial_state: Maybe = None, output_final_state: bool = False, cu_seqlens: Maybe = None, *,
-    state_v_first: bool = False, chunk_size: int = 64,
+    state_v_first: bool = False, chunk_size: int = 64, cp_context: object = None,
 ) -> Result:
     """Lightning attention: log decay -8 h / H (1 - layer_idx / num_layers) of head h."""
     return _run("simple_gla", q, k, v, decays=_lightning(layer_idx, num_layers), scale=scale,
                 initial_state=initial_state, output_final_state=output_final_state, state_v_first=state_v_first,
-                cu_seqlens=cu_seqlens, chunk_size=_hint(chunk_size, 64))
+                cu_seqlens=cu_seqlens, chunk_size=_hint(chunk_size, 64), cp_context=cp_context)
 
 
 def fused_recurrent_lightning_attn(
     q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_layers: int, scale: Optional[float] = None,
     initial_state: Maybe = None, output_final_state: bool = False, reverse: bool = False, cu_seqlens: Maybe = None, *,
-    state_v_first: bool = False,
+    state_v_first: bool = False, cp_context: object = None,
 ) -> Result:
     """As chunk_lightning_attn; `reverse` runs every sequence from its last token to its first."""
     return _run("simple_gla", q, k, v, decays=_lightning(layer_idx, num_layers), scale=scale,
                 initial_state=initial_state, output_final_state=output_final_state, reverse=reverse,
-                state_v_first=state_v_first, cu_seqlens=cu_seqlens)
+                state_v_first=state_v_first, cu_seqlens=cu_seqlens, cp_context=cp_context)
 
 
 # ---- delta rule ----
@@ -292,11 +317,12 @@ def chunk_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, scale: Optional[float] = None, initial_state: Maybe = None,
     output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None,
     cu_seqlens_cpu: Maybe = None, *, state_v_first: bool = False, chunk_size: Optional[int] = None,
+    cp_context: object = None,
 ) -> Result:
     """The delta rule without a gate. beta [B, T, HV]."""
     return _run("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, state_v_first=state_v_first,
                 output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,
-                cu_seqlens_cpu=cu_seqlens_cpu, chunk_size=chunk_size)
+                cu_seqlens_cpu=cu_seqlens_cpu, chunk_size=chunk_size, cp_context=cp_context)
 
 
 def fused_recurrent_delta_rule(
@@ -304,12 +330,14 @@ def fused_recurrent_delta_rule(
     output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Maybe = None, *,
     reverse: bool = False, state_v_first: bool = False, ssm_state_indices: Maybe = None,
     inplace_final_state: Optional[bool] = None, num_accepted_tokens: Maybe = None, out: Maybe = None,
+    cp_context: object = None,
 ) -> Result:
     """As chunk_delta_rule; beta may also be [B, T, HV, V], None is 1."""
     return _run("delta_rule", q, k, v, beta=beta, scale=scale, initial_state=initial_state, state_v_first=state_v_first,
                 output_final_state=output_final_state, reverse=reverse, l2norm=use_qk_l2norm_in_kernel,
                 cu_seqlens=cu_seqlens,
-                serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
+                serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out),
+                cp_context=cp_context)
 
 
 def chunk_gated_delta_rule(
@@ -324,13 +352,12 @@ def chunk_gated_delta_rule(
 
     chunk_indices is accepted and not needed.
     """
-    _no_context(cp_context)
     return _run("gated_delta_rule", q, k, v, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
                 output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
                 beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
                 cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
                 gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound,
-                chunk_size=_hint(chunk_size, 64), transpose_state_layout=transpose_state_layout)
+                chunk_size=_hint(chunk_size, 64), transpose_state_layout=transpose_state_layout, cp_context=cp_context)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -340,7 +367,7 @@ def fused_recurrent_gated_delta_rule(
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, state_v_first: bool = False,
     cu_seqlens: Maybe = None, *, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
     num_accepted_tokens: Maybe = None, out: Maybe = None, g_gamma: Maybe = None, lower_bound: Optional[float] = None,
-    transpose_state_layout: Optional[bool] = None,
+    transpose_state_layout: Optional[bool] = None, cp_context: object = None,
 ) -> Result:
     """As chunk_gated_delta_rule, with log decays of heads (g), key channels (gk) and value channels (gv).
 
@@ -362,7 +389,8 @@ def fused_recurrent_gated_delta_rule(
                 gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound,
                 beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
                 cu_seqlens=cu_seqlens, transpose_state_layout=transpose_state_layout, o_as_v=True,
-                serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
+                serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out),
+                cp_context=cp_context)
 
 
 def chunk_comba(
@@ -371,14 +399,15 @@ def chunk_comba(
     cu_seqlens: Maybe = None, cu_seqlens_cpu: Maybe = None, *, state_v_first: bool = False,
     chunk_size: Optional[int] = None, use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, g_gamma: Maybe = None,
-    lower_bound: Optional[float] = None,
+    lower_bound: Optional[float] = None, cp_context: object = None,
 ) -> Result:
     """Comba: the gated delta rule with an erase key p [B, T, H, K] against the state before the token's own gate."""
     return _run("comba", q, k, v, p=p, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
                 state_v_first=state_v_first, output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
                 cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, gate=gate_form(use_gate_in_kernel, lower_bound),
                 A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound,
-                beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), chunk_size=chunk_size)
+                beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), chunk_size=chunk_size,
+                cp_context=cp_context)
 
 
 def fused_recurrent_comba(
@@ -388,14 +417,15 @@ def fused_recurrent_comba(
     inplace_final_state: Optional[bool] = None, num_accepted_tokens: Maybe = None, out: Maybe = None,
     use_gate_in_kernel: bool = False, A_log: Maybe = None, dt_bias: Maybe = None,
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, g_gamma: Maybe = None,
-    lower_bound: Optional[float] = None,
+    lower_bound: Optional[float] = None, cp_context: object = None,
 ) -> Result:
     """As chunk_comba, but p stands before v."""
     return _run("comba", q, k, v, p=p, g=g, g_gamma=g_gamma, beta=beta, scale=scale, initial_state=initial_state,
                 state_v_first=state_v_first, output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
                 cu_seqlens=cu_seqlens, gate=gate_form(use_gate_in_kernel, lower_bound), A_log=A_log, dt_bias=dt_bias,
                 lower_bound=lower_bound, beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval),
-                serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
+                serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out),
+                cp_context=cp_context)
 
 
 def chunk_kda(
@@ -412,7 +442,6 @@ def chunk_kda(
 
     safe_gate, disable_recompute, use_graph and max_num_seqs are hints without effect on results.
     """
-    _no_context(cp_context)
     for name, hint in (("safe_gate", safe_gate), ("disable_recompute", disable_recompute), ("use_graph", use_graph)):
         flag(name, hint)
     if max_num_seqs is not None:
@@ -424,7 +453,7 @@ def chunk_kda(
                 gate=gate_form(use_gate_in_kernel, lower_bound), lower_bound=lower_bound,
                 beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
                 cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, A_log=A_log, dt_bias=dt_bias,
-                chunk_size=_hint(chunk_size, 64), transpose_state_layout=transpose_state_layout)
+                chunk_size=_hint(chunk_size, 64), transpose_state_layout=transpose_state_layout, cp_context=cp_context)
 
 
 def fused_recurrent_kda(
@@ -434,7 +463,7 @@ def fused_recurrent_kda(
     allow_neg_eigval: bool = False, lower_bound: Optional[float] = None, state_v_first: bool = False,
     cu_seqlens: Maybe = None, *, ssm_state_indices: Maybe = None, inplace_final_state: Optional[bool] = None,
     num_accepted_tokens: Maybe = None, out: Maybe = None, g_gamma: Maybe = None,
-    transpose_state_layout: Optional[bool] = None,
+    transpose_state_layout: Optional[bool] = None, cp_context: object = None,
 ) -> Result:
     """As chunk_kda; beta may also be [B, T, HV, V]. With ssm_state_indices, initial_state is a pool: docs/python.md."""
     return _run("kda", q, k, v, g=g, g_gamma=g_gamma, beta=beta, A_log=A_log, dt_bias=dt_bias, scale=scale,
@@ -442,7 +471,8 @@ def fused_recurrent_kda(
                 gate=gate_form(use_gate_in_kernel, lower_bound), lower_bound=lower_bound,
                 beta_is=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), state_v_first=state_v_first,
                 cu_seqlens=cu_seqlens, transpose_state_layout=transpose_state_layout, o_as_v=True,
-                serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out))
+                serving=_serving(ssm_state_indices, inplace_final_state, num_accepted_tokens, out),
+                cp_context=cp_context)
 
 
 chunk_gdn = chunk_gated_delta_rule
@@ -452,11 +482,6 @@ fused_recurrent_gdn = fused_recurrent_gated_delta_rule
 def _hint(chunk_size: int, default: int) -> Optional[int]:
     """The default of the interface leaves the choice to the library; another value is a hint to it."""
     return None if isinstance(chunk_size, int) and chunk_size == default else chunk_size
-
-
-def _no_context(cp_context: object) -> None:
-    if cp_context is not None:
-        raise ValueError("cp_context: expected None, got a context: sequences are not split over processes")
 
 
 def _serving(ssm_state_indices: Maybe, inplace_final_state: Optional[bool], num_accepted_tokens: Maybe,

@@ -1,0 +1,64 @@
+"""What the functions of headrace.torch do with a context: is it one, how does its strategy run, who hears of an error."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NoReturn, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from headrace.torch.distributed import _cost, _summary
+from headrace.torch.distributed._context import CPContext
+from headrace.torch.distributed._exchange import Conversation
+from headrace.torch.distributed._fla import converted
+from headrace.torch.distributed._local import Call
+
+Maybe = Optional[Tensor]
+
+
+def accepted(cp_context: Any, **others: Any) -> Tuple[Optional[CPContext], Maybe]:
+    """(the context, None), or (None, offsets) where one rank has all tokens. `others` may not be given beside it."""
+    context = cp_context if isinstance(cp_context, CPContext) else converted(cp_context)
+    for name, x in others.items():
+        if x is not None:
+            fail(context, "cp_context", ValueError(
+                f"{name}: expected None with a cp_context, which has the offsets of the batch, got it too"))
+    return (None, context.cu_seqlens) if context._size == 1 else (context, None)
+
+
+def fail(context: CPContext, name: str, error: Exception) -> NoReturn:
+    """Raises the error on all ranks: the others are in a call with the same context, and hear of it."""
+    if context._size > 1:
+        with Conversation(context._ranks, name):
+            raise error
+    raise error
+
+
+def call(context: CPContext, op: str, prepare: Callable, given: tuple) -> Tuple[Tensor, Tensor, torch.dtype, bool]:
+    """(o, final state, the type that o should have, whether the final state is one) of the call that prepare gives."""
+    try:
+        _, tensors, o_dtype, rest, final_state = prepare(*given)
+        arguments = _arguments(context, op, tensors[:-1], rest, final_state)
+    except Exception as error:
+        fail(context, f"{op} forward", error)
+    o, state, _, _ = torch.ops.headrace.cp_forward(*arguments)
+    return o, state, o_dtype, final_state
+
+
+def _arguments(context: CPContext, op: str, tensors: Sequence[Maybe], rest: Sequence[Any], final_state: bool) -> tuple:
+    """Of headrace::cp_forward, from tensors in the order of DIFFERENTIABLE and options as Call.of takes them."""
+    described, layout = Call.of(op, tensors, rest), context._layout
+    strategy, exchange = context.strategy, context.exchange
+    if strategy == "auto":
+        strategy = _cost.choose(described, layout)
+    if strategy == "summary" and not _cost.may_summarise(described):
+        raise ValueError("strategy: expected 'ring', 'heads' or 'auto' with gv or a beta of value channels, got "
+                         "'summary'")
+    if exchange == "auto":
+        exchange = "all_gather" if len(layout.ranges) <= 8 else "doubling"
+    entered, kept = 0 if strategy == "heads" else context._entered[described.reverse], [0]
+    if strategy == "summary":
+        kept = list(_summary.kept_shape(described, layout, exchange))
+    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return (op, *tensors, context._handle, context.cu_seqlens, final_state, recorded, *rest, strategy, exchange, entered,
+            kept)

@@ -1,0 +1,43 @@
+"""Which strategy a call takes where the user leaves it open: the least of what a model of three times says.
+
+A token costs a rank F = 4 K V + C (K + V) operations for each value head of the additive rule and 6 K V + 2 C (K + V)
+of the delta rule, C = 64; summaries cost shares of that. Ranks are taken to make 2e10 operations and to send 1e9 bytes
+in a second. A ring of n slots with G groups of heads waits (n - 1) / G of its own time.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from headrace.torch.distributed._layout import Layout
+from headrace.torch.distributed._local import DELTA, TOKENS, Call
+
+_OPERATIONS, _BYTES, _MESSAGE = 2e10, 1e9, 2e-4  # in a second, in a second, seconds of one message
+
+
+def choose(call: Call, layout: Layout) -> str:
+    """The same on all ranks: it looks at sizes alone."""
+    H, HV, K, V = call.sizes
+    ranks = len(layout.ranges)
+    is_delta = call.op in DELTA
+    per_token = (6 * K * V + 128 * (K + V)) if is_delta else (4 * K * V + 64 * (K + V))
+    tokens = max(layout.lengths, default=0)
+    own = 3 * tokens * HV * per_token / _OPERATIONS  # forward and backward
+    chain = max((len(layout.sources(slot, False)) for slot in range(len(layout.slots))), default=0)
+    state = 4 * HV * K * V / _BYTES
+    times = {"ring": own * (1 + chain / min(ranks, H)) + 2 * chain * (state + _MESSAGE)}
+    if may_summarise(call):
+        share = (1.19 + 1.0) / 3 if is_delta else 0.8 / 3
+        fold = chain * HV * K * K * V * 4 / _OPERATIONS if is_delta else 0
+        times["summary"] = own * (1 + share * (chain > 0)) + fold + 2 * chain * ((1 + is_delta) * state + _MESSAGE)
+    if H % ranks == 0:
+        inputs = (call.tensors[name] for name in TOKENS)
+        moved = tokens * sum(prod(x.shape[2:]) * x.element_size() for x in inputs if x is not None)
+        times["heads"] = own + 4 * moved / _BYTES + 4 * ranks * _MESSAGE
+    return min(times, key=lambda name: times[name])
+
+
+def may_summarise(call: Call) -> bool:
+    """Whether M is a matrix for each head alone: gates and betas of value channels make one for each channel."""
+    beta = call.tensors["beta"]
+    return call.tensors["gv"] is None and (beta is None or beta.dim() == 3)

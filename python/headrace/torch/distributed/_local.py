@@ -1,0 +1,197 @@
+"""One call on one rank: the library on a part of its tokens and of its heads, tensors read and written where they lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from headrace import _core
+from headrace._arguments import DIFFERENTIABLE, options
+from headrace.torch._library import empty_like, k_first
+from headrace.torch.distributed._layout import Layout, Part
+
+Maybe = Optional[Tensor]
+Heads = Tuple[int, int]  # key heads first to last - 1, and the value heads that belong to them
+
+DELTA = ("delta_rule", "gated_delta_rule", "comba", "kda")
+_OF_KEY_HEADS, _OF_VALUE_HEADS, _OF_PARAMETERS = ("q", "k", "p"), ("v", "g", "gv", "beta"), ("g_gamma", "A_log", "dt_bias")
+TOKENS = (*_OF_KEY_HEADS, *_OF_VALUE_HEADS)  # inputs [1, T, heads, ...]
+
+
+def head_groups(count: int, heads: int) -> List[Heads]:
+    """`count` groups of nearly as many heads, fewer where there are not so many."""
+    count = max(1, min(count, heads))
+    ends = [heads * i // count for i in range(count + 1)]
+    return list(zip(ends, ends[1:]))
+
+
+@dataclass
+class Call:
+    """The inputs of a call by name, states with their keys first, and its options as the library takes them."""
+
+    op: str
+    tensors: Dict[str, Maybe]
+    rest: Sequence[Any]
+
+    @classmethod
+    def of(cls, op: str, inputs: Sequence[Maybe], rest: Sequence[Any]) -> Call:
+        """rest: scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first."""
+        tensors = dict(zip(DIFFERENTIABLE, inputs))
+        tensors["initial_state"] = k_first(tensors["initial_state"], rest[-1])
+        return cls(op, tensors, rest)
+
+    def __getitem__(self, name: str) -> Tensor:
+        x = self.tensors[name]
+        assert x is not None
+        return x
+
+    @property
+    def options(self) -> _core.Options:
+        return options(*self.rest[:-1])
+
+    @property
+    def reverse(self) -> bool:
+        return self.rest[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of states."""
+        return torch.float64 if self["q"].dtype == torch.float64 else torch.float32
+
+    @property
+    def sizes(self) -> Tuple[int, int, int, int]:
+        """H, HV, K, V."""
+        (_, _, H, K), (_, _, HV, V) = self["q"].shape, self["v"].shape
+        return H, HV, K, V
+
+    def values(self, heads: Heads) -> slice:
+        H, HV, _, _ = self.sizes
+        return slice(heads[0] * (HV // H), heads[1] * (HV // H))
+
+    def all_heads(self) -> Heads:
+        return 0, self.sizes[0]
+
+    def new_states(self, count: int, heads: Optional[Heads] = None) -> Tensor:
+        _, HV, K, V = self.sizes
+        chosen = self.values(heads or self.all_heads())
+        return self["q"].new_zeros((count, chosen.stop - chosen.start, K, V), dtype=self.dtype)
+
+    def cut(self, name: str, x: Maybe, tokens: slice, heads: Heads) -> Maybe:
+        """Of an input, or of what has its shape, the tokens and heads; a view."""
+        if x is None:
+            return None
+        if name in _OF_KEY_HEADS:
+            return x[:, tokens, heads[0] : heads[1]]
+        chosen = self.values(heads)
+        if name in _OF_VALUE_HEADS or name == "o":
+            return x[:, tokens, chosen]
+        per_head = x.numel() // self.sizes[1]  # dt_bias may have K numbers for each
+        return x[chosen.start * per_head : chosen.stop * per_head]
+
+    def inputs(self, tokens: slice, heads: Heads, start: Maybe, cu_seqlens: Tensor) -> List[Maybe]:
+        """What the library takes."""
+        names = DIFFERENTIABLE[:-1]
+        return [*(self.cut(name, self.tensors[name], tokens, heads) for name in names), start, cu_seqlens]
+
+
+def check(call: Call, layout: Layout, cu_seqlens: Tensor) -> None:
+    """What has to hold before an output can be cut into parts; the library checks the rest."""
+    tokens = layout.lengths[layout.rank]
+    for name in TOKENS:
+        x = call.tensors[name]
+        if x is not None and (x.dim() < 3 or x.shape[0] != 1 or x.shape[1] != tokens):
+            raise ValueError(f"{name}: expected the {tokens} tokens of this rank in the context's batch, [1, {tokens}, "
+                             f"...], got shape {list(x.shape)}")
+    H, HV, K, V = call.sizes
+    if H == 0 or HV % H:
+        raise ValueError(f"v: expected a multiple of the {H} heads of q, got {HV}")
+    for name, heads in ((n, H if n in _OF_KEY_HEADS else HV) for n in TOKENS):
+        x = call.tensors[name]
+        if x is not None and x.shape[2] != heads:
+            raise ValueError(f"{name}: expected {heads} heads, got shape {list(x.shape)}")
+    for name in _OF_PARAMETERS:
+        x = call.tensors[name]
+        if x is not None and (x.dim() != 1 or x.numel() == 0 or x.numel() % HV):
+            raise ValueError(f"{name}: expected the values of {HV} heads, got shape {list(x.shape)}")
+    state = call.tensors["initial_state"]
+    if state is not None and tuple(state.shape) != (layout.pieces, HV, K, V):
+        raise ValueError(f"initial_state: expected shape {[layout.pieces, HV, K, V]}, a state for each piece of the "
+                         f"rank, got {list(state.shape)} (keys first)")
+    assert len(cu_seqlens) == layout.pieces + 1
+
+
+def start_states(call: Call, part: Part, heads: Heads, state: Maybe) -> Maybe:
+    """The states before a part's pieces: the one that enters, else the caller's."""
+    given = call.tensors["initial_state"]
+    if state is not None or given is None:
+        return state
+    return given[part.first : part.last, call.values(heads)]
+
+
+def forward(call: Call, part: Part, heads: Heads, start: Maybe, o: Tensor, after: Maybe) -> None:
+    """Computes the part of o, and the states after its pieces into `after` [pieces, heads, K, V]."""
+    tokens = slice(part.begin, part.end)
+    _core.run("forward", call.op, call.inputs(tokens, heads, start, part.cu_seqlens),
+              [call.cut("o", o, tokens, heads), after], [], call.options)
+
+
+class Gradients:
+    """The gradients of a call's inputs, made part by part. Those of tokens are written once, of parameters summed up."""
+
+    def __init__(self, call: Call, wanted: Sequence[int]) -> None:
+        self.call, self.wanted = call, [DIFFERENTIABLE[i] for i in wanted]
+        self.tensors: Dict[str, Tensor] = {}
+        for name in self.wanted:
+            if name in TOKENS:
+                self.tensors[name] = empty_like(call[name])
+            elif name in _OF_PARAMETERS:
+                self.tensors[name] = torch.zeros_like(call[name], dtype=torch.float64)
+            else:
+                self.tensors[name] = call.new_states(call[name].shape[0])
+
+    def backward(self, part: Part, heads: Heads, state: Maybe, d_o: Maybe, d_state: Maybe, d_entered: Maybe,
+                 d_after: Maybe) -> None:
+        """Adds what the part gives.
+
+        state: that entered, and d_entered: where its gradient goes. d_state: the gradient of the state that left, which
+        others used; of pieces with which sequences end it is in d_after [pieces, HV, K, V].
+        """
+        call, tokens, chosen = self.call, slice(part.begin, part.end), self.call.values(heads)
+        d_start = self.tensors.get("initial_state")
+        if d_entered is not None:
+            d_start = d_entered
+        elif d_start is not None:
+            d_start = d_start[part.first : part.last, chosen]
+        if d_state is None and d_after is not None:
+            d_state = d_after[part.first : part.last, chosen]
+        targets: Dict[str, Maybe] = {}
+        for name, x in self.tensors.items():
+            if name in TOKENS:
+                targets[name] = call.cut(name, x, tokens, heads)
+            elif name in _OF_PARAMETERS:
+                like = call.cut(name, call[name], tokens, heads)
+                targets[name] = torch.empty_like(like, dtype=call.dtype)
+        if d_start is not None:
+            targets["initial_state"] = d_start
+        if not targets:
+            return
+        start, d_o = start_states(call, part, heads, state), call.cut("o", d_o, tokens, heads)
+        if d_o is None and d_state is None:
+            d_o = torch.zeros_like(call.cut("v", call["v"], tokens, heads))
+        _core.run("backward", call.op, call.inputs(tokens, heads, start, part.cu_seqlens), [d_o, d_state],
+                  [targets.get(name) for name in DIFFERENTIABLE], call.options)
+        for name in _OF_PARAMETERS:
+            if name in targets:
+                call.cut(name, self.tensors[name], tokens, heads).add_(targets[name])
+
+    def results(self) -> List[Tensor]:
+        """In the order of `wanted`, in the types and layouts of the inputs."""
+        results = []
+        for name in self.wanted:
+            x, like = self.tensors[name], self.call[name]
+            x = k_first(x, self.call.rest[-1]) if name == "initial_state" else x
+            results.append(x.to(like.dtype).contiguous())
+        return results

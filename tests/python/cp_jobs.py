@@ -1,0 +1,123 @@
+"""What ranks do in the tests of headrace.torch.distributed: a call in pieces beside the same call of one process."""
+
+import torch
+import torch.distributed as dist
+from conftest import OPERATORS
+
+import headrace.torch as ht
+from headrace.torch.distributed import build_cp_context
+
+FUNCTIONS = {"linear_attention": ht.fused_recurrent_simple_gla, "retention": ht.fused_recurrent_simple_gla,
+             "simple_gla": ht.fused_recurrent_simple_gla, "gla": ht.fused_recurrent_gla,
+             "delta_rule": ht.fused_recurrent_delta_rule, "gated_delta_rule": ht.chunk_gated_delta_rule,
+             "comba": ht.chunk_comba, "kda": ht.chunk_kda}
+TOKENS = ("q", "k", "v", "p", "g", "gk", "gv", "beta")
+
+
+def problem(op, T, H, HV, K, V, sequences, dtype, seed=0, raw=False, state=True, resets=()):
+    """The tensors of the whole batch, the same on every rank: gates of -inf at the tokens `resets`."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*sizes):
+        return torch.randn(*sizes, generator=draw, dtype=torch.float64)
+
+    gates, beta, erase = OPERATORS[op]
+    unit = torch.nn.functional.normalize
+    tensors = {"q": normal(1, T, H, K), "k": unit(normal(1, T, H, K), dim=-1), "v": normal(1, T, HV, V)}
+    if erase:
+        tensors["p"] = unit(normal(1, T, H, K), dim=-1)
+    channel = (K,) if op in ("gla", "kda") else ()
+    if "g" in gates:
+        g = normal(1, T, HV, *channel)
+        tensors["g"] = g if raw else torch.nn.functional.logsigmoid(g + 3)
+        tensors["g"][:, list(resets)] = -torch.inf
+    if raw and "g" in gates:
+        tensors |= {"A_log": normal(HV) / 2, "dt_bias": normal(HV * K if channel else HV)}
+    if "g_gamma" in gates:
+        tensors["g_gamma"] = -torch.rand(HV, generator=draw, dtype=torch.float64) / 8
+    if beta:
+        tensors["beta"] = normal(1, T, HV) if raw else torch.sigmoid(normal(1, T, HV))
+    if state:
+        tensors["initial_state"] = normal(sequences, HV, K, V)
+    rest = torch.float64 if dtype == torch.float64 else torch.float32
+    return {name: x.to(dtype if name in "qkvp" else rest) for name, x in tensors.items()}
+
+
+def local_tokens(x, context, rank):
+    parts = [x[:, begin:end] for begin, end in context.token_ranges[rank]]
+    return torch.cat(parts, 1) if parts else x[:, :0]
+
+
+def local_rows(x, context, at_begin):
+    """Rows of sequences as rows of pieces; NaN where no sequence begins (ends), which nobody may read."""
+    pieces, sequences = context._layout.sequences_of(context._ranks.rank, at_begin)
+    rows = x.new_full((context.num_seqs, *x.shape[1:]), torch.nan)
+    rows[torch.from_numpy(pieces)] = x[torch.from_numpy(sequences)]
+    return rows
+
+
+def run(op, tensors, options, weights, final_weights):
+    """(results by name, gradients by name) of a loss that weighs o and the final state."""
+    inputs = {name: x.detach().clone().requires_grad_() for name, x in tensors.items()}
+    given = dict(inputs)
+    if op == "gla":
+        given["gk"] = given.pop("g")
+    o, state = FUNCTIONS[op](**given, output_final_state=True, **options)
+    loss = (o.to(weights.dtype) * weights).sum()
+    if final_weights is not None:
+        loss = loss + (state * final_weights).sum()
+    loss.backward()
+    return {"o": o.detach(), "final_state": state.detach()}, {f"d_{name}": x.grad for name, x in inputs.items()}
+
+
+def squares(actual, expected, group):
+    """The relative error of what all ranks hold together, [own error, worst finite mismatch]."""
+    actual, expected = actual.double(), expected.double()
+    if not torch.isfinite(actual).all():
+        actual = torch.full_like(actual, 1e300)
+    sums = torch.stack([(actual - expected).square().sum(), expected.square().sum()])
+    dist.all_reduce(sums, group=group)
+    return (sums[0] / sums[1].clamp_min(1e-300)).sqrt().item()
+
+
+def compare(group, op, lengths, sizes, dtype, context_options, call_options=None, raw=False, resets=(), final=True,
+            reference=torch.float64, wide=False):
+    """The relative errors of all results and gradients beside one process in the type `reference`, by name."""
+    H, HV, K, V = sizes
+    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    T, N, rank = int(offsets[-1]), len(lengths), dist.get_rank(group)
+    context = build_cp_context(offsets, group, **context_options)
+    options = dict(call_options or {})
+    if raw:
+        options |= {"use_gate_in_kernel": True}
+        options |= {"use_beta_sigmoid_in_kernel": True} if OPERATORS[op][1] else {}
+    tensors = problem(op, T, H, HV, K, V, N, dtype, raw=raw, resets=resets)
+    draw = torch.Generator().manual_seed(9)
+    weights = torch.randn(1, T, HV, V, generator=draw, dtype=torch.float64)
+    final_weights = torch.randn(N, HV, K, V, generator=draw, dtype=torch.float64) if final else None
+    whole = {name: x.to(reference) for name, x in tensors.items()} if reference is not None else tensors
+    expected, gradients = run(op, whole, options | {"cu_seqlens": offsets}, weights, final_weights)
+    reverse = options.get("reverse", False)
+    local = {name: local_tokens(x, context, rank) if name in TOKENS else x for name, x in tensors.items()}
+    local["initial_state"] = local_rows(tensors["initial_state"], context, not reverse)
+    rows = None if final_weights is None else torch.nan_to_num(local_rows(final_weights, context, reverse))
+    results, d = run(op, local, options | {"cp_context": context}, local_tokens(weights, context, rank), rows)
+    ends = torch.nan_to_num(local_rows(expected["final_state"], context, reverse))
+    errors = {"o": squares(results["o"], local_tokens(expected["o"], context, rank), group),
+              "final_state": squares(results["final_state"], ends, group)}
+    for name, gradient in d.items():
+        full = gradients[name]
+        if name[2:] in TOKENS:
+            errors[name] = squares(gradient, local_tokens(full, context, rank), group)
+        elif name == "d_initial_state":
+            errors[name] = squares(gradient, torch.nan_to_num(local_rows(full, context, not reverse)), group)
+        else:
+            total = gradient.double().clone()
+            dist.all_reduce(total, group=group)
+            errors[name] = squares(total, full, group)
+    return errors
+
+
+def many(group, cases):
+    """compare() for each case: one job for many of them."""
+    return [compare(group, *case[:-1], **case[-1]) for case in cases]

@@ -121,3 +121,4 @@ def compare(group, op, lengths, sizes, dtype, context_options, call_options=None
 def many(group, cases):
     """compare() for each case: one job for many of them."""
     return [compare(group, *case[:-1], **case[-1]) for case in cases]
+

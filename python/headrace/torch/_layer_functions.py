@@ -49,25 +49,42 @@ def _check_shape(name: str, tensor: Tensor, x: Tensor) -> None:
 
 def short_convolution(
     x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, initial_state: Optional[Tensor] = None,
-    output_final_state: bool = False, activation: Optional[str] = None, cu_seqlens: Optional[Tensor] = None,
+    output_final_state: bool = False, activation: Optional[str] = None, cu_seqlens: Optional[Tensor] = None, *,
+    cp_context: Any = None,
 ) -> Tuple[Tensor, Optional[Tensor]]:
     """Causal depth-wise convolution along the tokens: y_t = activation(bias + sum_i weight[:, i] x_{t - (W-1) + i}).
 
     x [B, T, D]; weight [D, W], W from 1 to 64, the newest token's weight last (conv1d's [D, 1, W] squeezed); bias [D];
     activation None, "silu" or its other name "swish". initial_state [N, D, W] holds the last W inputs before x, oldest
     first; N is B, or len(cu_seqlens) - 1 with B = 1. Every tensor may have its own floating dtype; sums are float32
-    (float64 for float64 x).
+    (float64 for float64 x). cp_context: x holds the rank's tokens of a batch that is cut over ranks, see
+    headrace.torch.distributed.
 
     Returns (y [B, T, D] in the dtype of x, final state [N, D, W] or None). The state has the dtype of initial_state, or
     of x without one. Differentiable by x, weight, bias and initial_state, through both. Raises ValueError or TypeError
     naming the argument, what was expected and what came.
     """
+    if cp_context is not None:
+        from headrace.torch.distributed import _calls  # which needs a PyTorch with torch.distributed
+
+        context, cu_seqlens = _calls.accepted(cp_context, cu_seqlens=cu_seqlens)
+        if context is not None:
+            y, state = _calls.convolve(context, lambda: _convolution_arguments(
+                x, weight, bias, initial_state, None, output_final_state, activation)[1])
+            return y, state if output_final_state else None
+    way, arguments = _convolution_arguments(x, weight, bias, initial_state, cu_seqlens, output_final_state, activation)
+    y, final_state = run_convolution(way, arguments)
+    return y, final_state if arguments[-2] else None
+
+
+def _convolution_arguments(x: Tensor, weight: Tensor, bias: Optional[Tensor], initial_state: Optional[Tensor],
+                           cu_seqlens: Optional[Tensor], output_final_state: bool,
+                           activation: Optional[str]) -> Tuple[Optional[bool], tuple]:
+    """(the way to the operator, its arguments), checked."""
     way = _check(2, x=x, weight=weight, bias=bias, initial_state=initial_state, cu_seqlens=cu_seqlens)
     _check_sizes(x, "[B, T, D]", weight)
     keep = flag("output_final_state", output_final_state)
-    y, final_state = run_convolution(
-        way, (x, weight, bias, initial_state, cu_seqlens, keep, _named(activation, _ACTIVATIONS)))
-    return y, final_state if keep else None
+    return way, (x, weight, bias, initial_state, cu_seqlens, keep, _named(activation, _ACTIVATIONS))
 
 
 def short_convolution_step(

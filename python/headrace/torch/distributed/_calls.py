@@ -7,7 +7,7 @@ from typing import Any, Callable, NoReturn, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from headrace.torch.distributed import _cost, _summary
+from headrace.torch.distributed import _convolution, _cost, _summary
 from headrace.torch.distributed._context import CPContext
 from headrace.torch.distributed._exchange import Conversation
 from headrace.torch.distributed._fla import converted
@@ -16,9 +16,13 @@ from headrace.torch.distributed._local import Call
 Maybe = Optional[Tensor]
 
 
+def accepted_any(cp_context: Any) -> CPContext:
+    return cp_context if isinstance(cp_context, CPContext) else converted(cp_context)
+
+
 def accepted(cp_context: Any, **others: Any) -> Tuple[Optional[CPContext], Maybe]:
     """(the context, None), or (None, offsets) where one rank has all tokens. `others` may not be given beside it."""
-    context = cp_context if isinstance(cp_context, CPContext) else converted(cp_context)
+    context = accepted_any(cp_context)
     for name, x in others.items():
         if x is not None:
             fail(context, "cp_context", ValueError(
@@ -62,3 +66,16 @@ def _arguments(context: CPContext, op: str, tensors: Sequence[Maybe], rest: Sequ
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     return (op, *tensors, context._handle, context.cu_seqlens, final_state, recorded, *rest, strategy, exchange, entered,
             kept)
+
+
+def convolve(context: CPContext, prepare: Callable[[], tuple]) -> Tuple[Tensor, Tensor]:
+    """(y, final state) of the short convolution: prepare() gives x, weight, bias, initial_state, None, whether there is a
+    final state, and the activation."""
+    try:
+        *tensors, _, final_state, activation = prepare()
+    except Exception as error:
+        fail(context, "short_convolution forward", error)
+    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    y, state, _ = torch.ops.headrace.cp_convolution(
+        *tensors, context._handle, context.cu_seqlens, final_state, recorded, activation, context._entered[False])
+    return y, state

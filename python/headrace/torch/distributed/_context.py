@@ -35,7 +35,8 @@ class CPContext:
 
     group: of the ranks; cu_seqlens, cu_seqlens_cpu [pieces + 1]: where the rank's pieces begin and end, in its own
     tokens; token_ranges: of every rank, (begin, end) in the batch; begins, ends [pieces]: whether the sequence begins
-    (ends) with the piece; num_seqs: pieces; layout, strategy, exchange, conv1d_kernel_size: as given. Of a rank with
+    (ends) with the piece; sequences [pieces]: which one it belongs to, so that states[sequences] are initial states of
+    the rank; num_seqs: pieces; layout, strategy, exchange, conv1d_kernel_size: as given. Of a rank with
     one run of tokens (None elsewhere): is_first_rank, is_last_rank: no earlier (later) rank has tokens of its first
     (last) sequence; pre_num_ranks, post_num_ranks: how many have; pre_num_conv_tokens: the tokens of its first sequence
     on earlier ranks. part_len, front_num_seqs and the names in _by_part: the same of the two runs of a zigzag layout.
@@ -49,6 +50,9 @@ class CPContext:
         self._layout = Layout(offsets, ranges, ranks.rank)
         self.cu_seqlens = self.cu_seqlens_cpu = torch.from_numpy(self._layout.cu_seqlens)
         self.begins, self.ends = (torch.from_numpy(self._layout.flags(at_begin)) for at_begin in (True, False))
+        self.sequences = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *(
+            np.arange(slot.first, slot.last) for slot in self._layout.own)]))
+        self._places = torch.from_numpy(self._layout.places(ranks.rank))
         self._tokens = self._layout.lengths[ranks.rank]
         self._size = ranks.size
         # States that enter, in the order of tokens and against it.

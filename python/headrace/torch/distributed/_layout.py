@@ -166,6 +166,10 @@ class Layout:
         empty = [np.zeros(0, np.int64)]
         return np.concatenate(rows or empty), np.concatenate(names or empty)
 
+    def places(self, rank: int) -> np.ndarray:
+        """The places in the batch of a rank's tokens."""
+        return np.concatenate([np.zeros(0, np.int64), *(np.arange(*part) for part in self.ranges[rank])])
+
     def before(self, number: int, reverse: bool) -> int:
         return number + 1 if reverse else number - 1
 

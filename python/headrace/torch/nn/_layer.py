@@ -58,11 +58,15 @@ class Layer(nn.Module):
         hidden_states: [B, T, hidden_size]. attention_mask [B, S >= T]: 0 is padding, on either side or in between; it
         leaves the states alone and its outputs are zero. past_key_values: a Cache, from which the states come; with
         use_cache the states after hidden_states go there. kwargs: cu_seqlens [N + 1] of a ragged batch (B = 1), which
-        goes before the mask, and position_embeddings (LightningAttention); cp_context is refused, others are ignored.
+        goes before the mask, position_embeddings (LightningAttention), and cp_context: hidden_states are the rank's
+        tokens of a batch that is cut over ranks (headrace.torch.distributed), without mask and cache. Others are ignored.
         There are no attention weights to output.
         """
-        if kwargs.get("cp_context") is not None:
-            raise ValueError("cp_context: expected None, got a context: sequences are not split over processes")
+        cp_context = kwargs.get("cp_context")
+        if cp_context is not None:
+            for name, value in (("attention_mask", attention_mask), ("past_key_values", past_key_values)):
+                if value is not None:
+                    raise ValueError(f"{name}: expected None with a cp_context, got it too")
         if output_attentions is not None:
             flag("output_attentions", output_attentions)
         B, T, _ = hidden_states.shape
@@ -70,11 +74,12 @@ class Layer(nn.Module):
         state, conv_state = self._past(past_key_values)
         cache = past_key_values if use_cache is not None and flag("use_cache", use_cache) else None
         keep = cache is not None
-        q, k, v, conv_state = self._q_k_v(x, conv_state, keep, cu_seqlens)
+        q, k, v, conv_state = self._q_k_v(x, conv_state, keep, cu_seqlens, cp_context)
         if state is not None and steps_in_place(x, state, keep, cu_seqlens):
             options: Dict[str, Any] = {"initial_state": state, "inplace_final_state": True}
         else:
-            options = {"initial_state": state, "output_final_state": keep, "cu_seqlens": cu_seqlens}
+            options = {"initial_state": state, "output_final_state": keep, "cu_seqlens": cu_seqlens,
+                       "cp_context": cp_context}
         positions = tuple(take(t.expand(B, T, -1), places) for t in kwargs.get("position_embeddings") or ())
         o, state = self._operator(x, q, k, v, options, positions)
         if cache is not None:
@@ -108,7 +113,8 @@ class Layer(nn.Module):
         past = past_key_values[place] if len(past_key_values) > place else None
         return (past["recurrent_state"], past["conv_state"]) if past else (None, None)
 
-    def _q_k_v(self, x: Tensor, past: Optional[tuple], keep: bool, cu_seqlens: Maybe) -> tuple:
+    def _q_k_v(self, x: Tensor, past: Optional[tuple], keep: bool, cu_seqlens: Maybe,
+               cp_context: Any) -> tuple:
         """q, k, v by heads, and the states of their convolutions."""
         projected: Sequence[Tensor] = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         states = None
@@ -117,7 +123,8 @@ class Layer(nn.Module):
             if past is not None and not keep:
                 past = tuple(cache.clone() for cache in past)  # a convolution may overwrite its own
             projected, states = zip(*(
-                convolution(y, cache=cache, output_final_state=keep, cu_seqlens=cu_seqlens)
+                convolution(y, cache=cache, output_final_state=keep, cu_seqlens=cu_seqlens,
+                            cp_context=cp_context)
                 for convolution, y, cache in zip(convolutions, projected, past or (None, None, None))))
         else:
             projected = [self._without_convolution(y) for y in projected]

@@ -56,26 +56,25 @@ class ShortConvolution(nn.Conv1d):
         x, residual: [B, T, D]. mask [B, T]: inputs where it is 0 count as zeros. cache [N, D, W]: the inputs before x;
         where every sequence has one token and autograd is off it is updated in place (in a ragged batch not inside
         torch.compile), and is itself the second result, which is None without output_final_state.
-        cu_seqlens [N + 1]: a ragged batch, B = 1. chunk_indices and cu_seqlens_cpu are not needed.
+        cu_seqlens [N + 1]: a ragged batch, B = 1. chunk_indices and cu_seqlens_cpu are not needed. cp_context: of a batch
+        that is cut over ranks (headrace.torch.distributed); its cache has a row for each piece on the rank.
         """
-        if cp_context is not None:
-            raise ValueError("cp_context: expected None, got a context: sequences are not split over processes")
         if cu_seqlens is None and cu_seqlens_cpu is not None:
             raise ValueError("cu_seqlens_cpu: expected together with cu_seqlens, got it alone")
         _check_like_x("residual", residual, x.shape)
         if mask is not None:
-            if cu_seqlens is not None:
-                raise ValueError("mask: expected None in a ragged batch (cu_seqlens), got a tensor")
+            if cu_seqlens is not None or cp_context is not None:
+                raise ValueError("mask: expected None in a ragged batch (cu_seqlens, cp_context), got a tensor")
             _check_like_x("mask", mask, x.shape[:2])
             x = x.masked_fill(mask.unsqueeze(-1) == 0, 0)
         output_final_state = flag("output_final_state", output_final_state)
-        if cache is not None:
+        if cache is not None and cp_context is None:
             self._check_cache(cache, len(x) if cu_seqlens is None else len(cu_seqlens) - 1)
             fixed = cu_seqlens is not None and torch.compiler.is_compiling()  # which may not depend on offsets
             if not (fixed or torch.is_grad_enabled() or cache.requires_grad) and _single(x, cu_seqlens):
                 return self.step(x, residual, cache, output_final_state, cu_seqlens)
         y, final_state = short_convolution(x, self.weight.squeeze(1), self.bias, cache, output_final_state,
-                                           self.activation, cu_seqlens)
+                                           self.activation, cu_seqlens, cp_context=cp_context)
         return _plus(y, residual), final_state
 
     def step(

@@ -3,9 +3,10 @@
 import torch
 import torch.distributed as dist
 from conftest import OPERATORS
+from layers import HIDDEN, LAYERS, make
 
 import headrace.torch as ht
-from headrace.torch.distributed import build_cp_context
+from headrace.torch.distributed import build_cp_context, gather_final_states, shard, unshard
 
 FUNCTIONS = {"linear_attention": ht.fused_recurrent_simple_gla, "retention": ht.fused_recurrent_simple_gla,
              "simple_gla": ht.fused_recurrent_simple_gla, "gla": ht.fused_recurrent_gla,
@@ -122,3 +123,106 @@ def many(group, cases):
     """compare() for each case: one job for many of them."""
     return [compare(group, *case[:-1], **case[-1]) for case in cases]
 
+
+
+def convolution(group, lengths, D, W, dtype, context_options, activation="silu", initial=True, final=True,
+                state_dtype=None):
+    """The relative errors of a short convolution beside one process in float64."""
+    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    T, N, rank = int(offsets[-1]), len(lengths), dist.get_rank(group)
+    context = build_cp_context(offsets, group, W, **context_options)
+    draw = torch.Generator().manual_seed(1)
+    sizes = {"x": (1, T, D), "weight": (D, W), "bias": (D,), "initial_state": (N, D, W)}
+    tensors = {name: torch.randn(size, generator=draw, dtype=torch.float64).to(dtype) for name, size in sizes.items()}
+    weights = torch.randn(1, T, D, generator=draw, dtype=torch.float64)
+    final_weights = torch.randn(N, D, W, generator=draw, dtype=torch.float64)
+    if state_dtype is not None:
+        tensors["initial_state"] = tensors["initial_state"].to(state_dtype)
+    if not initial:
+        del tensors["initial_state"]
+
+    def call(tensors, weights, final_weights, **options):
+        inputs = {name: x.detach().clone().requires_grad_() for name, x in tensors.items()}
+        y, state = ht.short_convolution(**inputs, activation=activation, output_final_state=final, **options)
+        loss = (y * weights).sum() + ((state * final_weights).sum() if final else 0)
+        loss.backward()
+        return y.detach(), state, {name: x.grad for name, x in inputs.items()}
+
+    y, state, d = call({n: x.double() for n, x in tensors.items()}, weights, final_weights, cu_seqlens=offsets)
+    local = {**tensors, "x": local_tokens(tensors["x"], context, rank)}
+    if initial:
+        local["initial_state"] = local_rows(tensors["initial_state"], context, True)
+    rows = torch.nan_to_num(local_rows(final_weights, context, False), 3.0)
+    mine, last, mine_d = call(local, local_tokens(weights, context, rank), rows, cp_context=context)
+    errors = {"y": squares(mine, local_tokens(y, context, rank), group),
+              "d_x": squares(mine_d["x"], local_tokens(d["x"], context, rank), group)}
+    if final:
+        errors["final_state"] = squares(last.detach(), torch.nan_to_num(local_rows(state.detach(), context, False)), group)
+    if initial:
+        errors["d_initial_state"] = squares(
+            mine_d["initial_state"], torch.nan_to_num(local_rows(d["initial_state"], context, True)), group)
+    for name in ("weight", "bias"):
+        total = mine_d[name].double()
+        dist.all_reduce(total, group=group)
+        errors[f"d_{name}"] = squares(total, d[name], group)
+    return errors
+
+
+def convolutions(group, cases):
+    return [convolution(group, *case[:-1], **case[-1]) for case in cases]
+
+
+def layer(group, name, lengths, context_options):
+    """The relative errors of a layer's output and gradients beside one process."""
+    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    T, rank = int(offsets[-1]), dist.get_rank(group)
+    context = build_cp_context(offsets, group, **context_options)
+    module = make(name).double()
+    x = torch.randn(1, T, HIDDEN, dtype=torch.float64)
+    weights = torch.randn(1, T, HIDDEN, dtype=torch.float64)
+    whole = x.clone().requires_grad_()
+    o = module(whole, cu_seqlens=offsets)[0]
+    (o * weights).sum().backward()
+    gradients = {name: p.grad for name, p in module.named_parameters()}
+    module.zero_grad()
+    mine = x.clone().requires_grad_()
+    y = module(shard(mine, context), cp_context=context)[0]
+    (y * shard(weights, context)).sum().backward()
+    errors = {"o": squares(unshard(y.detach(), context), o.detach(), group)}
+    dist.all_reduce(mine.grad, group=group)
+    errors["d_x"] = squares(mine.grad, whole.grad, group)
+    for parameter, p in module.named_parameters():
+        dist.all_reduce(p.grad, group=group)
+        errors[parameter] = squares(p.grad, gradients[parameter], group)
+    return errors
+
+
+def layers(group, cases):
+    return [layer(group, *case) for case in cases]
+
+
+def gathered(group, lengths, context_options):
+    """Whether shard, unshard and gather_final_states move what they say, and their gradients."""
+    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    T, N = int(offsets[-1]), len(lengths)
+    context = build_cp_context(offsets, group, **context_options)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    x = torch.randn(3, T, 2, dtype=torch.float64, requires_grad=True)
+    mine = shard(x, context)
+    assert torch.equal(mine, local_tokens(x, context, rank))
+    whole = unshard(mine, context)
+    assert torch.equal(whole, x)
+    (d,) = torch.autograd.grad(whole, mine, (rank + 1) * x.detach())
+    assert torch.allclose(d, mine * sum(range(1, size + 1)))
+    (d,) = torch.autograd.grad(mine, x, torch.ones_like(mine))
+    dist.all_reduce(d, group=group)
+    assert torch.equal(d, torch.ones_like(x))
+    assert torch.equal(unshard(mine.movedim(1, 2), context, -1), x.movedim(1, 2))
+    states = torch.randn(N, 2, 3, dtype=torch.float64)
+    for reverse in (False, True):
+        rows = local_rows(states, context, reverse).requires_grad_()
+        found = gather_final_states(rows, context, reverse=reverse)
+        assert torch.equal(found, states)
+        found.backward((rank + 1) * states)
+        assert torch.allclose(rows.grad, torch.nan_to_num(rows.detach()) * sum(range(1, size + 1)))
+    return context.token_ranges

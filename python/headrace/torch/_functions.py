@@ -115,8 +115,7 @@ def _run(
     given = (op, tensors, cu_seqlens_cpu, decays, watched, o_as_v, scale, reverse, l2norm, gate, lower_bound, beta_is,
              chunk_size, state_v_first, transpose_state_layout, output_final_state)
     if context is not None:
-        o, final_state, o_dtype, output_final_state = _calls.call(context, op, _prepared, given)
-        return o if o.dtype == o_dtype else o.to(o_dtype), final_state if output_final_state else None
+        return _calls.call(context, op, _prepared, given)
     way, tensors, o_dtype, rest, output_final_state = _prepared(*given)
     if serving is not None:
         return _step(way, op, tensors, rest, o_dtype, *serving)

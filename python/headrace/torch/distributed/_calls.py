@@ -38,31 +38,42 @@ def fail(context: CPContext, name: str, error: Exception) -> NoReturn:
     raise error
 
 
-def call(context: CPContext, op: str, prepare: Callable, given: tuple) -> Tuple[Tensor, Tensor, torch.dtype, bool]:
-    """(o, final state, the type that o should have, whether the final state is one) of the call that prepare gives."""
-    try:
-        _, tensors, o_dtype, rest, final_state = prepare(*given)
-        arguments = _arguments(context, op, tensors[:-1], rest, final_state)
-    except Exception as error:
-        fail(context, f"{op} forward", error)
+def call(context: CPContext, op: str, prepare: Callable, given: tuple) -> Tuple[Tensor, Maybe]:
+    """(o, final state or None) of the call that prepare(*given) describes."""
+    o_dtype, final_state, arguments = _guarded(context, f"{op} forward", lambda: _prepared(context, op, prepare, given))
     o, state, _, _ = torch.ops.headrace.cp_forward(*arguments)
-    return o, state, o_dtype, final_state
+    return o if o.dtype == o_dtype else o.to(o_dtype), state if final_state else None
+
+
+def _guarded(context: CPContext, name: str, prepare: Callable[[], Any]) -> Any:
+    """prepare(), whose error is raised on all ranks; in a trace by torch.compile, which all ranks make, on each."""
+    if torch.compiler.is_compiling():
+        return prepare()
+    try:
+        return prepare()
+    except Exception as error:
+        fail(context, name, error)
+
+
+def _prepared(context: CPContext, op: str, prepare: Callable, given: tuple) -> tuple:
+    _, tensors, o_dtype, rest, final_state = prepare(*given)
+    return o_dtype, final_state, _arguments(context, op, tensors[:-1], rest, final_state)
 
 
 def _arguments(context: CPContext, op: str, tensors: Sequence[Maybe], rest: Sequence[Any], final_state: bool) -> tuple:
     """Of headrace::cp_forward, from tensors in the order of DIFFERENTIABLE and options as Call.of takes them."""
-    described, layout = Call.of(op, tensors, rest), context._layout
+    described = Call.of(op, tensors, rest)
     strategy, exchange = context.strategy, context.exchange
     if strategy == "auto":
-        strategy = _cost.choose(described, layout)
+        strategy = _cost.choose(described, context._size, context._longest, context._chain)
     if strategy == "summary" and not _cost.may_summarise(described):
         raise ValueError("strategy: expected 'ring', 'heads' or 'auto' with gv or a beta of value channels, got "
                          "'summary'")
     if exchange == "auto":
-        exchange = "all_gather" if len(layout.ranges) <= 8 else "doubling"
+        exchange = "all_gather" if context._size <= 8 else "doubling"
     entered, kept = 0 if strategy == "heads" else context._entered[described.reverse], [0]
     if strategy == "summary":
-        kept = list(_summary.kept_shape(described, layout, exchange))
+        kept = _summary.kept_shape(described, context._kept[exchange][described.reverse])
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     return (op, *tensors, context._handle, context.cu_seqlens, final_state, recorded, *rest, strategy, exchange, entered,
             kept)
@@ -71,10 +82,7 @@ def _arguments(context: CPContext, op: str, tensors: Sequence[Maybe], rest: Sequ
 def convolve(context: CPContext, prepare: Callable[[], tuple]) -> Tuple[Tensor, Tensor]:
     """(y, final state) of the short convolution: prepare() gives x, weight, bias, initial_state, None, whether there is a
     final state, and the activation."""
-    try:
-        *tensors, _, final_state, activation = prepare()
-    except Exception as error:
-        fail(context, "short_convolution forward", error)
+    *tensors, _, final_state, activation = _guarded(context, "short_convolution forward", prepare)
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     y, state, _ = torch.ops.headrace.cp_convolution(
         *tensors, context._handle, context.cu_seqlens, final_state, recorded, activation, context._entered[False])

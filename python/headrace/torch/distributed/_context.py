@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 
 from headrace import _core
 from headrace._arguments import integer
+from headrace.torch.distributed import _summary
 from headrace.torch.distributed._exchange import Conversation, Ranks, digest, ranks_of
 from headrace.torch.distributed._layout import Layout, Range, Ranges, check_ranges, default_ranges
 
@@ -57,6 +58,10 @@ class CPContext:
         self._size = ranks.size
         # States that enter, in the order of tokens and against it.
         self._entered = tuple(len(self._layout.entered(reverse)) for reverse in (False, True))
+        self._kept = {name: tuple(_summary.kept_count(self._layout, name, reverse) for reverse in (False, True))
+                      for name in EXCHANGES[1:]}
+        self._longest = max(self._layout.lengths)
+        self._chain = max((len(self._layout.sources(slot, False)) for slot in range(len(self._layout.slots))), default=0)
         # The same on every rank, of every context of the same batch.
         self._digest = digest((offsets.tobytes(), ranges, conv1d_kernel_size, layout, strategy, exchange))
         self._number = next(_numbers)
@@ -66,7 +71,6 @@ class CPContext:
 
     def _name_parts(self) -> None:
         """What flash-linear-attention calls the first and the last piece of a run."""
-        slots = self._layout.slots
         described = []
         for slot in self._layout.own:
             number = self._layout.numbers[slot]
@@ -74,7 +78,9 @@ class CPContext:
             behind = self._layout.sources(number, True)
             begin = int(self._layout.offsets[slot.first]) if slot.pieces else slot.begin
             described.append((len(before), len(behind), slot.begin - begin))
-        one = described[0] if len(described) == 1 else (0, 0, 0) if not described else (None, None, None)
+        one: Tuple[Optional[int], ...] = (None, None, None)
+        if len(described) < 2:
+            one = described[0] if described else (0, 0, 0)
         self.pre_num_ranks, self.post_num_ranks, self.pre_num_conv_tokens = one
         self.is_first_rank = None if one[0] is None else one[0] == 0
         self.is_last_rank = None if one[1] is None else one[1] == 0
@@ -87,7 +93,6 @@ class CPContext:
         self.pre_num_ranks_by_part, self.post_num_ranks_by_part, self.pre_num_conv_tokens_by_part = by_part
         self.is_first_by_part, self.is_last_by_part = (
             None if counts is None else tuple(count == 0 for count in counts) for counts in by_part[:2])
-        assert all(slot.rank < self._size for slot in slots)
 
     @property
     def num_seqs(self) -> int:
@@ -125,7 +130,7 @@ def _decoded(numbers: List[int]) -> CPContext:
         return list(itertools.islice(rest, count))
 
     width, layout, strategy, exchange, length = take(5)
-    ranks = ranks_of(_resolve_process_group(bytes(take(length)).decode()))
+    ranks = ranks_of(_resolve_process_group(cast(Any, bytes(take(length)).decode())))
     (sequences,) = take(1)
     offsets = np.array(take(sequences + 1), np.int64)
     ranges: Ranges = []

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 from math import prod
 
-from headrace.torch.distributed._layout import Layout
 from headrace.torch.distributed._local import DELTA, TOKENS, Call
 
 _OPERATIONS, _BYTES, _MESSAGE = 2e10, 1e9, 2e-4  # in a second, in a second, seconds of one message
 
 
-def choose(call: Call, layout: Layout) -> str:
-    """The same on all ranks: it looks at sizes alone."""
+def choose(call: Call, ranks: int, tokens: int, chain: int) -> str:
+    """The same on all ranks. tokens: the most of a rank; chain: how many slots a state passes, at most."""
     H, HV, K, V = call.sizes
-    ranks = len(layout.ranges)
     is_delta = call.op in DELTA
     per_token = (6 * K * V + 128 * (K + V)) if is_delta else (4 * K * V + 64 * (K + V))
-    tokens = max(layout.lengths, default=0)
     own = 3 * tokens * HV * per_token / _OPERATIONS  # forward and backward
-    chain = max((len(layout.sources(slot, False)) for slot in range(len(layout.slots))), default=0)
     state = 4 * HV * K * V / _BYTES
     times = {"ring": own * (1 + chain / min(ranks, H)) + 2 * chain * (state + _MESSAGE)}
     if may_summarise(call):

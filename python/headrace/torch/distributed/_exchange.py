@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import torch
@@ -141,12 +141,11 @@ class Conversation:
             if early:
                 return early.pop(0)
             word = self._next(rank, f"message {label}")
-            if word["kind"] != _MESSAGE:
-                self._compare(rank, word)
-                raise RuntimeError(f"expected message {label} from rank {rank}, got the end of its call")
+            data = self._payload(rank, word) if word["kind"] == _MESSAGE else None
             self._compare(rank, word)
-            found = tuple(word["label"].tolist())
-            self._waiting.setdefault((rank, found), []).append(self._payload(rank, word))
+            if data is None:
+                raise RuntimeError(f"expected message {label} from rank {rank}, got the end of its call")
+            self._waiting.setdefault((rank, tuple(word["label"].tolist())), []).append(data)
 
     def _payload(self, rank: int, word: np.ndarray) -> Tensor:
         data = torch.empty(int(word["bytes"]), dtype=torch.uint8)
@@ -222,6 +221,8 @@ class Conversation:
 
     def _close(self, own: Optional[BaseException]) -> None:
         relayed = next((word for word in self.final.values() if word["kind"] in (_ERROR, _LOST)), None)
+        if relayed is not None and relayed["kind"] == _LOST:
+            self._give_up(relayed)
         last = self._error_word(own) if own is not None else relayed
         word = self._word(_CLOSING) if last is None else np.array([last])
         for rank in self.others:
@@ -229,6 +230,8 @@ class Conversation:
         for rank in self.others:
             while rank not in self.final:
                 self._skip(rank)
+            if self.final[rank]["kind"] == _LOST:
+                self._give_up(self.final[rank])
         failed = [word for word in (*self.final.values(), *word) if word["kind"] in (_ERROR, _LOST)]
         mismatch = None
         if not failed:
@@ -278,24 +281,24 @@ class Conversation:
 
     def _raise(self, word: np.ndarray, own: Optional[BaseException]) -> None:
         text = bytes(word["text"]).decode(errors="replace")
-        if word["kind"] == _LOST:
-            self.ranks.lost = f"rank {word['origin']} was lost"
-            raise RuntimeError(text)
         cause = own if int(word["origin"]) == self.ranks.rank else None
         raise _ERRORS[int(word["error"])](f"rank {word['origin']}: {text}") from cause
 
     def _leave(self, rank: int, place: str, cause: Optional[BaseException]) -> None:
-        """Tells the others of a lost rank, as far as that is possible, and raises."""
+        """Finds out which rank is lost, where this one waited for `rank`."""
         found = culprit(self.group, self.call, self.ranks.rank, rank)
         text = f"{self.name}: rank {found} was lost; rank {self.ranks.rank} waited for {place} from rank {rank}"
-        word = self._word(_LOST, origin=found, text=text.encode()[:400])
-        for other in self.others:
-            if other not in (found, rank):
+        self._give_up(self._word(_LOST, origin=found, text=text.encode()[:400])[0], cause, rank)
+
+    def _give_up(self, word: np.ndarray, cause: Optional[BaseException] = None, missed: int = -1) -> NoReturn:
+        """Tells the others of a lost rank, as far as that is possible, and raises."""
+        for rank in self.others:
+            if rank not in (word["origin"], missed):
                 try:
-                    self._post(other, word)
+                    self._post(rank, np.array([word]))
                 except Lost:
                     pass
-        self.ranks.lost = f"rank {found} was lost"
+        self.ranks.lost = f"rank {word['origin']} was lost"
         self.ranks.unfinished += self._sends
         time.sleep(0.01)  # words leave before a caller that gives up closes its connections
-        raise RuntimeError(text) from cause
+        raise RuntimeError(bytes(word["text"]).decode(errors="replace")) from cause

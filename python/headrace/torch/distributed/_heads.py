@@ -9,10 +9,9 @@ from torch import Tensor
 
 from headrace import _core
 from headrace._arguments import DIFFERENTIABLE
-from headrace.torch._library import k_first
 from headrace.torch.distributed._exchange import Conversation
 from headrace.torch.distributed._layout import Layout
-from headrace.torch.distributed._local import TOKENS, Call, Heads
+from headrace.torch.distributed._local import TOKENS, Call, Heads, naming
 
 Maybe = Optional[Tensor]
 Tensors = Dict[str, Tensor]  # of tokens, by name: inputs, or what has their shapes; o and its gradient as "o"
@@ -30,10 +29,8 @@ class _Shares:
         self.heads: List[Heads] = [(r * (H // ranks), (r + 1) * (H // ranks)) for r in range(ranks)]
         self.own = self.heads[layout.rank]
 
-    def _cut(self, name: str, x: Tensor, heads: Heads) -> Tensor:
-        part = self.call.cut(name, x, slice(None), heads)
-        assert part is not None
-        return part
+    def cut(self, name: str, x: Tensor, heads: Heads) -> Tensor:
+        return self.call.cut(name, x, slice(None), heads)
 
     def _rows(self, rank: int, at_begin: bool) -> Tuple[Tensor, Tensor]:
         pieces, sequences = self.layout.sequences_of(rank, at_begin)
@@ -46,12 +43,12 @@ class _Shares:
         """
         pieces, _ = self._rows(self.layout.rank, at_begin)
         for rank, heads in enumerate(self.heads):
-            parts = [self._cut(name, x, heads) for name, x in tensors.items()]
+            parts = [self.cut(name, x, heads) for name, x in tensors.items()]
             rows = [] if states is None else [states[pieces][:, self.call.values(heads)].to(self.call.dtype)]
             self.talk.send(rank, (0,), *parts, *rows)
         result = {}
         for name, x in tensors.items():
-            part = self._cut(name, x, self.own)
+            part = self.cut(name, x, self.own)
             result[name] = part.new_empty((1, self.layout.tokens, *part.shape[2:]))
         whole = None if states is None else self.call.new_states(self.layout.sequences, self.own)
         for rank in range(len(self.heads)):
@@ -80,7 +77,7 @@ class _Shares:
             self.talk.send(rank, (1,), *parts, *([] if states is None else [states[sequences]]))
         pieces, _ = self._rows(self.layout.rank, at_begin)
         for rank, heads in enumerate(self.heads):
-            targets = [self._cut(name, x, heads) for name, x in like.items()]
+            targets = [self.cut(name, x, heads) for name, x in like.items()]
             parts = [torch.empty(x.shape, dtype=x.dtype) for x in targets]
             chosen = self.call.values(heads)
             got = [] if rows is None else [rows.new_empty((len(pieces), chosen.stop - chosen.start, *rows.shape[2:]))]
@@ -97,9 +94,10 @@ class _Shares:
         if d_o is not None:
             tensors["o"] = d_o
         whole, start = self.to_heads(tensors, call.tensors["initial_state"], not reverse)
-        inputs = [whole.get(name) if name in TOKENS else call.cut(name, call.tensors[name], slice(None), self.own)
-                  for name in DIFFERENTIABLE[:-1]]
-        return [*inputs, start, torch.from_numpy(self.layout.offsets)], whole
+        given = {name: x for name, x in call.tensors.items() if x is not None and name not in TOKENS}
+        whole_or_own = {**whole, **{name: self.cut(name, x, self.own) for name, x in given.items()
+                                    if name != "initial_state"}}
+        return [*(whole_or_own.get(name) for name in DIFFERENTIABLE[:-1]), start, torch.from_numpy(self.layout.offsets)], whole
 
 
 def forward(talk: Conversation, call: Call, layout: Layout, o: Tensor, after: Maybe) -> None:
@@ -108,7 +106,8 @@ def forward(talk: Conversation, call: Call, layout: Layout, o: Tensor, after: Ma
     inputs, whole = shares.inputs(None)
     result = whole["v"].new_empty(whole["v"].shape)
     states = None if after is None else call.new_states(layout.sequences, shares.own)
-    _core.run("forward", call.op, inputs, [result, states], [], call.options)
+    with naming("of the batch", 0, shares.own):
+        _core.run("forward", call.op, inputs, [result, states], [], call.options)
     shares.to_tokens({"o": result}, {"o": o}, states, after, call.reverse)
 
 
@@ -123,8 +122,9 @@ def backward(talk: Conversation, call: Call, layout: Layout, d_o: Tensor, d_afte
     by_name = dict(zip(DIFFERENTIABLE, inputs))
     targets = {name: torch.empty_like(x) for name, x in by_name.items() if name in names and x is not None}
     if targets:
-        _core.run("backward", call.op, inputs, [whole["o"], d_states], [targets.get(n) for n in DIFFERENTIABLE],
-                  call.options)
+        with naming("of the batch", 0, shares.own):
+            _core.run("backward", call.op, inputs, [whole["o"], d_states], [targets.get(n) for n in DIFFERENTIABLE],
+                      call.options)
     results = {name: torch.zeros_like(call[name]) for name in names if name != "initial_state"}
     rows = call.new_states(layout.pieces) if "initial_state" in names else None
     for_tokens = [name for name in names if name in TOKENS]
@@ -132,8 +132,7 @@ def backward(talk: Conversation, call: Call, layout: Layout, d_o: Tensor, d_afte
                      targets.get("initial_state"), rows, not call.reverse)
     for name, x in results.items():
         if name not in TOKENS:
-            shares._cut(name, x, shares.own).copy_(targets[name])
+            shares.cut(name, x, shares.own).copy_(targets[name])
     if rows is not None:
-        state = call["initial_state"]
-        results["initial_state"] = k_first(rows.to(state.dtype), call.rest[-1]).contiguous()
+        results["initial_state"] = call.as_given(rows.to(call["initial_state"].dtype))
     return [results[name] for name in names]

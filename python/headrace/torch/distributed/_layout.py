@@ -115,7 +115,7 @@ class Layout:
         self.cu_seqlens = np.concatenate([np.zeros(1, np.int64), *bounds])
 
     def _slots(self) -> List[Slot]:
-        runs = []
+        runs: List[Tuple[int, int, int, int]] = []  # rank, begin, end, offset
         for rank, ranges in enumerate(self.ranges):
             offset = 0
             for begin, end in ranges:
@@ -217,7 +217,9 @@ class Layout:
         return {}
 
     def _make_parts(self, reverse: bool) -> List[Part]:
-        leaving, free, entered = [], [], []
+        leaving: List[Part] = []
+        free: List[Part] = []
+        entered: List[Part] = []
         for slot in sorted(self.own, key=lambda slot: slot.begin, reverse=reverse):
             number, first, last = self.numbers[slot], slot.piece, slot.piece + slot.pieces
             cut = {}  # pieces that a state enters or leaves: (enters, leaves)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -74,15 +75,17 @@ class Call:
     def all_heads(self) -> Heads:
         return 0, self.sizes[0]
 
+    def as_given(self, states: Tensor) -> Tensor:
+        """States with their values first where the caller's are."""
+        return states.mT.contiguous() if self.rest[-1] else states
+
     def new_states(self, count: int, heads: Optional[Heads] = None) -> Tensor:
         _, HV, K, V = self.sizes
         chosen = self.values(heads or self.all_heads())
         return self["q"].new_zeros((count, chosen.stop - chosen.start, K, V), dtype=self.dtype)
 
-    def cut(self, name: str, x: Maybe, tokens: slice, heads: Heads) -> Maybe:
+    def cut(self, name: str, x: Tensor, tokens: slice, heads: Heads) -> Tensor:
         """Of an input, or of what has its shape, the tokens and heads; a view."""
-        if x is None:
-            return None
         if name in _OF_KEY_HEADS:
             return x[:, tokens, heads[0] : heads[1]]
         chosen = self.values(heads)
@@ -93,8 +96,8 @@ class Call:
 
     def inputs(self, tokens: slice, heads: Heads, start: Maybe, cu_seqlens: Tensor) -> List[Maybe]:
         """What the library takes."""
-        names = DIFFERENTIABLE[:-1]
-        return [*(self.cut(name, self.tensors[name], tokens, heads) for name in names), start, cu_seqlens]
+        given = ((name, self.tensors[name]) for name in DIFFERENTIABLE[:-1])
+        return [*(None if x is None else self.cut(name, x, tokens, heads) for name, x in given), start, cu_seqlens]
 
 
 def check(call: Call, layout: Layout, cu_seqlens: Tensor) -> None:
@@ -131,11 +134,21 @@ def start_states(call: Call, part: Part, heads: Heads, state: Maybe) -> Maybe:
     return given[part.first : part.last, call.values(heads)]
 
 
+@contextmanager
+def naming(whose: str, begin: int, heads: Heads) -> Iterator[None]:
+    """Says of what part of the tensors an error speaks, whose indices are those of the part."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error} (in the tokens {whose} from {begin}, heads of q from {heads[0]})") from error
+
+
 def forward(call: Call, part: Part, heads: Heads, start: Maybe, o: Tensor, after: Maybe) -> None:
     """Computes the part of o, and the states after its pieces into `after` [pieces, heads, K, V]."""
     tokens = slice(part.begin, part.end)
-    _core.run("forward", call.op, call.inputs(tokens, heads, start, part.cu_seqlens),
-              [call.cut("o", o, tokens, heads), after], [], call.options)
+    with naming("of the rank", part.begin, heads):
+        _core.run("forward", call.op, call.inputs(tokens, heads, start, part.cu_seqlens),
+                  [call.cut("o", o, tokens, heads), after], [], call.options)
 
 
 class Gradients:
@@ -167,7 +180,7 @@ class Gradients:
             d_start = d_start[part.first : part.last, chosen]
         if d_state is None and d_after is not None:
             d_state = d_after[part.first : part.last, chosen]
-        targets: Dict[str, Maybe] = {}
+        targets: Dict[str, Tensor] = {}
         for name, x in self.tensors.items():
             if name in TOKENS:
                 targets[name] = call.cut(name, x, tokens, heads)
@@ -178,11 +191,14 @@ class Gradients:
             targets["initial_state"] = d_start
         if not targets:
             return
-        start, d_o = start_states(call, part, heads, state), call.cut("o", d_o, tokens, heads)
-        if d_o is None and d_state is None:
+        start = start_states(call, part, heads, state)
+        if d_o is not None:
+            d_o = call.cut("o", d_o, tokens, heads)
+        elif d_state is None:
             d_o = torch.zeros_like(call.cut("v", call["v"], tokens, heads))
-        _core.run("backward", call.op, call.inputs(tokens, heads, start, part.cu_seqlens), [d_o, d_state],
-                  [targets.get(name) for name in DIFFERENTIABLE], call.options)
+        with naming("of the rank", part.begin, heads):
+            _core.run("backward", call.op, call.inputs(tokens, heads, start, part.cu_seqlens), [d_o, d_state],
+                      [targets.get(name) for name in DIFFERENTIABLE], call.options)
         for name in _OF_PARAMETERS:
             if name in targets:
                 call.cut(name, self.tensors[name], tokens, heads).add_(targets[name])
@@ -191,7 +207,6 @@ class Gradients:
         """In the order of `wanted`, in the types and layouts of the inputs."""
         results = []
         for name in self.wanted:
-            x, like = self.tensors[name], self.call[name]
-            x = k_first(x, self.call.rest[-1]) if name == "initial_state" else x
-            results.append(x.to(like.dtype).contiguous())
+            x = self.tensors[name].to(self.call[name].dtype)
+            results.append(self.call.as_given(x) if name == "initial_state" else x)
         return results

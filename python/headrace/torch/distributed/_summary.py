@@ -6,7 +6,7 @@ the backward needs no other M than the forward's, which the ranks have kept.
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import Tensor
@@ -26,10 +26,8 @@ class Transitions:
 
     def __init__(self, call: Call, layout: Layout) -> None:
         self.call, self.layout = call, layout
-        _, HV, K, _ = call.sizes
-        gate = call.tensors["g"]
-        self.are_sent = call.op in DELTA or gate is not None
-        self.shape = (HV, K, K) if call.op in DELTA else (HV, K) if gate is not None and gate.dim() == 4 else (HV,)
+        self.are_sent = call.op in DELTA or call.tensors["g"] is not None
+        self.shape = kept_shape(call, 0)[1:]
 
     def new(self, count: int) -> Tensor:
         return self.call["q"].new_empty((count, *self.shape), dtype=self.call.dtype)
@@ -56,14 +54,15 @@ def moved(M: Maybe, x: Tensor, plus: Maybe, transposed: bool = False) -> Tensor:
 # ---- summaries of pieces ----
 
 
-def _summarize(call: Call, layout: Layout, part: Part, transitions: Transitions) -> Summary:
+def _summarize(call: Call, part: Part, transitions: Transitions) -> Summary:
     """R of a piece that a state leaves, and M if one also enters it."""
     state = call.new_states(1)
     M = transitions.new(1) if part.enters and transitions.are_sent else None
     heads = call.all_heads()
-    inputs = call.inputs(slice(part.begin, part.end), heads, _local.start_states(call, part, heads, None) if not
-                         part.enters else None, part.cu_seqlens)
-    _core.summarize(call.op, inputs, [M, state], call.options)
+    start = None if part.enters else _local.start_states(call, part, heads, None)
+    inputs = call.inputs(slice(part.begin, part.end), heads, start, part.cu_seqlens)
+    with _local.naming("of the rank", part.begin, heads):
+        _core.summarize(call.op, inputs, [M, state], call.options)
     if M is not None:
         return M[0], state[0]
     return (transitions.known([part.slot]) if part.enters else None), state[0]
@@ -76,8 +75,11 @@ def _adjoint(call: Call, part: Part, d_o: Maybe, d_after: Maybe) -> Tensor:
     d_state = None if part.enters or d_after is None else d_after[part.first : part.last]
     if d_o is None and d_state is None:
         return result[0]
-    _core.summarize_backward(call.op, call.inputs(tokens, heads, None, part.cu_seqlens),
-                             [call.cut("o", d_o, tokens, heads), d_state], result, call.options)
+    if d_o is not None:
+        d_o = call.cut("o", d_o, tokens, heads)
+    with _local.naming("of the rank", part.begin, heads):
+        _core.summarize_backward(call.op, call.inputs(tokens, heads, None, part.cu_seqlens), [d_o, d_state], result,
+                                 call.options)
     return result[0]
 
 
@@ -95,8 +97,12 @@ class AllGather:
             for source in layout.sources(target, reverse) if slot.enters(reverse) else ():
                 if source in self.targets:
                     self.targets[source].append(target)
-        used = {source for sources in self.sources.values() for source in sources[:-1]}
-        self.kept = sorted(used) if transitions.are_sent else []
+        self.kept = self.plan(layout, reverse) if transitions.are_sent else []
+
+    @staticmethod
+    def plan(layout: Layout, reverse: bool) -> List[int]:
+        """The slots whose M the rank applies, if it is sent."""
+        return sorted({source for slot in layout.entered(reverse) for source in layout.sources(slot, reverse)[:-1]})
 
     def _rank(self, slot: int) -> int:
         return self.layout.slots[slot].rank
@@ -111,8 +117,7 @@ class AllGather:
         kept, all_R = transitions.new(len(self.kept)), {}
         for slot in sorted({source for sources in self.sources.values() for source in sources}):
             R = all_R[slot] = call.new_states(1)[0]
-            M = (kept[self.kept.index(slot)],) if slot in self.kept else ()
-            self.talk.receive(self._rank(slot), (slot,), R, *M)
+            self.talk.receive(self._rank(slot), (slot,), R, *([kept[self.kept.index(slot)]] if slot in self.kept else []))
         result = {}
         for slot, sources in self.sources.items():
             state = all_R[sources[-1]]
@@ -149,13 +154,20 @@ class Doubling:
     def __init__(self, talk: Conversation, layout: Layout, reverse: bool, transitions: Transitions) -> None:
         self.talk, self.layout, self.transitions, self.reverse = talk, layout, transitions, reverse
         self.chains = {slot: layout.sources(slot, reverse) for slot, s in enumerate(layout.slots) if s.enters(reverse)}
-        self.own = layout.entered(reverse)
-        self.left = layout.left(reverse)
-        rounds = max((len(sources) for sources in self.chains.values()), default=1)
-        # In round n a slot whose summary does not reach to the start of its sequence takes that of 2^n slots before.
-        self.rounds = [2**n for n in range((rounds - 1).bit_length())]
-        self.kept = [(step, slot) for step in self.rounds for slot in self.own if self._incomplete(slot, step)
-                     ] if transitions.are_sent else []
+        self.own, self.left = layout.entered(reverse), layout.left(reverse)
+        self.steps = self._steps(self.chains)
+        self.kept = self.plan(layout, reverse) if transitions.are_sent else []
+
+    @staticmethod
+    def _steps(chains: Dict[int, List[int]]) -> List[int]:
+        """2^n in round n, in which a slot whose summary has an M takes that of 2^n slots before."""
+        return [2**n for n in range((max(map(len, chains.values()), default=1) - 1).bit_length())]
+
+    @classmethod
+    def plan(cls, layout: Layout, reverse: bool) -> List[Tuple[int, int]]:
+        """The rounds and slots whose M the rank applies, if it is sent."""
+        chains = {slot: layout.sources(slot, reverse) for slot in layout.entered(reverse)}
+        return [(step, slot) for step in cls._steps(chains) for slot in chains if len(chains[slot]) > step]
 
     def _incomplete(self, slot: int, step: int) -> bool:
         """Whether the summary of `step` slots before this one still has an M."""
@@ -179,7 +191,7 @@ class Doubling:
             self._send((0, target), target, *summary)
         held: Dict[int, Summary] = {slot: self._receive((0, slot), self._shifted(slot, 1), self._incomplete(slot, 1))
                                     for slot in self.own}
-        for step in self.rounds:
+        for step in self.steps:
             for slot, summary in held.items():
                 if self._takes(slot, step):
                     target = self._shifted(slot, -step)
@@ -189,7 +201,7 @@ class Doubling:
                 if not self._incomplete(slot, step):
                     continue
                 first, last = self._receive((step, slot), self._shifted(slot, step), self._incomplete(slot, 2 * step))
-                if transitions.are_sent:
+                if M is not None and transitions.are_sent:
                     kept[self.kept.index((step, slot))] = M
                 else:
                     M = transitions.known(self.chains[slot][:step])
@@ -221,7 +233,7 @@ class Doubling:
     def backward(self, own: Dict[int, Tensor], kept: Tensor) -> Dict[int, Tensor]:
         """The messages of the forward in reverse order, from their receivers to their senders."""
         held = dict(own)
-        for step in reversed(self.rounds):
+        for step in reversed(self.steps):
             for slot, adjoint in held.items():
                 if self._incomplete(slot, step):
                     M = (kept[self.kept.index((step, slot))] if self.transitions.are_sent
@@ -238,7 +250,7 @@ class Doubling:
                 for slot in self.left}
 
 
-EXCHANGES = {"all_gather": AllGather, "doubling": Doubling}
+EXCHANGES: Dict[str, Union[Type[AllGather], Type[Doubling]]] = {"all_gather": AllGather, "doubling": Doubling}
 
 
 # ---- the strategy ----
@@ -248,16 +260,17 @@ def forward(talk: Conversation, call: Call, layout: Layout, exchange: str, o: Te
             entered: Tensor) -> Tensor:
     """Writes o, the last states and those that enter, as in a ring; returns what the backward needs of M."""
     reverse, heads, transitions = call.reverse, call.all_heads(), Transitions(call, layout)
-    parts, own = layout.parts(reverse), {}
+    parts = layout.parts(reverse)
+    own: Dict[int, Summary] = {}
     # Where a sequence begins the delta rule's own pass takes no longer than the summaries of others, and gives R.
     first = [part for part in parts if part.leaves and not part.enters and call.op in DELTA]
     for part in parts:
         if part in first:
-            state = call.new_states(1)
-            _local.forward(call, part, heads, _local.start_states(call, part, heads, None), o, state)
-            own[part.slot] = None, state[0]
+            result = call.new_states(1)
+            _local.forward(call, part, heads, _local.start_states(call, part, heads, None), o, result)
+            own[part.slot] = None, result[0]
         elif part.leaves:
-            own[part.slot] = _summarize(call, layout, part, transitions)
+            own[part.slot] = _summarize(call, part, transitions)
     states, kept = EXCHANGES[exchange](talk, layout, reverse, transitions).forward(own)
     rows = {slot: row for row, slot in enumerate(layout.entered(reverse))}
     for part in parts:
@@ -283,8 +296,15 @@ def backward(talk: Conversation, call: Call, layout: Layout, exchange: str, ente
         gradients.backward(part, heads, state, d_o, d_state, call.new_states(1) if part.leaves else None, d_after)
 
 
-def kept_shape(call: Call, layout: Layout, exchange: str) -> Tuple[int, ...]:
+def kept_count(layout: Layout, exchange: str, reverse: bool) -> int:
+    """How many M, where they are sent, the forward of a rank keeps."""
+    return len(EXCHANGES[exchange].plan(layout, reverse))
+
+
+def kept_shape(call: Call, count: int) -> List[int]:
     """Of what the forward keeps."""
-    transitions = Transitions(call, layout)
-    made = EXCHANGES[exchange](None, layout, call.reverse, transitions)  # type: ignore[arg-type]
-    return (len(made.kept), *transitions.shape)
+    _, HV, K, _ = call.sizes
+    gate = call.tensors["g"]
+    if call.op in DELTA:
+        return [count, HV, K, K]
+    return [0] if gate is None else [count, HV, K] if gate.dim() == 4 else [count, HV]

@@ -226,3 +226,33 @@ def gathered(group, lengths, context_options):
         found.backward((rank + 1) * states)
         assert torch.allclose(rows.grad, torch.nan_to_num(rows.detach()) * sum(range(1, size + 1)))
     return context.token_ranges
+
+
+def bits(group, op, lengths, sizes, dtype, context_options, raw=False, options=None, final=True):
+    """The names of results and gradients of which a bit is another one than in one process; those of parameters are sums."""
+    H, HV, K, V = sizes
+    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    T, N, rank = int(offsets[-1]), len(lengths), dist.get_rank(group)
+    context = build_cp_context(offsets, group, **context_options)
+    options = dict(options or {}) | ({"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True} if raw else {})
+    reverse = options.get("reverse", False)
+    tensors = problem(op, T, H, HV, K, V, N, dtype, raw=raw)
+    draw = torch.Generator().manual_seed(9)
+    weights = torch.randn(1, T, HV, V, generator=draw).to(dtype)
+    final_weights = torch.randn(N, HV, K, V, generator=draw) if final else None
+    expected, gradients = run(op, tensors, options | {"cu_seqlens": offsets}, weights, final_weights)
+    local = {name: local_tokens(x, context, rank) if name in TOKENS else x for name, x in tensors.items()}
+    local["initial_state"] = local_rows(tensors["initial_state"], context, not reverse)
+    rows = None if final_weights is None else torch.nan_to_num(local_rows(final_weights, context, reverse))
+    results, d = run(op, local, options | {"cp_context": context}, local_tokens(weights, context, rank), rows)
+    pairs = {"o": (results["o"], local_tokens(expected["o"], context, rank)),
+             "final_state": (results["final_state"],
+                             torch.nan_to_num(local_rows(expected["final_state"], context, reverse))),
+             "d_initial_state": (d["d_initial_state"],
+                                 torch.nan_to_num(local_rows(gradients["d_initial_state"], context, not reverse)))}
+    pairs |= {name: (x, local_tokens(gradients[name], context, rank)) for name, x in d.items() if name[2:] in TOKENS}
+    return [name for name, (mine, one) in pairs.items() if not torch.equal(mine, one)]
+
+
+def all_bits(group, cases):
+    return [bits(group, *case[:-1], **case[-1]) for case in cases]

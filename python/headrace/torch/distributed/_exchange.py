@@ -17,13 +17,13 @@ from torch import Tensor
 
 from headrace.torch.distributed._lost import culprit
 
-Label = Tuple[int, ...]  # what a message is, up to four small numbers
+Label = Tuple[int, ...]  # what a message is, up to three small numbers
 
 _TAG = 0x68726370  # of all our messages: others of the same group keep their own
 _MESSAGE, _CLOSING, _ERROR, _LOST = range(4)
 _ERRORS: Sequence[Type[Exception]] = (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError)
 _FIELDS = 8
-_WORD = np.dtype([("call", "<i8"), ("kind", "<i4"), ("origin", "<i4"), ("label", "<i4", (4,)), ("bytes", "<i8"),
+_WORD = np.dtype([("call", "<i8"), ("kind", "<i4"), ("origin", "<i4"), ("label", "<i4", (3,)), ("form", "<i4"), ("bytes", "<i8"),
                   ("error", "<i8"), ("fields", "<u8", (_FIELDS,)), ("text", "S400")])
 STATUS_BYTES = _WORD.itemsize
 
@@ -77,7 +77,7 @@ class Lost(Exception):
 
 
 def _padded(label: Label) -> Label:
-    return (*label, 0, 0, 0, 0)[:4]
+    return (*label, 0, 0, 0)[:3]
 
 
 def digest(value: Any) -> int:
@@ -97,7 +97,7 @@ class Conversation:
         self.call, ranks.calls = ranks.calls, ranks.calls + 1
         self.others = [r for r in range(ranks.size) if r != ranks.rank]
         self.final: Dict[int, np.ndarray] = {}  # the last words of other ranks
-        self._waiting: Dict[Tuple[int, Label], List[Tensor]] = {}  # messages that came before they were asked for
+        self._waiting: Dict[Tuple[int, Label], List[Tuple[Tensor, int]]] = {}  # messages that came before they were asked for
         self._sends: List[Tuple[int, Any, Tensor]] = []
         self.names: List[str] = []
         self.digests = np.zeros(_FIELDS, "<u8")
@@ -111,15 +111,15 @@ class Conversation:
 
     # ---- messages ----
 
-    def send(self, rank: int, label: Label, *tensors: Tensor) -> None:
-        """Sends the tensors' values; they may change only after the call."""
+    def send(self, rank: int, label: Label, *tensors: Tensor, form: int = 0) -> None:
+        """Sends the tensors' values; they may change only after the call. form: a number that comes along."""
         flat = [x.contiguous().reshape(-1).view(torch.uint8) for x in tensors if x.numel()]
         data = flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
         label = _padded(label)
         if rank == self.ranks.rank:
-            self._waiting.setdefault((rank, label), []).append(data)
+            self._waiting.setdefault((rank, label), []).append((data, form))
             return
-        self._post(rank, self._word(_MESSAGE, label=label, size=data.numel()))
+        self._post(rank, self._word(_MESSAGE, label=label, form=form, size=data.numel()))
         if data.numel():
             self._start(rank, data)
         _sent[0] += 1
@@ -127,7 +127,12 @@ class Conversation:
 
     def receive(self, rank: int, label: Label, *results: Tensor) -> None:
         """Waits for the message of this label and writes its values into the tensors, contiguous ones."""
-        data = self._message(rank, _padded(label))
+        data, _ = self.take(rank, label)
+        self.place(rank, data, results)
+
+    @staticmethod
+    def place(rank: int, data: Tensor, results: Sequence[Tensor]) -> None:
+        """Writes the bytes of a message from the rank into the tensors, contiguous ones."""
         targets = [x.view(-1).view(torch.uint8) for x in results if x.numel()]
         sizes = [x.numel() for x in targets]
         if sum(sizes) != data.numel():
@@ -135,7 +140,9 @@ class Conversation:
         for target, part in zip(targets, data.split(sizes)):
             target.copy_(part)
 
-    def _message(self, rank: int, label: Label) -> Tensor:
+    def take(self, rank: int, label: Label) -> Tuple[Tensor, int]:
+        """(the bytes of the message of this label, its form)."""
+        label = _padded(label)
         while True:
             early = self._waiting.get((rank, label))
             if early:
@@ -145,7 +152,7 @@ class Conversation:
             self._compare(rank, word)
             if data is None:
                 raise RuntimeError(f"expected message {label} from rank {rank}, got the end of its call")
-            self._waiting.setdefault((rank, tuple(word["label"].tolist())), []).append(data)
+            self._waiting.setdefault((rank, tuple(word["label"].tolist())), []).append((data, int(word["form"])))
 
     def _payload(self, rank: int, word: np.ndarray) -> Tensor:
         data = torch.empty(int(word["bytes"]), dtype=torch.uint8)
@@ -155,12 +162,12 @@ class Conversation:
 
     # ---- words ----
 
-    def _word(self, kind: int, label: Label = (), size: int = 0, origin: int = -1, error: int = 0,
+    def _word(self, kind: int, label: Label = (), form: int = 0, size: int = 0, origin: int = -1, error: int = 0,
               text: bytes = b"") -> np.ndarray:
         word = np.zeros(1, _WORD)
         row = word[0]
         row["call"], row["kind"], row["origin"], row["bytes"], row["error"] = self.call, kind, origin, size, error
-        row["label"] = _padded(label)
+        row["label"], row["form"] = _padded(label), form
         row["fields"], row["text"] = self.digests, text
         return word
 

@@ -7,7 +7,6 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from headrace import _core
 from headrace._arguments import DIFFERENTIABLE
 from headrace.torch.distributed._exchange import Conversation
 from headrace.torch.distributed._layout import Layout
@@ -107,7 +106,7 @@ def forward(talk: Conversation, call: Call, layout: Layout, o: Tensor, after: Ma
     result = whole["v"].new_empty(whole["v"].shape)
     states = None if after is None else call.new_states(layout.sequences, shares.own)
     with naming("of the batch", 0, shares.own):
-        _core.run("forward", call.op, inputs, [result, states], [], call.options)
+        call.run("forward", inputs, [result, states], [], [None, None])
     shares.to_tokens({"o": result}, {"o": o}, states, after, call.reverse)
 
 
@@ -123,8 +122,8 @@ def backward(talk: Conversation, call: Call, layout: Layout, d_o: Tensor, d_afte
     targets = {name: torch.empty_like(x) for name, x in by_name.items() if name in names and x is not None}
     if targets:
         with naming("of the batch", 0, shares.own):
-            _core.run("backward", call.op, inputs, [whole["o"], d_states], [targets.get(n) for n in DIFFERENTIABLE],
-                      call.options)
+            call.run("backward", inputs, [whole["o"], d_states], [targets.get(n) for n in DIFFERENTIABLE],
+                     [None, None, None])
     results = {name: torch.zeros_like(call[name]) for name in names if name != "initial_state"}
     rows = call.new_states(layout.pieces) if "initial_state" in names else None
     for_tokens = [name for name in names if name in TOKENS]

@@ -104,6 +104,7 @@ class Layout:
     def __init__(self, offsets: np.ndarray, ranges: Ranges, rank: int) -> None:
         self.offsets, self.ranges, self.rank = offsets, ranges, rank
         self.tokens, self.sequences = int(offsets[-1]), len(offsets) - 1
+        self.longest = int(np.diff(offsets).max(initial=0))
         self.slots = self._slots()
         self.numbers = {slot: number for number, slot in enumerate(self.slots)}
         self.of_rank: List[List[Slot]] = [[] for _ in ranges]

@@ -17,6 +17,10 @@ from headrace.torch.distributed._layout import Layout, Part
 Maybe = Optional[Tensor]
 Heads = Tuple[int, int]  # key heads first to last - 1, and the value heads that belong to them
 
+# The undivided problem: its tokens, those of its longest sequence, its sequences and key heads. The library chooses
+# implementations and types by it, so that pieces are computed as the whole would be.
+Whole = Tuple[int, int, int, int]
+
 DELTA = ("delta_rule", "gated_delta_rule", "comba", "kda")
 _OF_KEY_HEADS, _OF_VALUE_HEADS, _OF_PARAMETERS = ("q", "k", "p"), ("v", "g", "gv", "beta"), ("g_gamma", "A_log", "dt_bias")
 TOKENS = (*_OF_KEY_HEADS, *_OF_VALUE_HEADS)  # inputs [1, T, heads, ...]
@@ -36,13 +40,17 @@ class Call:
     op: str
     tensors: Dict[str, Maybe]
     rest: Sequence[Any]
+    whole: Whole = (0, 0, 0, 0)
 
     @classmethod
-    def of(cls, op: str, inputs: Sequence[Maybe], rest: Sequence[Any]) -> Call:
+    def of(cls, op: str, inputs: Sequence[Maybe], rest: Sequence[Any], layout: Optional[Layout] = None) -> Call:
         """rest: scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first."""
         tensors = dict(zip(DIFFERENTIABLE, inputs))
         tensors["initial_state"] = k_first(tensors["initial_state"], rest[-1])
-        return cls(op, tensors, rest)
+        call = cls(op, tensors, rest)
+        if layout is not None:
+            call.whole = (layout.tokens, layout.longest, layout.sequences, call.sizes[0])
+        return call
 
     def __getitem__(self, name: str) -> Tensor:
         x = self.tensors[name]
@@ -79,10 +87,21 @@ class Call:
         """States with their values first where the caller's are."""
         return states.mT.contiguous() if self.rest[-1] else states
 
-    def new_states(self, count: int, heads: Optional[Heads] = None) -> Tensor:
+    def new_states(self, count: int, heads: Optional[Heads] = None, dtype: Optional[torch.dtype] = None) -> Tensor:
         _, HV, K, V = self.sizes
         chosen = self.values(heads or self.all_heads())
-        return self["q"].new_zeros((count, chosen.stop - chosen.start, K, V), dtype=self.dtype)
+        return self["q"].new_zeros((count, chosen.stop - chosen.start, K, V), dtype=dtype or self.dtype)
+
+    def new_roundings(self, count: int, heads: Optional[Heads] = None) -> Tensor:
+        """What the kernels know about the roundings in so many states."""
+        chosen = self.values(heads or self.all_heads())
+        size = _core.roundings_size(self.sizes[2])
+        return self["q"].new_zeros((count, chosen.stop - chosen.start, size), dtype=torch.float32)
+
+    def run(self, direction: str, inputs: List[Maybe], first: List[Maybe], second: List[Maybe],
+            roundings: List[Maybe]) -> None:
+        """A call of the library on a piece of the whole."""
+        _core.run_piece(direction, self.op, inputs, first, second, self.options, self.whole, roundings)
 
     def cut(self, name: str, x: Tensor, tokens: slice, heads: Heads) -> Tensor:
         """Of an input, or of what has its shape, the tokens and heads; a view."""
@@ -143,12 +162,16 @@ def naming(whose: str, begin: int, heads: Heads) -> Iterator[None]:
         raise ValueError(f"{error} (in the tokens {whose} from {begin}, heads of q from {heads[0]})") from error
 
 
-def forward(call: Call, part: Part, heads: Heads, start: Maybe, o: Tensor, after: Maybe) -> None:
-    """Computes the part of o, and the states after its pieces into `after` [pieces, heads, K, V]."""
+def forward(call: Call, part: Part, heads: Heads, start: Maybe, o: Tensor, after: Maybe,
+            roundings: Tuple[Maybe, Maybe] = (None, None)) -> None:
+    """Computes the part of o, and the states after its pieces into `after` [pieces, heads, K, V].
+
+    roundings: of the states before and after.
+    """
     tokens = slice(part.begin, part.end)
     with naming("of the rank", part.begin, heads):
-        _core.run("forward", call.op, call.inputs(tokens, heads, start, part.cu_seqlens),
-                  [call.cut("o", o, tokens, heads), after], [], call.options)
+        call.run("forward", call.inputs(tokens, heads, start, part.cu_seqlens),
+                 [call.cut("o", o, tokens, heads), after], [], list(roundings))
 
 
 class Gradients:
@@ -166,12 +189,27 @@ class Gradients:
                 self.tensors[name] = call.new_states(call[name].shape[0])
 
     def backward(self, part: Part, heads: Heads, state: Maybe, d_o: Maybe, d_state: Maybe, d_entered: Maybe,
-                 d_after: Maybe) -> None:
+                 d_after: Maybe, roundings: Tuple[Maybe, Maybe, Maybe] = (None, None, None)) -> None:
         """Adds what the part gives.
 
         state: that entered, and d_entered: where its gradient goes. d_state: the gradient of the state that left, which
-        others used; of pieces with which sequences end it is in d_after [pieces, HV, K, V].
+        others used; of pieces with which sequences end it is in d_after [pieces, HV, K, V]. roundings: of state,
+        d_state and d_entered.
         """
+        arguments = self.arguments(part, heads, state, d_o, d_state, d_entered, d_after)
+        targets = dict(zip(DIFFERENTIABLE, arguments[2]))
+        if all(target is None for target in arguments[2]):
+            return
+        with naming("of the rank", part.begin, heads):
+            self.call.run("backward", *arguments, list(roundings))
+        for name in _OF_PARAMETERS:
+            target = targets[name]
+            if target is not None:
+                self.call.cut(name, self.tensors[name], slice(None), heads).add_(target)
+
+    def arguments(self, part: Part, heads: Heads, state: Maybe, d_o: Maybe, d_state: Maybe, d_entered: Maybe,
+                  d_after: Maybe) -> Tuple[List[Maybe], List[Maybe], List[Maybe]]:
+        """(inputs, gradients of outputs, gradients) of the library's backward."""
         call, tokens, chosen = self.call, slice(part.begin, part.end), self.call.values(heads)
         d_start = self.tensors.get("initial_state")
         if d_entered is not None:
@@ -185,23 +223,15 @@ class Gradients:
             if name in TOKENS:
                 targets[name] = call.cut(name, x, tokens, heads)
             elif name in _OF_PARAMETERS:
-                like = call.cut(name, call[name], tokens, heads)
-                targets[name] = torch.empty_like(like, dtype=call.dtype)
+                targets[name] = torch.empty_like(call.cut(name, call[name], tokens, heads), dtype=call.dtype)
         if d_start is not None:
             targets["initial_state"] = d_start
-        if not targets:
-            return
-        start = start_states(call, part, heads, state)
         if d_o is not None:
             d_o = call.cut("o", d_o, tokens, heads)
         elif d_state is None:
             d_o = torch.zeros_like(call.cut("v", call["v"], tokens, heads))
-        with naming("of the rank", part.begin, heads):
-            _core.run("backward", call.op, call.inputs(tokens, heads, start, part.cu_seqlens), [d_o, d_state],
-                      [targets.get(name) for name in DIFFERENTIABLE], call.options)
-        for name in _OF_PARAMETERS:
-            if name in targets:
-                call.cut(name, self.tensors[name], tokens, heads).add_(targets[name])
+        inputs = call.inputs(tokens, heads, start_states(call, part, heads, state), part.cu_seqlens)
+        return inputs, [d_o, d_state], [targets.get(name) for name in DIFFERENTIABLE]
 
     def results(self) -> List[Tensor]:
         """In the order of `wanted`, in the types and layouts of the inputs."""

@@ -1,7 +1,8 @@
 """headrace::cp_forward and headrace::cp_backward: a call of an operator on sequences that are cut over ranks.
 
 They take the context as a tensor, its handle: graphs that torch.compile makes serve other batches too. `entered` and
-`kept` are sizes of what the backward needs beside the inputs: states that entered the rank's slots, and other ranks' M.
+`kept` are sizes of what the backward needs beside the inputs: states that entered the rank's slots; of summaries other
+ranks' M, of rings what is known about the roundings in the states.
 """
 
 from __future__ import annotations
@@ -39,13 +40,17 @@ def _state_shape(call_v: Tensor, q: Tensor, count: Any, state_v_first: bool) -> 
 
 
 def _results(q: Tensor, v: Tensor, cu_seqlens: Tensor, final_state: bool, state_v_first: bool, entered: int,
-             kept: List[int]) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """o, final state, the states that entered, and what is kept of M: without values."""
+             kept: List[int], strategy: str) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """o, final state, the states that entered, and what else the backward needs: without values.
+
+    A ring hands states on in float64, which holds all that kernels may know of them, and keeps what they know beside.
+    """
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     count = cu_seqlens.shape[0] - 1
     state = q.new_empty(_state_shape(v, q, count, state_v_first) if final_state else (0,), dtype=dtype)
     return (torch.empty(v.shape, dtype=q.dtype, device=q.device), state,
-            q.new_empty(_state_shape(v, q, entered, False), dtype=dtype), q.new_empty(kept, dtype=dtype))
+            q.new_empty(_state_shape(v, q, entered, False), dtype=torch.float64 if strategy == "ring" else dtype),
+            q.new_empty(kept, dtype=torch.float32 if strategy == "ring" else dtype))
 
 
 def _forward(
@@ -58,15 +63,15 @@ def _forward(
     layout = context._layout
     with Conversation(context._ranks, f"{op} forward") as talk:
         call = Call.of(op, (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state),
-                     (scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first))
+                     (scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first), layout)
         _local.check(call, layout, cu_seqlens)
         talk.agree(_fields(context, call, strategy, (final_state, recorded)))
-        o, state, states, transitions = _results(q, v, cu_seqlens, final_state, state_v_first, entered, kept)
+        o, state, states, transitions = _results(q, v, cu_seqlens, final_state, state_v_first, entered, kept, strategy)
         after = k_first(state.zero_(), state_v_first) if final_state else None
         if strategy == "heads":
             _heads.forward(talk, call, layout, o, after)
         elif strategy == "ring":
-            _ring.forward(talk, call, layout, o, after, states)
+            _ring.forward(talk, call, layout, o, after, states, transitions)
         else:
             transitions = _summary.forward(talk, call, layout, exchange, o, after, states)
     return o, state, states, transitions
@@ -75,7 +80,7 @@ def _forward(
 def _forward_shapes(op, q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, handle, cu_seqlens,
                     final_state, recorded, scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk,
                     state_v_first, strategy, exchange, entered, kept):
-    return _results(q, v, cu_seqlens, final_state, state_v_first, entered, kept)
+    return _results(q, v, cu_seqlens, final_state, state_v_first, entered, kept, strategy)
 
 
 def _backward(
@@ -88,7 +93,7 @@ def _backward(
     layout = context._layout
     with Conversation(context._ranks, f"{op} backward") as talk:
         call = Call.of(op, (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state),
-                     (scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first))
+                     (scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first), layout)
         d_after = k_first(d_final_state, state_v_first)
         if strategy == "heads":
             talk.agree(_fields(context, call, strategy, (final_state, wanted)))
@@ -99,7 +104,7 @@ def _backward(
             talk.agree(_fields(context, call, strategy, final_state))
             gradients = Gradients(call, wanted)
             if strategy == "ring":
-                _ring.backward(talk, call, layout, entered, d_o, d_after, gradients)
+                _ring.backward(talk, call, layout, entered, kept, d_o, d_after, gradients)
             else:
                 _summary.backward(talk, call, layout, exchange, entered, kept, d_o, d_after, gradients)
             results = gradients.results()

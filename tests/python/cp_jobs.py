@@ -256,3 +256,48 @@ def bits(group, op, lengths, sizes, dtype, context_options, raw=False, options=N
 
 def all_bits(group, cases):
     return [bits(group, *case[:-1], **case[-1]) for case in cases]
+
+
+class _Replicated(torch.autograd.Function):
+    """A tensor that all ranks hold, whose gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, d):
+        d = d.clone()
+        dist.all_reduce(d)
+        return d
+
+
+class _Shared(torch.autograd.Function):
+    """A tensor of which all ranks compute the same loss: it counts once."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, d):
+        return d / dist.get_world_size()
+
+
+def gradients_by_differences(group, strategy):
+    """All ranks take the same differences in step: gradcheck of whole tensors that are sharded and gathered inside."""
+    offsets = torch.tensor([0, 1, 7])
+    context = build_cp_context(offsets, group, strategy=strategy, token_ranges=[[(0, 2)], [(2, 5)], [(5, 7)]])
+    tensors = problem("gated_delta_rule", 7, 3, 3, 2, 2, 2, torch.float64, raw=True)
+    names = list(tensors)
+
+    def function(*inputs):
+        given = {name: _Replicated.apply(x) for name, x in zip(names, inputs)}
+        given = {name: shard(x, context) if name in TOKENS else x for name, x in given.items()}
+        given["initial_state"] = given["initial_state"][context.sequences]
+        o, state = ht.chunk_gated_delta_rule(**given, cp_context=context, use_gate_in_kernel=True,
+                                             use_beta_sigmoid_in_kernel=True, output_final_state=True)
+        return _Shared.apply(unshard(o, context)), _Shared.apply(gather_final_states(state, context))
+
+    inputs = [x.requires_grad_() for x in tensors.values()]
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)

@@ -116,7 +116,7 @@ def test_values_and_gradients(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_context_of_several_processes_is_refused(name):
-    with pytest.raises(ValueError, match="cp_context: expected None"):
+    with pytest.raises(ValueError, match="cp_context: expected a context"):
         make(name)(torch.randn(1, 5, HIDDEN), cp_context=object())
 
 
@@ -289,7 +289,7 @@ def test_misuse_of_a_short_convolution():
             lambda: module(x, torch.randn(6)): r"residual: expected shape \[3, 1, 6\] as x, got \[6\]",
             lambda: module(x, mask=torch.ones(3, 2)): r"mask: expected shape \[3, 1\] as x, got \[3, 2\]",
             lambda: module(x, cache=cache[:2]): r"cache: expected shape \[3, 6, 4\], got \[2, 6, 4\]",
-            lambda: module(x, cp_context=object()): "cp_context: expected None, got a context",
+            lambda: module(x, cp_context=object()): "cp_context: expected a context of build_cp_context, got object",
             lambda: module(x, cu_seqlens_cpu=offsets): "cu_seqlens_cpu: expected together with cu_seqlens",
         }.items():
             with pytest.raises((ValueError, TypeError), match=message):

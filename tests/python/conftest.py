@@ -29,40 +29,40 @@ def seed():
     torch.manual_seed(0)
 
 
+def make_problem(op, B=2, T=37, H=2, HV=None, K=16, V=24, dtype=torch.float64, cu_seqlens=None, state=False, seed=0):
+    """The tensors that `op` takes, float64 values that `dtype` represents exactly."""
+    HV = HV or H
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*sizes):
+        return torch.randn(*sizes, generator=draw, dtype=torch.float64)
+
+    gates, beta, erase = OPERATORS[op]
+    unit = torch.nn.functional.normalize
+    tensors = {"q": normal(B, T, H, K), "k": unit(normal(B, T, H, K), dim=-1), "v": normal(B, T, HV, V)}
+    if erase:
+        tensors["p"] = unit(normal(B, T, H, K), dim=-1)
+    channel = (K,) if op in ("gla", "kda") else ()
+    if "g" in gates:
+        tensors["g"] = torch.nn.functional.logsigmoid(normal(B, T, HV, *channel) + 2)
+    if "g_gamma" in gates:
+        tensors["g_gamma"] = -torch.rand(HV, generator=draw, dtype=torch.float64) / 2
+    if beta:
+        tensors["beta"] = torch.sigmoid(normal(B, T, HV))
+    if state:
+        N = B if cu_seqlens is None else len(cu_seqlens) - 1
+        tensors["initial_state"] = normal(N, HV, K, V)
+    # q, k, v and p in the type under test, gates and states in float32 (float64: all in float64)
+    rest = torch.float64 if dtype == torch.float64 else torch.float32
+    tensors = {name: x.to(dtype if name in "qkvp" else rest) for name, x in tensors.items()}
+    if cu_seqlens is not None:
+        tensors["cu_seqlens"] = torch.tensor(cu_seqlens)
+    return tensors
+
+
 @pytest.fixture
 def problem():
-    """problem(op, ...) -> the tensors that `op` takes, float64 values that `dtype` represents exactly."""
-
-    def make(op, B=2, T=37, H=2, HV=None, K=16, V=24, dtype=torch.float64, cu_seqlens=None, state=False, seed=0):
-        HV = HV or H
-        draw = torch.Generator().manual_seed(seed)
-
-        def normal(*sizes):
-            return torch.randn(*sizes, generator=draw, dtype=torch.float64)
-
-        gates, beta, erase = OPERATORS[op]
-        unit = torch.nn.functional.normalize
-        tensors = {"q": normal(B, T, H, K), "k": unit(normal(B, T, H, K), dim=-1), "v": normal(B, T, HV, V)}
-        if erase:
-            tensors["p"] = unit(normal(B, T, H, K), dim=-1)
-        channel = (K,) if op in ("gla", "kda") else ()
-        if "g" in gates:
-            tensors["g"] = torch.nn.functional.logsigmoid(normal(B, T, HV, *channel) + 2)
-        if "g_gamma" in gates:
-            tensors["g_gamma"] = -torch.rand(HV, generator=draw, dtype=torch.float64) / 2
-        if beta:
-            tensors["beta"] = torch.sigmoid(normal(B, T, HV))
-        if state:
-            N = B if cu_seqlens is None else len(cu_seqlens) - 1
-            tensors["initial_state"] = normal(N, HV, K, V)
-        # q, k, v and p in the type under test, gates and states in float32 (float64: all in float64)
-        rest = torch.float64 if dtype == torch.float64 else torch.float32
-        tensors = {name: x.to(dtype if name in "qkvp" else rest) for name, x in tensors.items()}
-        if cu_seqlens is not None:
-            tensors["cu_seqlens"] = torch.tensor(cu_seqlens)
-        return tensors
-
-    return make
+    return make_problem
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import warnings
 from functools import lru_cache
-from typing import Callable, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from headrace._arguments import (INPUTS, beta_form, check_gate_parameter, check_sum, chunk_hint, depth, flag, gate_form,
                                  integer, number)
-from headrace.torch import _library
+from headrace.torch import _dtensor, _library
 from headrace.torch._pool import renamed, step_on_pool
 
 Result = Tuple[Tensor, Optional[Tensor]]
@@ -112,7 +112,13 @@ def _run(
             raise (error if serving is None else renamed(error)) from None
         if result is not None:
             return result
-    given = (op, tensors, cu_seqlens_cpu, decays, watched, o_as_v, scale, reverse, l2norm, gate, lower_bound, beta_is,
+    way = _library.route(tensors, 3, watched)
+    if way is None and _dtensor.among((*tensors, *(serving or ()))):
+        return _run_on_ranks(op, tensors, cu_seqlens_cpu, serving, decays, dict(
+            output_final_state=output_final_state, scale=scale, reverse=reverse, l2norm=l2norm, gate=gate,
+            lower_bound=lower_bound, beta_is=beta_is, chunk_size=chunk_size, state_v_first=state_v_first,
+            transpose_state_layout=transpose_state_layout, o_as_v=o_as_v, cp_context=cp_context))
+    given = (op, tensors, cu_seqlens_cpu, decays, way, o_as_v, scale, reverse, l2norm, gate, lower_bound, beta_is,
              chunk_size, state_v_first, transpose_state_layout, output_final_state)
     if context is not None:
         return _calls.call(context, op, _prepared, given)
@@ -124,13 +130,12 @@ def _run(
 
 
 def _prepared(
-    op: str, tensors: tuple, cu_seqlens_cpu: Maybe, decays: Optional[tuple], watched: bool, o_as_v: bool,
+    op: str, tensors: tuple, cu_seqlens_cpu: Maybe, decays: Optional[tuple], way: Optional[bool], o_as_v: bool,
     scale: Optional[float], reverse: bool, l2norm: bool, gate: str, lower_bound: Optional[float], beta_is: str,
     chunk_size: Optional[int], state_v_first: bool, transpose_state_layout: Optional[bool], output_final_state: bool,
 ) -> tuple:
     """What an operator is called with: (the way to it, tensors, the type of o, options, output_final_state)."""
     q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens = tensors
-    way = _library.route(tensors, 3, watched)
     if way is None:
         _library.check_tensors(INPUTS, tensors, 3)
     dtype, is_autocast = _call_type(q, k, v, p, q.device.type if way is None else "cpu")
@@ -157,6 +162,37 @@ def _prepared(
             state_v_first)
     tensors = (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens)
     return way, tensors, o_dtype, rest, flag("output_final_state", output_final_state)
+
+
+def _run_on_ranks(op: str, tensors: tuple, cu_seqlens_cpu: Maybe, serving: Optional[Serving], decays: Optional[tuple],
+                  options: Dict[str, Any]) -> Result:
+    """_run of DTensors, by heads, by sequences, or with a context by tokens."""
+    _library.check_tensors(INPUTS, tensors, 3)
+    q, k, v, p, *_, A_log, dt_bias, initial_state, _ = tensors
+    keep = serving is not None or flag("output_final_state", options["output_final_state"])
+    context = options["cp_context"]
+    if context is not None:
+        tensors = (*tensors[:-1], None)  # the context has the offsets
+        _dtensor.check_context(q, context, keep or initial_state is not None)
+    if decays is not None:
+        dtype = _call_type(q, k, v, p, q.device.type)[0]
+        g_gamma = _dtensor.replicated_beside(tensors, _decays_of(decays, v.shape[2], dtype, v.device))
+        tensors = (*tensors[:6], g_gamma, *tensors[7:])
+
+    def run(q, k, v, *rest):
+        named = dict(zip((*INPUTS[3:], "cu_seqlens_cpu"), rest))
+        return _run(op, q, k, v, **named, serving=serving and rest[-3:], **options)
+
+    names = (*INPUTS, "cu_seqlens_cpu", "ssm_state_indices", "num_accepted_tokens", "out")
+    states = serving or (None, None, None)
+    cuts = _dtensor.operator_cuts(A_log, dt_bias, states[0] is not None, context is not None)
+    o, state = _dtensor.on_ranks(run, names, (*tensors, cu_seqlens_cpu, *states), cuts, (True, keep),
+                                 () if serving is None else ("initial_state", "out"))
+    if serving is None:
+        return o, state
+    out = states[2]
+    _library.mark_written(x for x in (initial_state, out) if x is not None)
+    return o if out is None else out, initial_state
 
 
 def _step(way: Optional[bool], op: str, tensors: tuple, rest: tuple, o_dtype: torch.dtype, ssm_state_indices: Maybe,

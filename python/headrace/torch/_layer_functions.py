@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from headrace._arguments import flag, number
+from headrace.torch import _dtensor
 from headrace.torch._layer_library import run_convolution, run_convolution_step, run_norm
-from headrace.torch._library import check_tensors, route
+from headrace.torch._library import check_tensors, mark_written, route
 
 _ACTIVATIONS = {None: "none", "silu": "silu", "swish": "silu"}
 _GATES = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
@@ -68,11 +69,16 @@ def short_convolution(
         from headrace.torch.distributed import _calls  # which needs a PyTorch with torch.distributed
 
         context, cu_seqlens = _calls.accepted(cp_context, cu_seqlens=cu_seqlens)
+        tensors = x, weight, bias, initial_state, cu_seqlens
+        if _dtensor.among(tensors):
+            return _convolution_on_ranks((*tensors[:-1], None), output_final_state, activation, cp_context)
         if context is not None:
             y, state = _calls.convolve(context, lambda: _convolution_arguments(
                 x, weight, bias, initial_state, None, output_final_state, activation)[1])
             return y, state if output_final_state else None
     way, arguments = _convolution_arguments(x, weight, bias, initial_state, cu_seqlens, output_final_state, activation)
+    if way is None and _dtensor.among(arguments[:5]):
+        return _convolution_on_ranks(arguments[:5], output_final_state, activation, None)
     y, final_state = run_convolution(way, arguments)
     return y, final_state if arguments[-2] else None
 
@@ -85,6 +91,19 @@ def _convolution_arguments(x: Tensor, weight: Tensor, bias: Optional[Tensor], in
     _check_sizes(x, "[B, T, D]", weight)
     keep = flag("output_final_state", output_final_state)
     return way, (x, weight, bias, initial_state, cu_seqlens, keep, _named(activation, _ACTIVATIONS))
+
+
+def _convolution_on_ranks(tensors: tuple, output_final_state: bool, activation: Optional[str],
+                          context: Any) -> Tuple[Tensor, Optional[Tensor]]:
+    """short_convolution of DTensors."""
+    def run(x, weight, bias, state, offsets):
+        return short_convolution(x, weight, bias, state, output_final_state, activation, offsets, cp_context=context)
+
+    keep = flag("output_final_state", output_final_state)
+    if context is not None:
+        _dtensor.check_context(tensors[0], context, keep or tensors[3] is not None)
+    return _dtensor.on_ranks(run, ("x", "weight", "bias", "initial_state", "cu_seqlens"), tensors,
+                             _dtensor.channel_cuts(tensors[0].dim(), False, context is not None), (True, keep))
 
 
 def short_convolution_step(
@@ -100,8 +119,21 @@ def short_convolution_step(
     way = _check(3, x=x, state=state, weight=weight, bias=bias, indices=indices)
     tokens = x.squeeze(1) if x.dim() == 3 and x.shape[1] == 1 else x
     _check_sizes(tokens, "[N, D]", weight)
+    if way is None and _dtensor.among((x, state, weight, bias, indices)):
+        return _step_on_ranks((x, state, weight, bias, indices), activation)
     y = run_convolution_step(way, tokens, state, weight, bias, indices, _named(activation, _ACTIVATIONS))
     return y if tokens is x else y.unsqueeze(1)
+
+
+def _step_on_ranks(tensors: tuple, activation: Optional[str]) -> Tensor:
+    """short_convolution_step of DTensors."""
+    def run(x, state, weight, bias, indices):
+        return short_convolution_step(x, state, weight, bias, activation, indices),
+
+    cuts = _dtensor.channel_cuts(tensors[0].dim(), tensors[-1] is not None)
+    y, = _dtensor.on_ranks(run, ("x", "state", "weight", "bias", "indices"), tensors, cuts, (True,), ("state",))
+    mark_written(tensors[1:2])
+    return y
 
 
 def rms_norm_gated(
@@ -140,7 +172,18 @@ def gated_norm(x: Tensor, g: Optional[Tensor], weight: Optional[Tensor], activat
         raise ValueError("x: expected at least 1 dimension, got 0")
     if g is not None:
         _check_shape("g", g, x)
+    if way is None and _dtensor.among((x, g, weight)):
+        return _norm_on_ranks((x, g, weight), activation, eps)
     folded = x.dim() > 4  # the library reads up to four dimensions
     operands = [t if t is None or not folded else t.flatten(0, -4) for t in (x, g)]
     y = run_norm(way, (*operands, weight, number("eps", eps), _named(activation, _GATES)))
     return y.view(x.shape) if folded else y
+
+
+def _norm_on_ranks(tensors: tuple, activation: str, eps: float) -> Tensor:
+    """gated_norm of DTensors."""
+    def run(x, g, weight):
+        return gated_norm(x, g, weight, activation, eps),
+
+    y, = _dtensor.on_ranks(run, ("x", "g", "weight"), tensors, _dtensor.row_cuts(tensors[0].dim()), (True,))
+    return y

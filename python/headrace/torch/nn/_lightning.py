@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headrace._arguments import checked
 from headrace.torch import fused_recurrent_simple_gla
+from headrace.torch._dtensor import part_of
 from headrace.torch.nn._layer import Layer, heads
 from headrace.torch.nn._modules import RMSNormGated
 
@@ -65,6 +66,7 @@ class LightningAttention(Layer):
     """
 
     g_gamma: Tensor
+    own_heads = slice(None)  # those of this rank, where heads are distributed
 
     @checked
     def __init__(self, hidden_size: int = 2048, num_heads: int = 16, head_dim: Optional[int] = None,
@@ -88,12 +90,14 @@ class LightningAttention(Layer):
         self.register_buffer("g_gamma", self._gates().float(), persistent=False)
 
     def _gates(self) -> Tensor:
-        return lightning_gates(self.num_heads, self._place(), self.num_layers, self.gate_convention)
+        gates = lightning_gates(self.num_heads, self._place(), self.num_layers, self.gate_convention)
+        return gates[self.own_heads]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LightningAttention:
         """Conversions of the module leave the gates at least float32: their digits are memory lengths."""
         super()._apply(fn, recurse)
-        self.g_gamma = self._gates().to(self.g_gamma.device, torch.promote_types(self.g_gamma.dtype, torch.float32))
+        gates = self._gates().to(self.g_gamma.device, torch.promote_types(self.g_gamma.dtype, torch.float32))
+        self.g_gamma = part_of(self.g_gamma, gates)
         return self
 
     def _without_convolution(self, x: Tensor) -> Tensor:

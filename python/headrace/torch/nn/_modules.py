@@ -144,7 +144,7 @@ class RMSNormGated(nn.Module):
         if self.groups == 1:
             return rms_norm_gated(x, g, self.weight, None, self.activation, residual, prenorm, residual_in_fp32,
                                   self.eps)
-        sizes = self.groups, self.hidden_size // self.groups
+        sizes = -1, self.hidden_size // self.groups
         g, residual = (t if t is None else t.unflatten(-1, sizes) for t in (g, residual))
         y, s = rms_norm_gated(x.unflatten(-1, sizes), g, None, None, self.activation, residual, True, residual_in_fp32,
                               self.eps)

@@ -33,13 +33,14 @@ class Block(nn.Module):
         inner = 8 * hidden // 3 // 32 * 32
         self.attention_norm, self.attention = nn.RMSNorm(hidden), attention
         self.feed_forward_norm = nn.RMSNorm(hidden)
-        self.widen = nn.Linear(hidden, 2 * inner, bias=False)
+        self.gate, self.widen = nn.Linear(hidden, inner, bias=False), nn.Linear(hidden, inner, bias=False)
         self.narrow = nn.Linear(inner, hidden, bias=False)
 
-    def forward(self, x, cache):
-        x = x + self.attention(self.attention_norm(x), past_key_values=cache, use_cache=cache is not None)[0]
-        gate, value = self.widen(self.feed_forward_norm(x)).chunk(2, dim=-1)
-        return x + self.narrow(F.silu(gate) * value)
+    def forward(self, x, cache, cp_context):
+        x = x + self.attention(self.attention_norm(x), past_key_values=cache, use_cache=cache is not None,
+                               cp_context=cp_context)[0]
+        y = self.feed_forward_norm(x)
+        return x + self.narrow(F.silu(self.gate(y)) * self.widen(y))
 
 
 class LanguageModel(nn.Module):
@@ -56,11 +57,14 @@ class LanguageModel(nn.Module):
             for layer in (block.attention.o_proj, block.narrow):
                 nn.init.normal_(layer.weight, std=0.02 / (2 * count) ** 0.5)
 
-    def forward(self, tokens, cache=None):
-        """cache: a headrace.torch.nn.Cache. Its states are those before `tokens`, and afterwards those after them."""
+    def forward(self, tokens, cache=None, cp_context=None):
+        """cache: a headrace.torch.nn.Cache. Its states are those before `tokens`, and afterwards those after them.
+
+        cp_context: of tokens that are this process's part of a batch, see distributed.py.
+        """
         x = self.embedding(tokens)
         for block in self.blocks:
-            x = block(x, cache)
+            x = block(x, cache, cp_context)
         return F.linear(self.norm(x), self.embedding.weight)
 
 

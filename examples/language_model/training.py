@@ -27,8 +27,7 @@ class Training:
         self.a, self.text, self.held_out = a, text, held_out
         self.settings = {name: getattr(a, name) for name in SETTINGS}
         self.settings["text"] = hashlib.sha256(text.numpy().tobytes()).hexdigest()[:16]
-        torch.manual_seed(a.seed)
-        self.model = LanguageModel(a.operator, a.hidden, a.heads, a.layers)
+        self.model = self.build()
         matrices = [p for p in self.model.parameters() if p.dim() > 1]
         vectors = [p for p in self.model.parameters() if p.dim() < 2]  # gates and norms, which do not decay
         self.optimizer = torch.optim.AdamW([{"params": matrices}, {"params": vectors, "weight_decay": 0}],
@@ -36,6 +35,10 @@ class Training:
         self.steps, self.seconds = 0, 0.0
         self.losses = []  # of every step, bits per byte
         self.validations = []  # (bytes trained on, bits per byte)
+
+    def build(self):
+        torch.manual_seed(self.a.seed)
+        return LanguageModel(self.a.operator, self.a.hidden, self.a.heads, self.a.layers)
 
     @property
     def bytes_per_step(self):
@@ -60,6 +63,18 @@ class Training:
             logits = self.model(windows[:, :-1])
         return F.cross_entropy(logits.float().view(-1, BYTES), windows[:, 1:].flatten())
 
+    # What several processes do in another way: distributed.py.
+    is_silent = False
+
+    def whole_model(self):
+        return self.model
+
+    def value(self, loss):
+        return loss.item()
+
+    def agreed(self, number):
+        return number
+
     def step(self):
         """One update. Returns the loss before it, in bits per byte."""
         begin = time.perf_counter()
@@ -72,13 +87,13 @@ class Training:
         self.optimizer.step()
         self.steps += 1
         self.seconds += time.perf_counter() - begin
-        self.losses.append(loss.item() * BITS)
+        self.losses.append(self.value(loss) * BITS)
         return self.losses[-1]
 
     @torch.no_grad()
     def validate(self):
         """Bits per byte of the held-out blocks."""
-        total = sum(self.loss(blocks.long()).item() * len(blocks) for blocks in self.held_out.split(4))
+        total = sum(self.value(self.loss(blocks.long())) * len(blocks) for blocks in self.held_out.split(4))
         self.validations.append((self.steps * self.bytes_per_step, total / len(self.held_out) * BITS))
         return self.validations[-1][1]
 
@@ -102,10 +117,16 @@ class Training:
             saved_settings = saved["settings"]
         except (RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
             raise ValueError(f"{path}: expected a checkpoint of this example, got something else") from error
+        self.check_settings(saved_settings, path)
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.set_progress(saved)
+
+    def check_settings(self, saved_settings, path):
         for name, value in self.settings.items():
             if saved_settings[name] != value:
                 raise ValueError(f"{name}: expected {saved_settings[name]} as in {path}, got {value}")
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
+
+    def set_progress(self, saved):
         self.steps, self.seconds = saved["steps"], saved["seconds"]
         self.losses, self.validations = saved["losses"], [tuple(pair) for pair in saved["validations"]]

@@ -71,7 +71,7 @@ def placed(names, q):
 
 def operators(ranks):
     for op in OPERATORS:
-        for q, HV in (([S0, S2], 8), ([S2, S2], 4), ([S2, R], 4), ([R, S0], 2)):
+        for q, HV in (([S0, S2], 8), ([S2, S2], 4), ([S2, R], 4), ([R, S0], 2))[: 4 if op == "simple_gla" else 2]:
             tensors = make_problem(op, B=4, T=9, H=HV if HV == 2 else 4, HV=HV, K=8, V=8, state=True)
             compare(FUNCTIONS[op], tensors, *placed(tensors, q), output_final_state=True)
 
@@ -236,22 +236,7 @@ def tokens_with_a_context(ranks):
            ht.chunk_gated_delta_rule, **cut, cp_context=context, output_final_state=True)
 
 
-def compiled(ranks):
-    tensors = make_problem("gated_delta_rule", B=4, T=9, H=4, K=8, V=8)
-    where, _, _ = placed(tensors, [S0, S2])
-    cut = {name: distribute_tensor(x, mesh(), where[name]).requires_grad_() for name, x in tensors.items()}
-    o = torch.compile(lambda **t: ht.chunk_gated_delta_rule(**t)[0] * 2, backend="aot_eager", fullgraph=True)(**cut)
-    o.sum().backward()
-    gradients = {name: x.grad.full_tensor() for name, x in cut.items()}
-    plain = {name: x.requires_grad_() for name, x in tensors.items()}
-    expected = ht.chunk_gated_delta_rule(**plain)[0] * 2
-    expected.sum().backward()
-    assert relative_error(o.full_tensor(), expected) < 1e-12
-    for name, x in plain.items():
-        assert relative_error(gradients[name], x.grad) < 1e-12, name
-
-
 @pytest.mark.parametrize("case", [operators, gates_in_the_kernel, replicas_are_cut, layer_functions, decoding, errors,
-                                  tokens_with_a_context, compiled], ids=lambda case: case.__name__)
+                                  tokens_with_a_context], ids=lambda case: case.__name__)
 def test_dtensors(case):
     group(4).run(case)

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import relative_error
+from conftest import make_problem, relative_error
 from layers import HIDDEN, LAYERS, make
 from ranks import group
 from torch import nn
@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 import headrace.torch.nn as hn
+from headrace.torch import chunk_gated_delta_rule
 from headrace.torch.distributed import tensor_parallel_plan
 
 BAR = 1e-11  # float64; sums over ranks have another order
@@ -159,6 +160,7 @@ def parameters_return(ranks):
 
 
 def compiled(ranks):
+    """Without a break of the graph: a layer, and a function of DTensors."""
     layer = make("gated_deltanet").double()
     parallel, x = cut(layer), torch.randn(2, 15, HIDDEN, dtype=torch.float64)
     o = torch.compile(parallel, backend="aot_eager", fullgraph=True)(x)[0]
@@ -167,6 +169,15 @@ def compiled(ranks):
     expected.sum().backward()
     assert relative_error(o, expected) < BAR
     same_gradients(parallel, layer)
+    tensors = make_problem("gated_delta_rule", H=4, K=8, V=8)
+    parts = {name: distribute_tensor(x, mesh(), [Shard(2)]).requires_grad_() for name, x in tensors.items()}
+    function = torch.compile(lambda **t: chunk_gated_delta_rule(**t)[0] * 2, backend="aot_eager", fullgraph=True)
+    (o := function(**parts)).sum().backward()
+    plain = {name: x.requires_grad_() for name, x in tensors.items()}
+    (expected := chunk_gated_delta_rule(**plain)[0] * 2).sum().backward()
+    assert o.placements == (Shard(2),) and relative_error(o.full_tensor(), expected) < BAR
+    for name, x in plain.items():
+        assert relative_error(parts[name].grad.full_tensor(), x.grad) < BAR, name
 
 
 def errors(ranks):

@@ -25,8 +25,9 @@ struct PieceRequest : Request {
     PieceRequest& operator=(const PieceRequest&) = delete;
 };
 
-void run_piece(std::string_view direction, const char* op, const nb::list& inputs, const nb::list& first, const nb::list& second,
+void run_piece(const char* direction_name, const char* op, const nb::list& inputs, const nb::list& first, const nb::list& second,
                const Options& options, const Sizes& sizes, const nb::list& roundings) {
+    const std::string_view direction = direction_name;
     const bool is_forward = direction == "forward", states = direction == "backward_states";
     if (!is_forward && !states && direction != "backward") {
         throw nb::value_error("direction: expected forward, backward or backward_states");

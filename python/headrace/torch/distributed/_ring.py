@@ -71,10 +71,9 @@ def _walk(talk: Conversation, call: Call, layout: Layout, reverse: bool, sweep: 
         for number, heads in enumerate(groups):
             mine = None if leaving is None else leaving.of(call.values(heads))
             if part.enters:
-                state: Optional[State] = State.new(call, heads)
-                if not _receive(talk, layout.slots[source].rank, (part.slot, number, sweep), state):
-                    state = None
-                is_made = compute(part, heads, state, mine)
+                state = State.new(call, heads)
+                is_sent = _receive(talk, layout.slots[source].rank, (part.slot, number, sweep), state)
+                is_made = compute(part, heads, state if is_sent else None, mine)
             if part.leaves:
                 _send(talk, layout.slots[target].rank, (target, number, sweep), mine if is_made else None)
 

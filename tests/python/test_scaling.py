@@ -1,0 +1,35 @@
+"""`python -m headrace.torch.distributed` measures every strategy and prints its table."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "-m", "headrace.torch.distributed", *arguments], capture_output=True,
+                          text=True, timeout=120)
+
+
+@pytest.mark.parametrize("heads", [8, 9])
+def test_the_table_has_every_strategy(heads):
+    answer = run("--tokens", "256", "--heads", str(heads), "--head-dim", "64", "--ranks", "2", "--repeats",
+                 "1", "--link", "10", "100")
+    assert answer.returncode == 0, answer.stderr
+    lines = answer.stdout.splitlines()
+    rows = {line.split("  ")[0]: line.split() for line in lines if line.startswith(("one process", "summary", "ring", "heads"))}
+    assert set(rows) == {"one process", "summary", "ring", "heads"}
+    assert "model" in answer.stdout and "100 Gbit/s" in answer.stdout
+    for strategy in ("summary", "ring"):
+        seconds, share, sent, *modelled = map(float, rows[strategy][1:])
+        assert seconds > 0 and share > 0 and sent > 0 and len(modelled) == 2
+    # The busiest rank sends one state, in f32; in a ring with its roundings.
+    state = heads * 64 * 64 * 4
+    assert abs(float(rows["summary"][3]) * 2**20 - state) < 2**13
+    assert abs(float(rows["ring"][3]) * 2**20 - (state + heads * 80 * 4)) < 2**13
+    assert (rows["heads"][1] == "needs") == (heads == 9)
+
+
+def test_wrong_arguments():
+    answer = run("--ranks", "0")
+    assert answer.returncode == 2 and "expected a positive number, got 0" in answer.stderr

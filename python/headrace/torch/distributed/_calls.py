@@ -7,7 +7,6 @@ from typing import Any, Callable, NoReturn, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from headrace import _core
 from headrace.torch.distributed import _convolution, _cost, _summary
 from headrace.torch.distributed._context import CPContext
 from headrace.torch.distributed._exchange import Conversation
@@ -75,8 +74,6 @@ def _arguments(context: CPContext, op: str, tensors: Sequence[Maybe], rest: Sequ
     entered, kept = 0 if strategy == "heads" else context._entered[described.reverse], [0]
     if strategy == "summary":
         kept = _summary.kept_shape(described, context._kept[exchange][described.reverse])
-    elif strategy == "ring":
-        kept = [entered, described.sizes[1], _core.roundings_size(described.sizes[2])]
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     return (op, *tensors, context._handle, context.cu_seqlens, final_state, recorded, *rest, strategy, exchange, entered,
             kept)

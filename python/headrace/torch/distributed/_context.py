@@ -31,16 +31,16 @@ _living: WeakValueDictionary[int, CPContext] = WeakValueDictionary()
 class CPContext:
     """Where the tokens of a batch of packed sequences lie on the ranks of a group: what build_cp_context returns.
 
-    A piece is what of one sequence lies in one run of tokens on this rank; pieces stand in the order of the rank's
+    A piece is what of one sequence lies in one of the rank's ranges of tokens; pieces stand in the order of the rank's
     tokens. Tensors are on the CPU.
 
     group: of the ranks; cu_seqlens, cu_seqlens_cpu [pieces + 1]: where the rank's pieces begin and end, in its own
     tokens; token_ranges: of every rank, (begin, end) in the batch; begins, ends [pieces]: whether the sequence begins
     (ends) with the piece; sequences [pieces]: which one it belongs to, so that states[sequences] are initial states of
     the rank; num_seqs: pieces; layout, strategy, exchange, conv1d_kernel_size: as given. Of a rank with
-    one run of tokens (None elsewhere): is_first_rank, is_last_rank: no earlier (later) rank has tokens of its first
+    one range (None elsewhere): is_first_rank, is_last_rank: no earlier (later) rank has tokens of its first
     (last) sequence; pre_num_ranks, post_num_ranks: how many have; pre_num_conv_tokens: the tokens of its first sequence
-    on earlier ranks. part_len, front_num_seqs and the names in _by_part: the same of the two runs of a zigzag layout.
+    on earlier ranks. part_len, front_num_seqs and the names in _by_part: the same of the two ranges of a zigzag layout.
     """
 
     def __init__(self, ranks: Ranks, offsets: np.ndarray, ranges: Ranges, conv1d_kernel_size: Optional[int],
@@ -70,7 +70,7 @@ class CPContext:
         self._name_parts()
 
     def _name_parts(self) -> None:
-        """What flash-linear-attention calls the first and the last piece of a run."""
+        """What flash-linear-attention calls the first and the last piece of a range."""
         described = []
         for slot in self._layout.own:
             number = self._layout.numbers[slot]

@@ -70,10 +70,10 @@ class _Relayed(Exception):
 
 
 class Lost(Exception):
-    """A rank does not answer."""
+    """A rank does not answer. waited: the seconds until a timeout, if it was one."""
 
-    def __init__(self, rank: int, place: str) -> None:
-        self.rank, self.place = rank, place
+    def __init__(self, rank: int, place: str, waited: Optional[float] = None) -> None:
+        self.rank, self.place, self.waited = rank, place, waited
 
 
 def _padded(label: Label) -> Label:
@@ -182,10 +182,11 @@ class Conversation:
             raise Lost(rank, "a send") from error
 
     def _wait(self, rank: int, data: Tensor, place: str) -> None:
+        start = time.monotonic()
         try:
             self.group.recv([data], rank, _TAG).wait()
         except RuntimeError as error:
-            raise Lost(rank, place) from error
+            raise Lost(rank, place, time.monotonic() - start if "imed out" in str(error) else None) from error
 
     def _next(self, rank: int, place: str) -> np.ndarray:
         """The next word of the rank; an error if it is one, or if the rank is not in this call."""
@@ -217,14 +218,14 @@ class Conversation:
 
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
         if isinstance(error, Lost):
-            self._leave(error.rank, error.place, error.__cause__)
+            self._leave(error)
         own = None if isinstance(error, _Relayed) else error
         if own is not None and not isinstance(own, Exception):  # interrupted: it does not wait for the others
             return self._abandon(own)
         try:
             self._close(own)
         except Lost as lost:
-            self._leave(lost.rank, lost.place, lost.__cause__)
+            self._leave(lost)
 
     def _close(self, own: Optional[BaseException]) -> None:
         relayed = next((word for word in self.final.values() if word["kind"] in (_ERROR, _LOST)), None)
@@ -291,11 +292,12 @@ class Conversation:
         cause = own if int(word["origin"]) == self.ranks.rank else None
         raise _ERRORS[int(word["error"])](f"rank {word['origin']}: {text}") from cause
 
-    def _leave(self, rank: int, place: str, cause: Optional[BaseException]) -> None:
-        """Finds out which rank is lost, where this one waited for `rank`."""
-        found = culprit(self.group, self.call, self.ranks.rank, rank)
-        text = f"{self.name}: rank {found} was lost; rank {self.ranks.rank} waited for {place} from rank {rank}"
-        self._give_up(self._word(_LOST, origin=found, text=text.encode()[:400])[0], cause, rank)
+    def _leave(self, lost: Lost) -> None:
+        """Finds out which rank is lost, where this one waited for one that may have waited, too."""
+        found = culprit(self.group, self.call, self.ranks.rank, lost.rank, lost.waited)
+        text = (f"{self.name}: rank {found} was lost; rank {self.ranks.rank} waited for {lost.place} from rank "
+                f"{lost.rank}")
+        self._give_up(self._word(_LOST, origin=found, text=text.encode()[:400])[0], lost.__cause__, lost.rank)
 
     def _give_up(self, word: np.ndarray, cause: Optional[BaseException] = None, missed: int = -1) -> NoReturn:
         """Tells the others of a lost rank, as far as that is possible, and raises."""

@@ -53,7 +53,7 @@ def check_ranges(ranges: Sequence[Sequence[Sequence[int]]], tokens: int, ranks: 
 
 @dataclass(frozen=True)
 class Slot:
-    """Tokens begin to end of the batch that one rank holds in one run, and the sequences that have pieces there."""
+    """Tokens begin to end of the batch, one of the ranges of a rank, and the sequences that have pieces there."""
 
     rank: int
     begin: int
@@ -122,10 +122,7 @@ class Layout:
             for begin, end in ranges:
                 if begin == end:
                     continue
-                if runs and runs[-1][0] == rank and runs[-1][2] == begin:
-                    runs[-1] = (rank, runs[-1][1], end, runs[-1][3])
-                else:
-                    runs.append((rank, begin, end, offset))
+                runs.append((rank, begin, end, offset))
                 offset += end - begin
         if not runs and self.sequences:
             runs = [(0, 0, 0, 0)]  # sequences without tokens: their states are on the first rank

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import List, Optional
+from typing import Any, List, Optional
 
 import torch.distributed as dist
 
-_PATIENCE = 0.4  # seconds for a rank that lives to leave its note: connections break on all ranks at about one time
+# Seconds for a rank that lives to leave its note. Where a rank dies, others hear of it at one time; where one is silent,
+# they give up one after the other, as they have begun to wait.
+_PATIENCE, _LONGEST, _SHARE = 0.25, 10.0, 0.25
 
 
 def _store(group: dist.ProcessGroup) -> Optional[dist.Store]:
@@ -16,12 +18,12 @@ def _store(group: dist.ProcessGroup) -> Optional[dist.Store]:
     return None if entry is None else entry[1]
 
 
-def _search(store: dist.Store, call: int, rank: int, missed: int, found: List[int]) -> None:
+def _search(store: dist.Store, call: int, rank: int, missed: int, found: List[int], patience: float) -> None:
     def note(of: int) -> str:
         return f"headrace/{call}/{of}"
 
     store.set(note(rank), str(missed))
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         if store.check([note(missed)]):
             behind = int(store.get(note(missed)))
@@ -33,22 +35,23 @@ def _search(store: dist.Store, call: int, rank: int, missed: int, found: List[in
             time.sleep(0.01)
 
 
-def culprit(group: dist.ProcessGroup, call: int, rank: int, missed: int) -> int:
+def culprit(group: dist.ProcessGroup, call: int, rank: int, missed: int, waited: Optional[float]) -> int:
     """The rank at the end of the notes: `rank` has missed `missed`, which may itself have missed another one.
 
-    A store that does not answer (its host may be the lost rank) leaves the rank that was missed.
+    waited: the seconds until a timeout, if it was one. A store that does not answer (its host may be the lost rank)
+    leaves the rank that was missed.
     """
-    found = [missed]
-    store = _store(group)
+    found, store = [missed], _store(group)
+    patience = _PATIENCE if waited is None else max(_PATIENCE, min(_LONGEST, _SHARE * waited))
     if store is not None:
-        search = threading.Thread(target=_quietly, args=(store, call, rank, missed, found), daemon=True)
+        search = threading.Thread(target=_quietly, args=(store, call, rank, missed, found, patience), daemon=True)
         search.start()
-        search.join(_PATIENCE + 0.2)
+        search.join(patience + 0.2)
     return found[-1]
 
 
-def _quietly(store: dist.Store, call: int, rank: int, missed: int, found: List[int]) -> None:
+def _quietly(*arguments: Any) -> None:
     try:
-        _search(store, call, rank, missed, found)
+        _search(*arguments)
     except RuntimeError:
         pass

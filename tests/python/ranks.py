@@ -11,7 +11,9 @@ from multiprocessing.connection import wait
 
 DEADLINE = 100  # seconds for one job, on a machine that is busy with other things
 _methods = multiprocessing.get_context("forkserver")
-_methods.set_forkserver_preload(["torch", "headrace.torch.distributed", "headrace.torch.nn"])
+# What every rank would import by itself, some of it where a layer or an optimizer first needs it.
+_methods.set_forkserver_preload(["headrace.torch.distributed", "headrace.torch.nn", "pytest", "matplotlib.pyplot",
+                                 "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"])
 
 
 class Failed(Exception):

@@ -161,7 +161,8 @@ stage_aarch64() {
     step "aarch64: random problems, seed $seed" "${headrace[@]}" check --random 300 --seed "$seed"
 }
 
-install_missing "${build_packages[@]}" clang libomp-dev llvm libgtest-dev pkg-config "${python_packages[@]}"
+install_missing "${build_packages[@]}" clang libomp-dev llvm libgtest-dev pkg-config libmpich-dev mpich \
+    "${python_packages[@]}"
 # Clang's sanitizer run-time is a package of its own in newer releases, named after clang's version.
 runtime=libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev
 if apt-cache show "$runtime" >/dev/null 2>&1; then install_missing "$runtime"; fi

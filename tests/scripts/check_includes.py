@@ -40,7 +40,7 @@ TABLE = [
     ("harness/", [PUBLIC, "reference/", "harness/"]),
     ("tools/", [PUBLIC, "reference/", "harness/", "tools/"]),
     ("bench/", [PUBLIC, "reference/", "harness/", "bench/"]),
-    ("examples/", [PUBLIC]),
+    ("examples/", [PUBLIC, "examples/"]),
     ("python/", [PUBLIC, "python/"]),
     ("tests/package/", [PUBLIC]),
     ("tests/", [""]),

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from headrace import _core
 from headrace._arguments import DIFFERENTIABLE, INPUTS, count_sequences
+from headrace.jax._partition import Labels, accumulated, partitioned
 
 for _name, _handler in _core.xla_handlers().items():
     jax.ffi.register_ffi_target(f"headrace_{_name}", _handler, platform="cpu", api_version=1)
@@ -23,10 +24,12 @@ for _name, _handler in _core.xla_handlers().items():
 _ARGUMENTS = INPUTS + ("d_o", "d_final_state", "states")
 _OUTPUTS = ("o", "final_state")
 _STEP_OUTPUTS = ("o", "states")
-# Where heads stand: what is mapped by vmap is folded in there, since heads do not know of each other.
+# Where heads stand: what is mapped by vmap is folded in there, since heads do not know of each other; or, without
+# copies, among the rows of the batch, unless these are one (offsets) or what is mapped is of the heads alone.
 _HEAD_AXIS = {name: 2 for name in ("q", "k", "v", "p", "g", "gv", "beta", "o", "d_o")}
 _HEAD_AXIS |= {name: 1 for name in ("initial_state", "final_state", "d_final_state", "states")}
-_HEAD_AXIS |= {name: 0 for name in ("g_gamma", "A_log", "dt_bias")}
+_OF_HEADS = ("g_gamma", "A_log", "dt_bias")
+_HEAD_AXIS |= {name: 0 for name in _OF_HEADS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +102,24 @@ def _custom_call(target, settings, tensors, results, places, in_place=()):
     return {name: value for (name, _, _), value in zip(results, values)}
 
 
-def _forward(settings, tensors):
+def _labels(tensors: dict) -> dict[str, Labels]:
+    """What the dimensions of all tensors and results count, by name: a call is divided along heads and rows."""
+    H, HV = tensors["q"].shape[2], tensors["v"].shape[2]
+    rows = None if "cu_seqlens" in tensors else "rows"  # of states
+    key_head = None if H == 1 < HV else "heads"  # the one key head is whole beside any value heads
+    head = "heads" if H in (1, HV) else ("heads", "group")
+    channels = ("heads", "channels") if isinstance(head, str) else (*head, "channels")
+    labels: dict = dict.fromkeys(("q", "k", "p"), ("rows", None, key_head, None))
+    labels |= dict.fromkeys(("v", "gv", "o", "d_o"), ("rows", None, head, None))
+    labels |= {name: ("rows", None, head, None)[:tensors[name].ndim] for name in ("g", "beta") if name in tensors}
+    labels |= dict.fromkeys(("initial_state", "final_state", "d_final_state", "states"), (rows, head, None, None))
+    labels |= {"g_gamma": (head,), "A_log": (head,), "cu_seqlens": (None,)}
+    if "dt_bias" in tensors:
+        labels["dt_bias"] = (head if tensors["dt_bias"].size == HV else channels,)
+    return labels
+
+
+def _forward(settings, tensors, wide):
     """{"o", "final_state"} of the tensors given by name."""
     q, v = tensors["q"], tensors["v"]
     results = [("o", v.shape, q.dtype)]
@@ -108,38 +128,39 @@ def _forward(settings, tensors):
     return _custom_call("forward", settings, tensors, results, _OUTPUTS)
 
 
-def _backward(settings, wanted, tensors):
+def _backward(settings, wanted, tensors, wide):
     """The gradients by the inputs `wanted`, by the names of the inputs; `tensors` hold d_o or d_final_state or both."""
-    results = [(name, tensors[name].shape, tensors[name].dtype) for name in wanted]
+    types = {name: tensors[name].dtype for name in wanted}
+    types |= {name: accumulated(types[name]) for name in wide}
+    results = [(name, tensors[name].shape, types[name]) for name in wanted]
     return _custom_call("backward", settings, tensors, results, DIFFERENTIABLE)
 
 
-def _step(settings, tensors):
+def _step(settings, tensors, wide):
     """{"o", "states"} of the tensors given by name, with the states before the step among them."""
     v, states = tensors["v"], tensors["states"]
     results = [("o", v.shape, tensors["q"].dtype), ("states", states.shape, states.dtype)]
     return _custom_call("step", settings, tensors, results, _STEP_OUTPUTS, in_place=("states",))
 
 
-def _fold(name, x, is_mapped, size):
-    """x [size, ...], or [...] for every index where it is not mapped -> [..., size * heads, ...]."""
-    axis = _HEAD_AXIS[name]
+def _fold(x, axis, is_mapped, size):
+    """x [size, ...], or [...] for every index where it is not mapped -> [..., size * the axis, ...]."""
     x = jnp.moveaxis(x, 0, axis) if is_mapped else jnp.repeat(jnp.expand_dims(x, axis), size, axis)
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
-def _unfold(name, x, size):
-    axis = _HEAD_AXIS[name]
+def _unfold(x, axis, size):
     x = x.reshape(*x.shape[:axis], size, x.shape[axis] // size, *x.shape[axis + 1 :])
     return jnp.moveaxis(x, axis, 0)
 
 
-def _mappable(function):
-    """`function` of tensors by name; vmap makes one call of it with more heads, or a loop where the offsets differ.
+def _mappable(name, function, sums=()):
+    """`function` of tensors by name, which makes the custom call `name`, as XLA may divide it and vmap may map it.
 
-    Of no elements too it makes the loop, whose results have their shapes though nothing runs.
+    vmap makes one call of it with more rows or heads, or a loop where the offsets differ, and where there are no
+    elements: results then have their shapes though nothing runs. sums: the results that are sums over rows.
     """
-    mappable = custom_vmap(function)
+    mappable = custom_vmap(partitioned(name, function, _labels))
 
     @mappable.def_vmap
     def rule(size, mapped, tensors):
@@ -148,8 +169,10 @@ def _mappable(function):
             rows = {name: x for name, x in tensors.items() if mapped[name]}
             values = jax.lax.map(lambda row: mappable({**tensors, **row}), rows)
         else:
-            folded = {n: x if n == "cu_seqlens" else _fold(n, x, mapped[n], size) for n, x in tensors.items()}
-            values = {name: _unfold(name, x, size) for name, x in mappable(folded).items()}
+            in_heads = "cu_seqlens" in tensors or any(mapped.get(name) or name in sums for name in _OF_HEADS)
+            axes = _HEAD_AXIS if in_heads else {n: 0 for n in _HEAD_AXIS if n not in _OF_HEADS}
+            folded = {n: _fold(x, axes[n], mapped[n], size) if n in axes else x for n, x in tensors.items()}
+            values = {name: _unfold(x, axes[name], size) for name, x in mappable(folded).items()}
         return values, {name: True for name in values}
 
     return mappable
@@ -157,7 +180,7 @@ def _mappable(function):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _operator(settings, tensors):
-    return _mappable(partial(_forward, settings))(tensors)
+    return _mappable("forward", partial(_forward, settings))(tensors)
 
 
 def _operator_forward(settings, tensors):
@@ -175,7 +198,7 @@ def _operator_backward(settings, residuals, d_outputs):
     gradients = {}
     d_outputs = {f"d_{name}": x for name, x in d_outputs.items() if not isinstance(x, SymbolicZero)}
     if wanted and d_outputs:
-        gradients = _mappable(partial(_backward, settings, wanted))({**tensors, **d_outputs})
+        gradients = _mappable("backward", partial(_backward, settings, wanted), wanted)({**tensors, **d_outputs})
     return ({name: gradients.get(name) for name in tensors},)
 
 
@@ -186,4 +209,4 @@ operator = jax.jit(_operator, static_argnums=0)
 @partial(jax.jit, static_argnums=0)
 def step(settings, tensors):
     """_step, which vmap maps; it has no gradient."""
-    return _mappable(partial(_step, settings))(tensors)
+    return _mappable("step", partial(_step, settings))(tensors)

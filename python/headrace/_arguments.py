@@ -74,6 +74,17 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+# What the library calls the activations of the short convolution, and those of the norm's gate, by their names.
+ACTIVATIONS: Dict[Any, str] = {None: "none", "silu": "silu", "swish": "silu"}
+GATES: Dict[Any, str] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
+
+
+def named(name: str, value: Any, names: Dict[Any, str]) -> str:
+    if value not in tuple(names):  # not in the dictionary itself, which refuses a list in its own words
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, names))}, got {value!r}")
+    return names[value]
+
+
 def chunk_hint(chunk_size: Any, name: str = "chunk_size") -> int:
     """chunk_size as the library takes it: 0, its own choice, for None alone."""
     if chunk_size is None:

@@ -130,9 +130,16 @@ NB_MODULE(_core, module) {
         "xla_handlers",
         [] {
             nb::dict handlers;
-            handlers["forward"] = nb::capsule(reinterpret_cast<const void*>(&xla_forward));
-            handlers["backward"] = nb::capsule(reinterpret_cast<const void*>(&xla_backward));
-            handlers["step"] = nb::capsule(reinterpret_cast<const void*>(&xla_step));
+            const auto add = [&](const char* name, xla::Handler* handler) {
+                handlers[name] = nb::capsule(reinterpret_cast<const void*>(handler));
+            };
+            add("forward", xla_forward);
+            add("backward", xla_backward);
+            add("step", xla_step);
+            add("convolution_forward", xla_convolution_forward);
+            add("convolution_backward", xla_convolution_backward);
+            add("norm_forward", xla_norm_forward);
+            add("norm_backward", xla_norm_backward);
             return handlers;
         },
         "Handlers of XLA custom calls by name, for jax.ffi.register_ffi_target.");

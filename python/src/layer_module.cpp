@@ -5,16 +5,10 @@
 
 #include "arrays.hpp"
 #include "headrace/layers.hpp"
+#include "names.hpp"
 
 namespace headrace::python {
 namespace {
-
-Activation activation_named(std::string_view name) {
-    if (name == "none") return Activation::none;
-    if (name == "silu") return Activation::silu;
-    if (name == "sigmoid") return Activation::sigmoid;
-    throw nb::value_error(("activation: expected 'none', 'silu' or 'sigmoid', got '" + std::string(name) + "'").c_str());
-}
 
 // The interpreter is free while body() runs.
 template <typename Body>

@@ -1,4 +1,4 @@
-// names: operators and forms of gates and betas by the names that Python passes.
+// names: operators, forms of gates and betas, and activations by the names that Python passes.
 #pragma once
 
 #include <optional>
@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "headrace/headrace.hpp"
+#include "headrace/layers.hpp"
 
 namespace headrace::python {
 
@@ -31,6 +32,13 @@ inline BetaForm beta_form_named(std::string_view name) {
     if (name == "sigmoid") return BetaForm::sigmoid;
     if (name == "two_sigmoid") return BetaForm::two_sigmoid;
     throw std::invalid_argument("beta_form: expected value, sigmoid or two_sigmoid, got '" + std::string(name) + "'");
+}
+
+inline Activation activation_named(std::string_view name) {
+    if (name == "none") return Activation::none;
+    if (name == "silu") return Activation::silu;
+    if (name == "sigmoid") return Activation::sigmoid;
+    throw std::invalid_argument("activation: expected 'none', 'silu' or 'sigmoid', got '" + std::string(name) + "'");
 }
 
 }  // namespace headrace::python

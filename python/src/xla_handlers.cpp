@@ -1,110 +1,17 @@
-// xla_handlers: reads a call frame of XLA into a call of the C++ interface.
+// xla_handlers: call frames of XLA as calls of operators.
 #include "xla_handlers.hpp"
 
-#include <exception>
-#include <new>
 #include <optional>
 #include <stdexcept>
-#include <string_view>
 
 #include "headrace/headrace.hpp"
 #include "names.hpp"
+#include "xla_frame.hpp"
 
 namespace headrace::python {
 namespace {
 
 using namespace xla;
-
-Error* error(const CallFrame* frame, ErrorCode code, const std::string& message) {
-    ErrorCreation creation = {sizeof(ErrorCreation), nullptr, message.c_str(), code};
-    return frame->api->create_error(&creation);
-}
-
-template <class T>
-void expect_size(const T& value, const char* name) {
-    if (value.struct_size < sizeof(T)) {
-        throw std::runtime_error(std::string("headrace: expected XLA's ") + name + " of at least " +
-                                 std::to_string(sizeof(T)) + " bytes, got " + std::to_string(value.struct_size) +
-                                 ": this jaxlib is not supported");
-    }
-}
-
-std::optional<DType> dtype_of(DataType type) {
-    switch (type) {
-        case DataType::f64: return DType::f64;
-        case DataType::f32: return DType::f32;
-        case DataType::bf16: return DType::bf16;
-        case DataType::f16: return DType::f16;
-        case DataType::s32: return DType::i32;
-        case DataType::s64: return DType::i64;
-    }
-    return std::nullopt;
-}
-
-TensorView view_of(const Buffer& buffer) {
-    expect_size(buffer, "buffer");
-    const std::optional<DType> dtype = dtype_of(buffer.dtype);
-    if (!dtype || buffer.rank < 1 || buffer.rank > TensorView::max_rank) {
-        throw std::runtime_error("headrace: expected buffers of 1 to 4 dimensions of a known type");
-    }
-    TensorView view;
-    view.data = buffer.data;
-    view.dtype = *dtype;
-    view.rank = static_cast<int>(buffer.rank);
-    std::int64_t stride = 1;
-    for (int d = view.rank - 1; d >= 0; --d) {
-        view.shape[d] = buffer.dims[d];
-        view.strides[d] = stride;
-        stride *= buffer.dims[d] > 0 ? buffer.dims[d] : 1;
-    }
-    return view;
-}
-
-// Shows buffers through the views of `targets` whose bits are set, in their order.
-void read(const Values& values, std::int64_t bits, std::initializer_list<TensorView*> targets) {
-    expect_size(values, "argument list");
-    std::int64_t next = 0, place = 0;
-    for (TensorView* target : targets) {
-        if ((bits >> place++ & 1) == 0) continue;
-        if (next >= values.size || values.kinds[next] != ArgumentKind::buffer) {
-            throw std::runtime_error("headrace: expected more buffers than the call has");
-        }
-        *target = view_of(*static_cast<const Buffer*>(values.values[next++]));
-    }
-    if (next != values.size) throw std::runtime_error("headrace: expected fewer buffers than the call has");
-}
-
-class AttributeReader {
-  public:
-    explicit AttributeReader(const Attributes& attributes) : attributes_(attributes) {
-        expect_size(attributes, "attribute list");
-    }
-    std::string_view text(std::string_view name) const {
-        const Text& value = *static_cast<const Text*>(find(name, AttributeKind::string));
-        return {value.data, value.size};
-    }
-    std::int64_t integer(std::string_view name) const { return scalar<std::int64_t>(name, DataType::s64); }
-    double real(std::string_view name) const { return scalar<double>(name, DataType::f64); }
-    bool flag(std::string_view name) const { return integer(name) != 0; }
-
-  private:
-    const void* find(std::string_view name, AttributeKind kind) const {
-        for (std::int64_t i = 0; i < attributes_.size; ++i) {
-            const Text& found = *attributes_.names[i];
-            if (name == std::string_view(found.data, found.size) && attributes_.kinds[i] == kind) {
-                return attributes_.values[i];
-            }
-        }
-        throw std::runtime_error("headrace: expected the attribute " + std::string(name));
-    }
-    template <class T>
-    T scalar(std::string_view name, DataType type) const {
-        const Scalar& value = *static_cast<const Scalar*>(find(name, AttributeKind::scalar));
-        if (value.dtype != type) throw std::runtime_error("headrace: wrong type of the attribute " + std::string(name));
-        return *static_cast<const T*>(value.value);
-    }
-    const Attributes& attributes_;
-};
 
 // States are seen K-first, which is how the library counts their dimensions.
 void turn_states(bool state_v_first, std::initializer_list<TensorView*> states) {
@@ -133,84 +40,63 @@ TensorView in_place(const TensorView& before, const TensorView& after) {
     return after;
 }
 
-Status run(const CallFrame& frame, Direction direction) {
-    const AttributeReader attributes(frame.attributes);
-    const std::optional<Operator> op = operator_named(attributes.text("op"));
-    if (!op) throw std::runtime_error("headrace: expected the name of an operator");
-    const Options options = options_of(attributes);
-    const std::int64_t given = attributes.integer("given"), wanted = attributes.integer("wanted");
-    const bool state_v_first = attributes.flag("state_v_first");
+// What calls of operators share, states K-first.
+struct Request {
+    AttributeReader attributes;
+    Operator op = Operator::linear_attention;
+    Options options;
     Inputs in;
     OutputGradients d_out;
     TensorView states;
-    read(frame.arguments, given,
-         {&in.q, &in.k, &in.v, &in.p, &in.g, &in.gv, &in.g_gamma, &in.beta, &in.A_log, &in.dt_bias, &in.initial_state,
-          &in.cu_seqlens, &d_out.d_o, &d_out.d_final_state, &states});
-    turn_states(state_v_first, {&in.initial_state, &d_out.d_final_state});
-    if (direction == Direction::step) {
-        Outputs out;
-        StatePool pool;
-        read(frame.results, wanted, {&out.o, &pool.states});
-        pool.states = in_place(states, pool.states);
-        turn_states(state_v_first, {&pool.states});
-        return step(*op, in, out, pool, options);
+    bool state_v_first;
+
+    explicit Request(const CallFrame& frame) : attributes(frame.attributes), options(options_of(attributes)) {
+        const std::optional<Operator> named = operator_named(attributes.text("op"));
+        if (!named) throw std::runtime_error("headrace: expected the name of an operator");
+        op = *named;
+        state_v_first = attributes.flag("state_v_first");
+        read(frame.arguments, attributes.integer("given"),
+             {&in.q, &in.k, &in.v, &in.p, &in.g, &in.gv, &in.g_gamma, &in.beta, &in.A_log, &in.dt_bias,
+              &in.initial_state, &in.cu_seqlens, &d_out.d_o, &d_out.d_final_state, &states});
+        turn_states(state_v_first, {&in.initial_state, &d_out.d_final_state});
     }
-    if (direction == Direction::forward) {
-        Outputs out;
-        read(frame.results, wanted, {&out.o, &out.final_state});
-        turn_states(state_v_first, {&out.final_state});
-        return forward(*op, in, out, options);
+    void results(const CallFrame& frame, std::initializer_list<TensorView*> targets) const {
+        read(frame.results, attributes.integer("wanted"), targets);
     }
+};
+
+Status run_forward(const CallFrame& frame) {
+    const Request call(frame);
+    Outputs out;
+    call.results(frame, {&out.o, &out.final_state});
+    turn_states(call.state_v_first, {&out.final_state});
+    return forward(call.op, call.in, out, call.options);
+}
+
+Status run_backward(const CallFrame& frame) {
+    const Request call(frame);
     Gradients g;
-    read(frame.results, wanted,
-         {&g.d_q, &g.d_k, &g.d_v, &g.d_p, &g.d_g, &g.d_gv, &g.d_g_gamma, &g.d_beta, &g.d_A_log, &g.d_dt_bias,
-          &g.d_initial_state});
-    turn_states(state_v_first, {&g.d_initial_state});
-    return backward(*op, in, d_out, g, options);
+    call.results(frame, {&g.d_q, &g.d_k, &g.d_v, &g.d_p, &g.d_g, &g.d_gv, &g.d_g_gamma, &g.d_beta, &g.d_A_log,
+                         &g.d_dt_bias, &g.d_initial_state});
+    turn_states(call.state_v_first, {&g.d_initial_state});
+    return backward(call.op, call.in, call.d_out, g, call.options);
 }
 
-// XLA asks each handler for its version when it is registered, by a frame with an extension and nothing else. It serves
-// versions up to its own; what is read here is the same in older ones, so an older XLA is told its own version.
-bool answer_metadata(const CallFrame& frame) {
-    for (Extension* e = frame.extensions; e != nullptr; e = e->next) {
-        if (e->kind != ExtensionKind::metadata) continue;
-        expect_size(*e, "extension");
-        Metadata& metadata = *reinterpret_cast<MetadataExtension*>(e)->metadata;
-        if (metadata.struct_size < offsetof(Metadata, traits) + sizeof(metadata.traits)) {  // no padding in their count
-            throw std::runtime_error("headrace: expected a larger metadata structure of XLA");
-        }
-        const Version& theirs = frame.api->version;
-        const bool older = theirs.major == version_major && theirs.minor < version_minor;
-        metadata.version = {sizeof(Version), nullptr, version_major, older ? theirs.minor : version_minor};
-        metadata.traits = 0;
-        return true;
-    }
-    return false;
-}
-
-Error* handle(CallFrame* frame, Direction direction) {
-    try {
-        if (answer_metadata(*frame)) return nullptr;
-        expect_size(*frame, "call frame");
-        if (frame->stage != Stage::execute) return nullptr;
-        const Status status = run(*frame, direction);
-        if (status.ok()) return nullptr;
-        const ErrorCode code = status.code() == Code::out_of_memory ? ErrorCode::resource_exhausted
-                               : status.code() == Code::unsupported ? ErrorCode::unimplemented
-                                                                    : ErrorCode::invalid_argument;
-        return error(frame, code, status.message());
-    } catch (const std::bad_alloc&) {
-        return error(frame, ErrorCode::resource_exhausted, "headrace: out of memory");
-    } catch (const std::exception& problem) {
-        return error(frame, ErrorCode::internal, problem.what());
-    }
+Status run_step(const CallFrame& frame) {
+    const Request call(frame);
+    Outputs out;
+    StatePool pool;
+    call.results(frame, {&out.o, &pool.states});
+    pool.states = in_place(call.states, pool.states);
+    turn_states(call.state_v_first, {&pool.states});
+    return step(call.op, call.in, out, pool, call.options);
 }
 
 }  // namespace
 
-Error* xla_forward(CallFrame* frame) { return handle(frame, Direction::forward); }
-Error* xla_backward(CallFrame* frame) { return handle(frame, Direction::backward); }
-Error* xla_step(CallFrame* frame) { return handle(frame, Direction::step); }
+Error* xla_forward(CallFrame* frame) { return handle(frame, run_forward); }
+Error* xla_backward(CallFrame* frame) { return handle(frame, run_backward); }
+Error* xla_step(CallFrame* frame) { return handle(frame, run_step); }
 
 #define HEADRACE_SIZE(THEIRS, OURS) \
     { "sizeof(" THEIRS ")", sizeof(OURS) }

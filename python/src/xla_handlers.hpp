@@ -1,4 +1,4 @@
-// xla_handlers: forward, backward and step as handlers of XLA custom calls, and the layout that they were compiled for.
+// xla_handlers: what the library computes as handlers of XLA custom calls, and the layout that they were compiled for.
 #pragma once
 
 #include <string>
@@ -17,6 +17,14 @@ namespace headrace::python {
 xla::Error* xla_forward(xla::CallFrame* frame);
 xla::Error* xla_backward(xla::CallFrame* frame);
 xla::Error* xla_step(xla::CallFrame* frame);
+
+// Layer functions. Arguments of the convolution: x, weight, bias, initial_state, cu_seqlens, d_y, d_final_state;
+// results: y and final_state, or the gradients of the first four. Arguments of the norm: x, gate, weight, d_y; results:
+// y, or the gradients of the first three. Attributes: given, wanted, activation, and eps of the norm.
+xla::Error* xla_convolution_forward(xla::CallFrame* frame);
+xla::Error* xla_convolution_backward(xla::CallFrame* frame);
+xla::Error* xla_norm_forward(xla::CallFrame* frame);
+xla::Error* xla_norm_backward(xla::CallFrame* frame);
 
 // ("XLA_FFI_Buffer.dims", 40) for every field and ("XLA_FFI_Buffer", 48) for every structure and constant that the
 // handlers rely on, under the names of XLA's header.

@@ -119,6 +119,37 @@ def no_gathers():
     assert compare(attention(), problem(H=1, dtype=jnp.bfloat16), four, by_heads(only=("v",)), 1e-6)[1][1] == 1
 
 
+def layers():
+    """Short convolutions by channels, rows or both; norms by anything but what they normalise."""
+    jax.config.update("jax_enable_x64", True)
+    four, grid = mesh_of(4), mesh_of(2, 2)
+    draw = np.random.default_rng(0)
+    arrays = {"x": (4, 12, 8), "weight": (8, 4), "bias": (8,), "initial_state": (4, 8, 4)}
+    arrays = {name: jnp.asarray(draw.standard_normal(shape)) for name, shape in arrays.items()}
+    channels = {"x": 2, "weight": 0, "bias": 0, "initial_state": 1}
+
+    def convolution(offsets=None):
+        return lambda arrays: hj.short_convolution(**arrays, output_final_state=True, activation="silu",
+                                                   cu_seqlens=offsets)
+
+    by_channels = lambda name: P(*[None] * channels[name], "x")  # noqa: E731
+    rows = lambda name: P("x") if channels[name] else P()  # noqa: E731
+    both = lambda name: P("x", *[None] * (channels[name] - 1), "y") if channels[name] else P("y")  # noqa: E731
+    assert compare(convolution(), arrays, four, by_channels) == [(0, 0), (0, 0)]
+    assert compare(convolution(), arrays, four, rows) == [(0, 0), (0, 1)]
+    assert compare(convolution(), arrays, grid, both) == [(0, 0), (0, 1)]
+    packed = arrays | {"x": arrays["x"][:1], "initial_state": arrays["initial_state"][:2]}
+    assert compare(convolution(jnp.array([0, 5, 12])), packed, four, by_channels) == [(0, 0), (0, 0)]
+    assert compare(convolution(), arrays, four, lambda name: P(None, "x") if name == "x" else P())[0] == (1, 0)
+
+    norm = lambda arrays: [hj.rms_norm_gated(**arrays)]  # noqa: E731
+    arrays = {"x": (4, 8, 4, 6), "g": (4, 8, 4, 6), "weight": (6,)}
+    arrays = {name: jnp.asarray(draw.standard_normal(shape)) for name, shape in arrays.items()}
+    for axes in (("x",), (None, "x"), (None, None, "x"), ("y", None, "x")):
+        spec = lambda name: P() if name == "weight" else P(*axes)  # noqa: E731, B023
+        assert compare(norm, arrays, grid if "y" in axes else four, spec) == [(0, 0), (0, 1)]
+
+
 def gathers():
     """What a call must see whole is gathered, and heads that do not divide are: the numbers stay right."""
     jax.config.update("jax_enable_x64", True)
@@ -180,6 +211,6 @@ def transformations():
     assert places == [x.data.unsafe_buffer_pointer() for x in states.addressable_shards]
 
 
-@pytest.mark.parametrize("cases", [no_gathers, gathers, transformations])
+@pytest.mark.parametrize("cases", [no_gathers, layers, gathers, transformations])
 def test_on_four_devices(cases):
     on_devices(cases)

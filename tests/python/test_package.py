@@ -74,7 +74,7 @@ def test_other_names_of_the_interface():
 
 def test_jax_has_the_functions_of_torch():
     names = [name for name in headrace.torch.__all__ if name.startswith(("chunk_", "fused_"))]
-    assert sorted(names + ["attention", "step"]) == sorted(headrace.jax.__all__)
+    assert sorted(names + ["attention", "step", "rms_norm_gated", "short_convolution"]) == sorted(headrace.jax.__all__)
 
 
 def test_jax_has_the_parameters_of_torch():
@@ -95,7 +95,7 @@ def test_functions_are_documented_and_typed(module, name):
     function = getattr(module, name)
     text = inspect.getdoc(function)
     assert len(text.split("\n\n")[0]) > 10
-    is_operator = module is not headrace.torch or name.startswith(("chunk_", "fused_"))
+    is_operator = name.startswith(("chunk_", "fused_")) or name in ("attention", "forward", "backward", "step")
     for word in ("Shapes:", "ValueError", "docs/math.md") if is_operator else ():
         assert text.count(word) == 1, word
     signature = inspect.signature(function)

@@ -48,7 +48,10 @@ from headrace.jax._functions import (  # noqa: E402, F401
     fused_recurrent_simple_gla,
     step,
 )
+from headrace.jax._layer_functions import rms_norm_gated, short_convolution  # noqa: E402, F401
 
 __all__ = [name for name in dir() if name.startswith(("chunk_", "fused_"))] + ["attention", "step"]
 
 document({globals()[name] for name in __all__}, __doc__)
+
+__all__ += ["rms_norm_gated", "short_convolution"]

@@ -15,6 +15,7 @@ from headrace import _core
 from headrace._arguments import (INPUTS, beta_form, bound, check_gate_parameter, check_sum, chunk_hint, depth, flag,
                                  gate_form, number, options, text)
 from headrace.jax import _primitive
+from headrace.jax._calls import vary_alike
 from headrace.numpy import _call_type, _native
 
 Result = Tuple[Array, Optional[Array]]
@@ -151,7 +152,7 @@ def attention(
     settings = _settings(op, tensors["q"], scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk,
                          state_v_first, output_final_state)
     _check(settings, tensors)
-    outputs = _primitive.operator(settings, _primitive.vary_alike(tensors))
+    outputs = _primitive.operator(settings, vary_alike(tensors))
     return _in_type(outputs["o"], q.dtype), outputs.get("final_state")
 
 
@@ -174,7 +175,7 @@ def step(
     settings = _settings(op, tensors["q"], scale, False, qk_l2norm, gate_form, lower_bound, beta_form, None,
                          state_v_first, True)
     _check(settings, tensors)
-    outputs = _primitive.step(settings, _primitive.vary_alike(tensors))
+    outputs = _primitive.step(settings, vary_alike(tensors))
     return _in_type(outputs["o"], q.dtype), outputs["states"]
 
 

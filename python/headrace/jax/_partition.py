@@ -17,11 +17,6 @@ Labels = Tuple[Label, ...]
 Tensors = Dict[str, jax.Array]
 
 
-def accumulated(dtype: np.dtype) -> np.dtype:
-    """The type in which partial sums of gradients of this type are added."""
-    return dtype if dtype.itemsize == 8 else np.dtype(np.float32)
-
-
 def partitioned(name: str, function: Callable, labels: Callable) -> Callable:
     """`function` of arrays by name, which returns arrays by name, where XLA may divide it over devices.
 

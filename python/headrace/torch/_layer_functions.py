@@ -7,19 +7,10 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from headrace._arguments import flag, number
+from headrace._arguments import ACTIVATIONS, GATES, flag, named, number
 from headrace.torch import _dtensor
 from headrace.torch._layer_library import run_convolution, run_convolution_step, run_norm
 from headrace.torch._library import check_tensors, mark_written, route
-
-_ACTIVATIONS = {None: "none", "silu": "silu", "swish": "silu"}
-_GATES = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
-
-
-def _named(activation: Any, names: dict) -> str:
-    if activation not in tuple(names):  # not in the dictionary itself, which refuses a list in its own words
-        raise ValueError(f"activation: expected one of {', '.join(map(repr, names))}, got {activation!r}")
-    return names[activation]
 
 
 def _check(required: int, **tensors: Any) -> Optional[bool]:
@@ -90,7 +81,7 @@ def _convolution_arguments(x: Tensor, weight: Tensor, bias: Optional[Tensor], in
     way = _check(2, x=x, weight=weight, bias=bias, initial_state=initial_state, cu_seqlens=cu_seqlens)
     _check_sizes(x, "[B, T, D]", weight)
     keep = flag("output_final_state", output_final_state)
-    return way, (x, weight, bias, initial_state, cu_seqlens, keep, _named(activation, _ACTIVATIONS))
+    return way, (x, weight, bias, initial_state, cu_seqlens, keep, named("activation", activation, ACTIVATIONS))
 
 
 def _convolution_on_ranks(tensors: tuple, output_final_state: bool, activation: Optional[str],
@@ -121,7 +112,7 @@ def short_convolution_step(
     _check_sizes(tokens, "[N, D]", weight)
     if way is None and _dtensor.among((x, state, weight, bias, indices)):
         return _step_on_ranks((x, state, weight, bias, indices), activation)
-    y = run_convolution_step(way, tokens, state, weight, bias, indices, _named(activation, _ACTIVATIONS))
+    y = run_convolution_step(way, tokens, state, weight, bias, indices, named("activation", activation, ACTIVATIONS))
     return y if tokens is x else y.unsqueeze(1)
 
 
@@ -176,7 +167,7 @@ def gated_norm(x: Tensor, g: Optional[Tensor], weight: Optional[Tensor], activat
         return _norm_on_ranks((x, g, weight), activation, eps)
     folded = x.dim() > 4  # the library reads up to four dimensions
     operands = [t if t is None or not folded else t.flatten(0, -4) for t in (x, g)]
-    y = run_norm(way, (*operands, weight, number("eps", eps), _named(activation, _GATES)))
+    y = run_norm(way, (*operands, weight, number("eps", eps), named("activation", activation, GATES)))
     return y.view(x.shape) if folded else y
 
 

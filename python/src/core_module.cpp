@@ -136,6 +136,8 @@ NB_MODULE(_core, module) {
             add("forward", xla_forward);
             add("backward", xla_backward);
             add("step", xla_step);
+            add("summarize", xla_summarize);
+            add("summarize_backward", xla_summarize_backward);
             add("convolution_forward", xla_convolution_forward);
             add("convolution_backward", xla_convolution_backward);
             add("norm_forward", xla_norm_forward);

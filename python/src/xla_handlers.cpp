@@ -4,7 +4,7 @@
 #include <optional>
 #include <stdexcept>
 
-#include "headrace/headrace.hpp"
+#include "headrace/summary.hpp"
 #include "names.hpp"
 #include "xla_frame.hpp"
 
@@ -47,7 +47,7 @@ struct Request {
     Options options;
     Inputs in;
     OutputGradients d_out;
-    TensorView states;
+    TensorView states, span;
     bool state_v_first;
 
     explicit Request(const CallFrame& frame) : attributes(frame.attributes), options(options_of(attributes)) {
@@ -57,11 +57,30 @@ struct Request {
         state_v_first = attributes.flag("state_v_first");
         read(frame.arguments, attributes.integer("given"),
              {&in.q, &in.k, &in.v, &in.p, &in.g, &in.gv, &in.g_gamma, &in.beta, &in.A_log, &in.dt_bias,
-              &in.initial_state, &in.cu_seqlens, &d_out.d_o, &d_out.d_final_state, &states});
+              &in.initial_state, &in.cu_seqlens, &d_out.d_o, &d_out.d_final_state, &states, &span});
         turn_states(state_v_first, {&in.initial_state, &d_out.d_final_state});
+        if (span.given()) narrow({&in.q, &in.k, &in.v, &in.p, &in.g, &in.gv, &in.beta, &d_out.d_o});
     }
     void results(const CallFrame& frame, std::initializer_list<TensorView*> targets) const {
         read(frame.results, attributes.integer("wanted"), targets);
+    }
+
+  private:
+    // The tokens [span[0], span[1]) of tensors [B, T, ...].
+    void narrow(std::initializer_list<TensorView*> tensors) const {
+        if (span.rank != 1 || span.shape[0] != 2 || span.dtype != DType::i32) {
+            throw std::runtime_error("headrace: expected a span of two numbers of 32 bits");
+        }
+        const auto* ends = static_cast<const std::int32_t*>(span.data);
+        for (TensorView* tensor : tensors) {
+            if (!tensor->given()) continue;
+            if (tensor->rank < 2 || ends[0] < 0 || ends[1] < ends[0] || ends[1] > tensor->shape[1]) {
+                throw std::runtime_error("headrace: expected a span within the tokens");
+            }
+            tensor->data = static_cast<char*>(tensor->data) +
+                           ends[0] * tensor->strides[1] * static_cast<std::int64_t>(size_of(tensor->dtype));
+            tensor->shape[1] = ends[1] - ends[0];
+        }
     }
 };
 
@@ -92,11 +111,29 @@ Status run_step(const CallFrame& frame) {
     return step(call.op, call.in, out, pool, call.options);
 }
 
+Status run_summarize(const CallFrame& frame) {
+    const Request call(frame);
+    Summary out;
+    call.results(frame, {&out.transition, &out.state});
+    turn_states(call.state_v_first, {&out.state});
+    return summarize(call.op, call.in, out, call.options);
+}
+
+Status run_summarize_backward(const CallFrame& frame) {
+    const Request call(frame);
+    TensorView d_initial_state;
+    call.results(frame, {&d_initial_state});
+    turn_states(call.state_v_first, {&d_initial_state});
+    return summarize_backward(call.op, call.in, call.d_out, d_initial_state, call.options);
+}
+
 }  // namespace
 
 Error* xla_forward(CallFrame* frame) { return handle(frame, run_forward); }
 Error* xla_backward(CallFrame* frame) { return handle(frame, run_backward); }
 Error* xla_step(CallFrame* frame) { return handle(frame, run_step); }
+Error* xla_summarize(CallFrame* frame) { return handle(frame, run_summarize); }
+Error* xla_summarize_backward(CallFrame* frame) { return handle(frame, run_summarize_backward); }
 
 #define HEADRACE_SIZE(THEIRS, OURS) \
     { "sizeof(" THEIRS ")", sizeof(OURS) }

@@ -28,7 +28,7 @@ class Kind:
     differentiable: Sequence[str]  # of these, the inputs that have gradients: results of the backward, in this order
     labels: Callable  # tensors by name -> what their dimensions count, and the results' (_partition.Label)
     rowless: Sequence[str]  # the arrays that have no rows in front, which those of a batch share
-    folds: Mapping[str, int]  # of each array an axis along which nothing knows of its neighbours; empty if some have none
+    folds: Mapping[str, int]  # of each array an axis along which nothing knows of its neighbours; or empty
 
 
 def attributes_of(settings: Any, without: Sequence[str] = ()) -> dict:
@@ -126,33 +126,47 @@ def mappable(kind, name, function, sums=()):
     return mapped_function
 
 
+def with_gradients(names, forward, backward):
+    """operator(settings, tensors) -> outputs by name, differentiable by the tensors that are `names`.
+
+    forward(settings, tensors) -> (outputs, what the backward needs besides the tensors);
+    backward(settings, wanted, tensors, kept, d_outputs) -> the gradients by the `wanted` tensors, by their names, from
+    those by outputs that matter, d_NAME.
+    """
+    @partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def operator(settings, tensors):
+        return forward(settings, tensors)[0]
+
+    def operator_forward(settings, tensors):
+        values = {name: x.value for name, x in tensors.items()}
+        perturbed = [name for name in names if name in tensors and tensors[name].perturbed]
+        outputs, kept = forward(settings, values)
+        # Which gradients are wanted travels to the backward as the shape of an array without elements. JAX keeps the
+        # shapes of residuals with each trace of this function, but of their tree (None, static nodes, which are inputs)
+        # only that of the last trace: a tree that depends on `perturbed` would give one gradient's names to another.
+        return outputs, (values, kept, np.empty((0, _bits(perturbed, names)), bool))
+
+    def operator_backward(settings, residuals, d_outputs):
+        tensors, kept, wanted = residuals
+        wanted = _names(wanted.shape[1], names)
+        d_outputs = {f"d_{name}": x for name, x in d_outputs.items() if not isinstance(x, SymbolicZero)}
+        found = backward(settings, wanted, tensors, kept, d_outputs) if wanted and d_outputs else {}
+        return ({name: found.get(name) for name in tensors},)
+
+    operator.defvjp(operator_forward, operator_backward, symbolic_zeros=True)
+    return jax.jit(operator, static_argnums=0)
+
+
 def differentiable(kind, names, forward, backward):
     """operator(settings, tensors) -> results by name, whose gradients are calls of their own.
 
     forward(settings, tensors, wide), backward(settings, wanted, tensors, wide), where the tensors hold the results'
     gradients, d_NAME; names: of their custom calls.
     """
-    @partial(jax.custom_vjp, nondiff_argnums=(0,))
-    def operator(settings, tensors):
-        return mappable(kind, names[0], partial(forward, settings))(tensors)
+    def call(settings, tensors):
+        return mappable(kind, names[0], partial(forward, settings))(tensors), ()
 
-    def operator_forward(settings, tensors):
-        values = {name: x.value for name, x in tensors.items()}
-        perturbed = [name for name in kind.differentiable if name in tensors and tensors[name].perturbed]
-        # Which gradients are wanted travels to the backward as the shape of an array without elements. JAX keeps the
-        # shapes of residuals with each trace of this function, but of their tree (None, static nodes, which are inputs)
-        # only that of the last trace: a tree that depends on `perturbed` would give one gradient's names to another.
-        return operator(settings, values), (values, np.empty((0, _bits(perturbed, kind.differentiable)), bool))
+    def call_backward(settings, wanted, tensors, kept, d_outputs):
+        return mappable(kind, names[1], partial(backward, settings, wanted), wanted)({**tensors, **d_outputs})
 
-    def operator_backward(settings, residuals, d_outputs):
-        tensors, wanted = residuals
-        wanted = _names(wanted.shape[1], kind.differentiable)
-        found = {}
-        d_outputs = {f"d_{name}": x for name, x in d_outputs.items() if not isinstance(x, SymbolicZero)}
-        if wanted and d_outputs:
-            function = partial(backward, settings, wanted)
-            found = mappable(kind, names[1], function, wanted)({**tensors, **d_outputs})
-        return ({name: found.get(name) for name in tensors},)
-
-    operator.defvjp(operator_forward, operator_backward, symbolic_zeros=True)
-    return jax.jit(operator, static_argnums=0)
+    return with_gradients(kind.differentiable, call, call_backward)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from math import prod
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import jax.numpy as jnp
 from jax import Array
@@ -65,21 +65,20 @@ def _check_shape(name: str, x: Array, shape: tuple) -> None:
         raise ValueError(f"{name}: expected shape {list(shape)}, got {list(x.shape)}")
 
 
-def _check_convolution(x: Array, weight: Array, bias: Optional[Array], initial_state: Optional[Array],
-                       cu_seqlens: Optional[Array]) -> None:
-    """Raises a ValueError that names the first argument of a wrong shape."""
+def check_convolution(tensors: Dict[str, Array], cu_seqlens: Optional[Array]) -> None:
+    """Raises a ValueError that names the first of the tensors, or of the offsets, whose shape is wrong."""
+    x, weight = tensors["x"], tensors["weight"]
     if x.ndim != 3:
         raise ValueError(f"x: expected 3 dimensions [B, T, D], got shape {list(x.shape)}")
     if weight.ndim != 2 or not 1 <= weight.shape[1] <= 64:
         raise ValueError(f"weight: expected 2 dimensions [D, W], W from 1 to 64, got shape {list(weight.shape)}")
     B, _, D = x.shape
     _check_shape("weight", weight, (D, weight.shape[1]))
-    if bias is not None:
-        _check_shape("bias", bias, (D,))
     if cu_seqlens is not None and B != 1:
         raise ValueError(f"x: expected batch 1 with cu_seqlens, got {B}")
-    if initial_state is not None:
-        _check_shape("initial_state", initial_state, (count_sequences(B, cu_seqlens), *weight.shape))
+    for name, shape in (("bias", (D,)), ("initial_state", (count_sequences(B, cu_seqlens), *weight.shape))):
+        if name in tensors:
+            _check_shape(name, tensors[name], shape)
 
 
 def convolution_tensors(x: ArrayLike, weight: ArrayLike, bias: Maybe, initial_state: Maybe) -> dict:
@@ -106,7 +105,7 @@ def short_convolution(
     tensors = convolution_tensors(x, weight, bias, initial_state)
     if cu_seqlens is not None:
         tensors["cu_seqlens"] = _array("cu_seqlens", cu_seqlens)
-    _check_convolution(tensors["x"], tensors["weight"], *map(tensors.get, ("bias", "initial_state", "cu_seqlens")))
+    check_convolution(tensors, tensors.get("cu_seqlens"))
     settings = _ConvolutionSettings(named("activation", activation, ACTIVATIONS),
                                     flag("output_final_state", output_final_state))
     outputs = _convolution(settings, vary_alike(tensors))

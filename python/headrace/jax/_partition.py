@@ -48,11 +48,11 @@ class _Division:
     """One call, as XLA asks for its division."""
 
     def __init__(self, function: Callable, labels: Dict[str, Labels], tensors: Tensors, results: dict) -> None:
-        self.function, self.labels = function, labels
+        arrays = {**tensors, **results}
+        self.function, self.labels = function, {name: labels[name][:x.ndim] for name, x in arrays.items()}
         self.dtypes = {name: x.dtype for name, x in results.items()}
         self.names = tuple(sorted(tensors)), tuple(sorted(results))  # in the order of a tree's leaves
-        shapes = [(labels[name], x.shape) for arrays in (tensors, results) for name, x in arrays.items()]
-        pairs = [pair for names, shape in shapes for pair in zip(names, shape)]
+        pairs = [pair for name, x in arrays.items() for pair in zip(self.labels[name], x.shape)]
         self.sizes = {label: size for label, size in pairs if isinstance(label, str)}
         for label, size in pairs:  # of several names only the last may stand nowhere alone
             if isinstance(label, tuple):

@@ -32,18 +32,22 @@ class Settings:
         return attributes_of(self, without=("final_state",))
 
 
+_STATES = ("initial_state", "final_state", "d_final_state", "states", "state", "d_initial_state")
+
+
 def _labels(tensors: dict) -> dict[str, Labels]:
-    """What the dimensions of all tensors and results count, by name: a call is divided along heads and rows."""
-    H, HV = tensors["q"].shape[2], tensors["v"].shape[2]
+    """What the dimensions of tensors and results count, by name: a call is divided along heads and rows."""
+    H, HV = tensors["k"].shape[2], tensors["v"].shape[2]
     rows = None if "cu_seqlens" in tensors else "rows"  # of states
     key_head = None if H == 1 < HV else "heads"  # the one key head is whole beside any value heads
     head = "heads" if H in (1, HV) else ("heads", "group")
     channels = ("heads", "channels") if isinstance(head, str) else (*head, "channels")
     labels: dict = dict.fromkeys(("q", "k", "p"), ("rows", None, key_head, None))
     labels |= dict.fromkeys(("v", "gv", "o", "d_o"), ("rows", None, head, None))
-    labels |= {name: ("rows", None, head, None)[:tensors[name].ndim] for name in ("g", "beta") if name in tensors}
-    labels |= dict.fromkeys(("initial_state", "final_state", "d_final_state", "states"), (rows, head, None, None))
-    labels |= {"g_gamma": (head,), "A_log": (head,), "cu_seqlens": (None,)}
+    labels |= dict.fromkeys(("g", "beta"), ("rows", None, head, None))  # the last two have it or not
+    labels |= dict.fromkeys(_STATES, (rows, head, None, None))
+    labels |= {"transition": (rows, head, None, None), "g_gamma": (head,), "A_log": (head,)}
+    labels |= {"cu_seqlens": (None,), "span": (None,)}
     if "dt_bias" in tensors:
         labels["dt_bias"] = (head if tensors["dt_bias"].size == HV else channels,)
     return labels
@@ -51,9 +55,9 @@ def _labels(tensors: dict) -> dict[str, Labels]:
 
 _OF_HEADS = ("g_gamma", "A_log", "dt_bias")
 _HEAD_AXIS = {name: 2 for name in ("q", "k", "v", "p", "g", "gv", "beta", "o", "d_o")}
-_HEAD_AXIS |= {name: 1 for name in ("initial_state", "final_state", "d_final_state", "states")}
+_HEAD_AXIS |= {name: 1 for name in (*_STATES, "transition")}
 _HEAD_AXIS |= {name: 0 for name in _OF_HEADS}
-KIND = Kind(INPUTS + ("d_o", "d_final_state", "states"), DIFFERENTIABLE, _labels, _OF_HEADS, _HEAD_AXIS)
+KIND = Kind(INPUTS + ("d_o", "d_final_state", "states", "span"), DIFFERENTIABLE, _labels, _OF_HEADS, _HEAD_AXIS)
 
 
 def state_shape(settings: Settings, q: jax.Array, v: jax.Array, cu_seqlens: jax.Array | None) -> tuple:
@@ -94,3 +98,40 @@ operator = differentiable(KIND, ("forward", "backward"), _forward, _backward)
 def step(settings, tensors):
     """_step, which vmap maps; it has no gradient."""
     return mappable(KIND, "step", partial(_step, settings))(tensors)
+
+
+# ---- pieces of sequences: no gradients of their own, and states K-first ----
+
+def forward(settings, tensors):
+    return mappable(KIND, "forward", partial(_forward, settings))(tensors)
+
+
+def backward(settings, wanted, tensors):
+    """The gradients by the inputs `wanted`; tensors hold d_o or d_final_state or both."""
+    return mappable(KIND, "backward", partial(_backward, settings, wanted), wanted)(tensors)
+
+
+def _summarize(settings, shape, tensors, wide):
+    k, v = tensors["k"], tensors["v"]
+    B, HV, K, V = k.shape[0], v.shape[2], k.shape[3], v.shape[3]
+    sizes = {"K K": (K, K), "K": (K,), "1": ()}
+    results = [] if shape is None else [("transition", (B, HV, *sizes[shape]), state_dtype(k))]
+    results.append(("state", (B, HV, K, V), state_dtype(k)))
+    return custom_call(KIND, "summarize", settings.attributes(), tensors, results, ("transition", "state"))
+
+
+def summarize(settings, shape, tensors):
+    """{"transition", "state"} of the tokens in `span`, without q; shape of each transition: "K K", "K", "1", None."""
+    return mappable(KIND, "summarize", partial(_summarize, settings, shape))(tensors)
+
+
+def _summarize_backward(settings, tensors, wide):
+    k, v = tensors["k"], tensors["v"]
+    results = [("d_initial_state", (k.shape[0], v.shape[2], k.shape[3], v.shape[3]), state_dtype(k))]
+    return custom_call(KIND, "summarize_backward", settings.attributes(), tensors, results, ("d_initial_state",))
+
+
+def summarize_backward(settings, tensors):
+    """The gradient of the state that enters the tokens in `span`; tensors hold d_o or d_final_state or both."""
+    function = partial(_summarize_backward, settings)
+    return mappable(KIND, "summarize_backward", function)(tensors)["d_initial_state"]

@@ -136,6 +136,7 @@ NB_MODULE(_core, module) {
             add("forward", xla_forward);
             add("backward", xla_backward);
             add("step", xla_step);
+            add("agree", xla_agree);
             add("summarize", xla_summarize);
             add("summarize_backward", xla_summarize_backward);
             add("convolution_forward", xla_convolution_forward);

@@ -127,6 +127,8 @@ Error* handle(CallFrame* frame, Status (*run)(const CallFrame&)) {
         return error(frame, code, status.message());
     } catch (const std::bad_alloc&) {
         return error(frame, ErrorCode::resource_exhausted, "headrace: out of memory");
+    } catch (const std::invalid_argument& problem) {
+        return error(frame, ErrorCode::invalid_argument, problem.what());
     } catch (const std::exception& problem) {
         return error(frame, ErrorCode::internal, problem.what());
     }

@@ -1,8 +1,10 @@
 // xla_handlers: call frames of XLA as calls of operators.
 #include "xla_handlers.hpp"
 
+#include <cstring>
 #include <optional>
 #include <stdexcept>
+#include <string>
 
 #include "headrace/summary.hpp"
 #include "names.hpp"
@@ -84,12 +86,44 @@ struct Request {
     }
 };
 
+// Where words are wanted, i32 [..., words], an error is no error here: its message is left in each row of them, 0 without
+// one. Ranks tell each other before they fail, since one that fails alone leaves the others waiting.
+Status in_words(const Status& status, const TensorView& words) {
+    if (!words.given()) return status;
+    const auto length = static_cast<std::size_t>(words.shape[words.rank - 1]) * size_of(words.dtype);
+    std::string text = status.ok() ? "" : status.message();
+    text.resize(length);
+    for (std::int64_t i = 0; i * words.shape[words.rank - 1] < words.numel(); ++i) {
+        std::memcpy(static_cast<char*>(words.data) + static_cast<std::size_t>(i) * length, text.data(), length);
+    }
+    return {};
+}
+
+// x, or an error that names the first rank whose words say something. Arguments: x, words i32 [..., ranks, words].
+Status run_agree(const CallFrame& frame) {
+    const AttributeReader attributes(frame.attributes);
+    TensorView x, words, result;
+    read(frame.arguments, attributes.integer("given"), {&x, &words});
+    read(frame.results, attributes.integer("wanted"), {&result});
+    in_place(x, result);
+    const std::int64_t ranks = attributes.integer("ranks"), count = words.shape[words.rank - 1];
+    const auto* data = static_cast<const std::int32_t*>(words.data);
+    for (std::int64_t i = 0; i * count < words.numel(); ++i) {
+        if (data[i * count] == 0) continue;
+        const char* text = reinterpret_cast<const char*>(data + i * count);
+        const std::string message(text, strnlen(text, static_cast<std::size_t>(count) * sizeof(std::int32_t)));
+        throw std::invalid_argument("rank " + std::to_string(i % ranks) + ": " + message);
+    }
+    return {};
+}
+
 Status run_forward(const CallFrame& frame) {
     const Request call(frame);
     Outputs out;
-    call.results(frame, {&out.o, &out.final_state});
+    TensorView words;
+    call.results(frame, {&out.o, &out.final_state, &words});
     turn_states(call.state_v_first, {&out.final_state});
-    return forward(call.op, call.in, out, call.options);
+    return in_words(forward(call.op, call.in, out, call.options), words);
 }
 
 Status run_backward(const CallFrame& frame) {
@@ -114,9 +148,10 @@ Status run_step(const CallFrame& frame) {
 Status run_summarize(const CallFrame& frame) {
     const Request call(frame);
     Summary out;
-    call.results(frame, {&out.transition, &out.state});
+    TensorView words;
+    call.results(frame, {&out.transition, &out.state, &words});
     turn_states(call.state_v_first, {&out.state});
-    return summarize(call.op, call.in, out, call.options);
+    return in_words(summarize(call.op, call.in, out, call.options), words);
 }
 
 Status run_summarize_backward(const CallFrame& frame) {
@@ -132,6 +167,7 @@ Status run_summarize_backward(const CallFrame& frame) {
 Error* xla_forward(CallFrame* frame) { return handle(frame, run_forward); }
 Error* xla_backward(CallFrame* frame) { return handle(frame, run_backward); }
 Error* xla_step(CallFrame* frame) { return handle(frame, run_step); }
+Error* xla_agree(CallFrame* frame) { return handle(frame, run_agree); }
 Error* xla_summarize(CallFrame* frame) { return handle(frame, run_summarize); }
 Error* xla_summarize_backward(CallFrame* frame) { return handle(frame, run_summarize_backward); }
 

@@ -42,7 +42,21 @@ def outputs(processes, seconds):
     return texts
 
 
-def on_devices(function, *arguments, devices=4, seconds=150):
+def on_devices(function, devices=4, seconds=150):
     """Calls a function of a test module, which asserts, in one process with so many devices."""
-    code = f"import {function.__module__} as module; module.{function.__name__}(*{arguments!r})"
+    code = f"import {function.__module__} as module; module.{function.__name__}()"
     return outputs([launch(["-c", code], devices)], seconds)[0]
+
+
+def in_processes(function, processes=2, devices=1, seconds=150):
+    """Calls a function of a test module in so many processes, which know of each other through jax.distributed."""
+    address = f"localhost:{free_port()}"
+    code = f"""if True:
+        import sys, jax
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize("{address}", {processes}, int(sys.argv[1]), initialization_timeout=60)
+        import {function.__module__} as module
+        module.{function.__name__}()
+        jax.distributed.shutdown()
+    """
+    return outputs([launch(["-c", code, rank], devices) for rank in range(processes)], seconds)

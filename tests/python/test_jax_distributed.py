@@ -1,14 +1,20 @@
 """headrace.jax.distributed on four devices and in two processes, against one: outputs, states and every gradient."""
 
 import re
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cp_cases import (OPERATORS, PACKED, SCATTERED, UNEVEN, ZIGZAG, attention_tensors, compare_attention,
+from cp_cases import (OPERATORS, PACKED, SCATTERED, TOKENS, UNEVEN, ZIGZAG, attention_tensors, compare_attention,
                       compare_convolution)
-from on_devices import on_devices
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from on_devices import in_processes, on_devices
+
+import headrace.jax as hj
+from headrace.jax.distributed import cp_attention, cp_short_convolution
 
 HALF = {np.float32: (3e-6, 1e-5, 1e-5), jnp.bfloat16: (4e-3, 6e-3, 1.5e-2)}  # the bars of docs/numerics.md
 
@@ -93,15 +99,131 @@ def gathered(compiled):
 
 
 def messages():
-    """What travels is what docs/distributed.md says, in float32: R, M where a rank is passed and data makes it; Dx."""
+    """R, M where a rank is passed and the data decides it, back Dx, in float32; and 32 words about errors."""
     HV, K, V = 4, 8, 12
-    state = 4 * HV * K * V
+    state, words = 4 * HV * K * V, 4 * 32
     for op, transition in (("delta_rule", [4 * HV * K * K]), ("gla", [4 * HV * K]), ("simple_gla", [4 * HV]),
                            ("retention", [])):
         compiled = compare_attention(op, B=1, dtype=jnp.bfloat16, bars=HALF[jnp.bfloat16])
-        assert gathered(compiled) == [*transition, state, state], op
+        assert gathered(compiled) == sorted([words, *transition, state, state]), op
 
 
-@pytest.mark.parametrize("cases", [operators, layouts, gates, types, by_heads, convolutions, messages])
+def mapped(function, mesh, **options):
+    """A call of `function` of this rank's tensors, whose first result has tokens."""
+    return lambda tensors: jax.shard_map(
+        function, mesh=mesh, in_specs=({n: P(None, "t") if n in TOKENS else P() for n in tensors},),
+        out_specs=P(None, "t"), **options)(tensors)
+
+
+def transformations():
+    """vmap, scan and checkpoint of a call; heads that are left to XLA beside tokens that are not."""
+    jax.config.update("jax_enable_x64", True)
+    mesh = Mesh(np.array(jax.devices()), ("t",))
+    tensors = attention_tensors("gated_delta_rule")
+    draw = np.random.default_rng(3)
+    scales = jnp.asarray(1 + draw.random(3))
+    one = lambda tensors: hj.attention("gated_delta_rule", **tensors)[0]  # noqa: E731
+    cp = mapped(lambda tensors: cp_attention("gated_delta_rule", **tensors, axis_name="t")[0], mesh)
+
+    def scaled(function):
+        return lambda t: jax.vmap(lambda s: function({**t, "q": t["q"] * s, "v": t["v"] * s}))(scales).sum(0)
+
+    def inside(function):  # vmap of what one rank does
+        return scaled(function)
+
+    def repeated(function):
+        body = jax.checkpoint(lambda t, _: ({**t, "v": jnp.tanh(function(t))}, None))
+        return lambda t: jax.lax.scan(body, t, length=2)[0]["v"]
+
+    cases = [(scaled(cp), scaled(one)), (repeated(cp), repeated(one)),
+             (mapped(inside(lambda t: cp_attention("gated_delta_rule", **t, axis_name="t")[0]), mesh), scaled(one))]
+    for function, expected in cases:
+        for actual, x in zip(*(jax.tree.leaves(jax.jit(jax.value_and_grad(lambda t: jnp.sum(jnp.sin(f(t)))))(tensors))
+                               for f in (function, expected))):  # noqa: B023
+            np.testing.assert_allclose(actual, x, rtol=1e-10, atol=1e-12)
+
+    grid = Mesh(np.array(jax.devices()).reshape(2, 2), ("t", "heads"))
+    axes = {"q": 2, "k": 2, "v": 2, "g": 2, "beta": 2, "initial_state": 1}
+    given = {}
+    for name, x in tensors.items():
+        spec = ["t" if name in TOKENS and i == 1 else "heads" if i == axes[name] else None for i in range(x.ndim)]
+        given[name] = jax.device_put(x, NamedSharding(grid, P(*spec)))
+    for strategy in ("summary", "heads"):
+        both = mapped(lambda t: cp_attention("gated_delta_rule", **t, axis_name="t", strategy=strategy)[0],  # noqa: B023
+                      grid, axis_names={"t"})
+        loss = lambda f: lambda t: jnp.sum(jnp.sin(f(t)))  # noqa: E731
+        if strategy == "heads":
+            given = {name: jax.device_put(x, NamedSharding(grid, P())) for name, x in tensors.items()}
+        compiled = jax.jit(jax.grad(loss(both))).lower(given).compile()
+        for name, x in compiled(given).items():
+            np.testing.assert_allclose(x, jax.grad(loss(one))(tensors)[name], rtol=1e-10, atol=1e-12)
+        if strategy == "summary":  # XLA gathers states of all heads for the messages, but nothing that has tokens
+            assert not re.findall(r"= \S*\[2,(?:24|48),\S* all-gather\(", compiled.as_text())
+
+
+def errors():
+    """What one rank finds, all ranks say at once, in gradients too; wrong arguments are errors while tracing."""
+    mesh = Mesh(np.array(jax.devices()), ("t",))
+    tensors = attention_tensors("gated_delta_rule", dtype=np.float32, H=4)
+    for strategy in ("summary", "heads"):
+        function = mapped(lambda t: cp_attention("gated_delta_rule", **t, axis_name="t", strategy=strategy)[0],  # noqa: B023
+                          mesh)
+        for run in (jax.jit(function), jax.jit(jax.grad(lambda t: function(t).sum()))):  # noqa: B023
+            jax.block_until_ready(run(tensors))
+            for token, value, rank in ((30, np.nan, 2), (47, 1.0, 3), (0, np.nan, 0)):
+                g = tensors["g"].copy()
+                g[1, token, 1] = value
+                found = rank if strategy == "summary" else 1  # which has the head
+                begin = time.monotonic()
+                with pytest.raises(jax.errors.JaxRuntimeError, match=f"rank {found}: g: expected values <= 0"):
+                    jax.block_until_ready(run({**tensors, "g": g}))
+                assert time.monotonic() - begin < 5
+    packed = attention_tensors("gated_delta_rule", dtype=np.float32, B=1, N=3)
+    cp = lambda offsets: lambda t: cp_attention("gated_delta_rule", **t, axis_name="t", cu_seqlens=offsets)[0]  # noqa: E731
+    offsets = jax.jit(lambda t, offsets: mapped(lambda t: cp(offsets)(t), mesh)(t))
+    for wrong in ([0, 30, 20, 48], [0, 30, 40, 47], [1, 30, 40, 48]):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="cu_seqlens"):
+            jax.block_until_ready(offsets(packed, jnp.asarray(wrong)))
+        with pytest.raises(ValueError, match="cu_seqlens: expected offsets that rise from 0 to the 48 tokens"):
+            mapped(cp(np.asarray(wrong)), mesh)(packed)
+    third = {name: x[..., :3, :] if name in "qkv" else x for name, x in tensors.items()}
+    for given, options, message in (
+            (tensors, {"token_ranges": [[(0, 12)]] * 3}, "token_ranges: expected a list for each of 4 ranks, got 3"),
+            (tensors, {"token_ranges": [[(0, 12)]] * 4}, "token_ranges: expected every token once"),
+            (tensors, {"token_ranges": [[(0, 13)], [(13, 24)], [(24, 36)], [(36, 48)]]}, "at most the 12 tokens"),
+            (tensors, {"token_ranges": [[(12, 0)]] * 4}, "token_ranges: expected begin <= end"),
+            (tensors, {"token_ranges": [[]] * 4}, "token_ranges: expected at least one token"),
+            (tensors, {"strategy": "ring"}, "strategy: expected one of"),
+            (tensors, {"exchange": "ring"}, "exchange: expected one of"),
+            (tensors | {"gv": -abs(tensors["v"])}, {}, "gv: expected none for each element of v"),
+            (tensors | {"beta": abs(tensors["v"])}, {}, "beta: expected none for each element of v"),
+            (tensors | {"initial_state": tensors["initial_state"][:1]}, {}, "initial_state: "),
+            ({n: x for n, x in third.items() if n in "qkv"}, {"strategy": "heads"}, "q: expected heads in a multiple")):
+        with pytest.raises(ValueError, match=message):
+            mapped(lambda t: cp_attention("gated_delta_rule", **t, axis_name="t", **options)[0], mesh)(given)  # noqa: B023
+    with pytest.raises(TypeError, match="token_ranges: expected a list of"):
+        mapped(lambda t: cp_attention("gated_delta_rule", **t, axis_name="t", token_ranges=[(0, 12)] * 4)[0],
+               mesh)(tensors)
+    x = {"x": np.ones((2, 8, 5), np.float32), "weight": np.ones((4, 4), np.float32)}
+    with pytest.raises(ValueError, match="weight: expected shape"):
+        mapped(lambda t: cp_short_convolution(**t, axis_name="t")[0], mesh)(x)
+
+
+def two_processes():
+    """Two devices in each of two processes, gloo between them."""
+    jax.config.update("jax_enable_x64", True)
+    assert jax.process_count() == 2 and len(jax.devices()) == 4
+    compare_attention("gated_delta_rule", offsets=PACKED, exchange="all_gather")
+    compare_attention("gla", ZIGZAG, exchange="doubling")
+    compare_attention("delta_rule", strategy="heads", H=4)
+    compare_convolution(4)
+
+
+@pytest.mark.parametrize("cases", [operators, layouts, gates, types, by_heads, convolutions, messages,
+                                   transformations, errors])
 def test_on_four_devices(cases):
     on_devices(cases)
+
+
+def test_in_two_processes():
+    in_processes(two_processes, devices=2)

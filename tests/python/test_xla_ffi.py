@@ -23,6 +23,6 @@ def test_layout_is_that_of_the_header(tmp_path):
 
 
 def test_handlers_are_those_that_are_registered():
-    assert set(_core.xla_handlers()) == {"forward", "backward", "step", "summarize", "summarize_backward",
+    assert set(_core.xla_handlers()) == {"forward", "backward", "step", "agree", "summarize", "summarize_backward",
                                          "convolution_forward", "convolution_backward", "norm_forward",
                                          "norm_backward"}

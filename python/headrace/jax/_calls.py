@@ -31,6 +31,9 @@ class Kind:
     folds: Mapping[str, int]  # of each array an axis along which nothing knows of its neighbours; or empty
 
 
+_PLACES = ("cu_seqlens", "span")  # what counts tokens, and is the same for all rows and heads
+
+
 def attributes_of(settings: Any, without: Sequence[str] = ()) -> dict:
     """The fields of a dataclass as attributes of custom calls."""
     kinds: dict = {str: str, float: np.float64, bool: np.int64, int: np.int64}
@@ -104,7 +107,7 @@ def mappable(kind, name, function, sums=()):
     """function(tensors, wide), which makes the custom call `name`, as XLA may divide it and vmap may map it.
 
     vmap makes one call of it with more rows; with more heads or channels, beside offsets, which take one row, and where
-    what has no rows is mapped; or a loop, where the offsets differ, and where there are no elements: results then have
+    what has no rows is mapped; or a loop, where offsets or spans differ, and where there are no elements: results then have
     their shapes though nothing runs. sums: the results that are sums over rows.
     """
     mapped_function = custom_vmap(partitioned(name, function, kind.labels))
@@ -113,11 +116,11 @@ def mappable(kind, name, function, sums=()):
     def rule(size, mapped, tensors):
         mapped = mapped[0]
         in_rows = "cu_seqlens" not in tensors and not any(mapped.get(n) or n in sums for n in kind.rowless)
-        if mapped.get("cu_seqlens") or size == 0 or not (in_rows or kind.folds):
+        if any(mapped.get(n) for n in _PLACES) or size == 0 or not (in_rows or kind.folds):
             rows = {n: x for n, x in tensors.items() if mapped[n]}
             values = jax.lax.map(lambda row: mapped_function({**tensors, **row}), rows)
         else:
-            alike = (*kind.rowless, "cu_seqlens") if in_rows else ("cu_seqlens",)
+            alike = (*kind.rowless, *_PLACES) if in_rows else _PLACES
             axis = (lambda n: 0) if in_rows else kind.folds.get
             folded = {n: x if n in alike else _fold(x, axis(n), mapped[n], size) for n, x in tensors.items()}
             values = {n: _unfold(x, axis(n), size) for n, x in mapped_function(folded).items()}
@@ -149,7 +152,8 @@ def with_gradients(names, forward, backward):
     def operator_backward(settings, residuals, d_outputs):
         tensors, kept, wanted = residuals
         wanted = _names(wanted.shape[1], names)
-        d_outputs = {f"d_{name}": x for name, x in d_outputs.items() if not isinstance(x, SymbolicZero)}
+        d_outputs = {f"d_{name}": x for name, x in d_outputs.items()
+                     if not isinstance(x, SymbolicZero) and x.dtype != jax.dtypes.float0}
         found = backward(settings, wanted, tensors, kept, d_outputs) if wanted and d_outputs else {}
         return ({name: found.get(name) for name in tensors},)
 

@@ -7,9 +7,10 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from headrace._arguments import DIFFERENTIABLE, INPUTS, count_sequences
-from headrace.jax._calls import Kind, attributes_of, custom_call, differentiable, gradients, mappable
+from headrace.jax._calls import Kind, attributes_of, custom_call, differentiable, gradients, mappable, vary_alike
 from headrace.jax._partition import Labels
 
 
@@ -27,12 +28,14 @@ class Settings:
     beta_form: str
     chunk: int
     state_v_first: bool
+    in_words: bool = False  # a forward leaves the message of an error among its results, as "words", and goes on
 
     def attributes(self) -> dict:
-        return attributes_of(self, without=("final_state",))
+        return attributes_of(self, without=("final_state", "in_words"))
 
 
 _STATES = ("initial_state", "final_state", "d_final_state", "states", "state", "d_initial_state")
+_WORDS = 32  # of an error's message, 4 bytes each
 
 
 def _labels(tensors: dict) -> dict[str, Labels]:
@@ -47,7 +50,7 @@ def _labels(tensors: dict) -> dict[str, Labels]:
     labels |= dict.fromkeys(("g", "beta"), ("rows", None, head, None))  # the last two have it or not
     labels |= dict.fromkeys(_STATES, (rows, head, None, None))
     labels |= {"transition": (rows, head, None, None), "g_gamma": (head,), "A_log": (head,)}
-    labels |= {"cu_seqlens": (None,), "span": (None,)}
+    labels |= {"cu_seqlens": (None,), "span": (None,), "words": ("rows", head, None)}
     if "dt_bias" in tensors:
         labels["dt_bias"] = (head if tensors["dt_bias"].size == HV else channels,)
     return labels
@@ -55,7 +58,7 @@ def _labels(tensors: dict) -> dict[str, Labels]:
 
 _OF_HEADS = ("g_gamma", "A_log", "dt_bias")
 _HEAD_AXIS = {name: 2 for name in ("q", "k", "v", "p", "g", "gv", "beta", "o", "d_o")}
-_HEAD_AXIS |= {name: 1 for name in (*_STATES, "transition")}
+_HEAD_AXIS |= {name: 1 for name in (*_STATES, "transition", "words")}
 _HEAD_AXIS |= {name: 0 for name in _OF_HEADS}
 KIND = Kind(INPUTS + ("d_o", "d_final_state", "states", "span"), DIFFERENTIABLE, _labels, _OF_HEADS, _HEAD_AXIS)
 
@@ -76,7 +79,14 @@ def _forward(settings, tensors, wide):
     results = [("o", v.shape, q.dtype)]
     if settings.final_state:
         results.append(("final_state", state_shape(settings, q, v, tensors.get("cu_seqlens")), state_dtype(q)))
-    return custom_call(KIND, "forward", settings.attributes(), tensors, results, ("o", "final_state"))
+    if settings.in_words:
+        results.append(_words(v))
+    return custom_call(KIND, "forward", settings.attributes(), tensors, results, ("o", "final_state", "words"))
+
+
+def _words(v):
+    """The message of an error, repeated for every row and head, so that the call may be divided along them."""
+    return "words", (v.shape[0], v.shape[2], _WORDS), jnp.int32
 
 
 def _backward(settings, wanted, tensors, wide):
@@ -116,12 +126,15 @@ def _summarize(settings, shape, tensors, wide):
     B, HV, K, V = k.shape[0], v.shape[2], k.shape[3], v.shape[3]
     sizes = {"K K": (K, K), "K": (K,), "1": ()}
     results = [] if shape is None else [("transition", (B, HV, *sizes[shape]), state_dtype(k))]
-    results.append(("state", (B, HV, K, V), state_dtype(k)))
-    return custom_call(KIND, "summarize", settings.attributes(), tensors, results, ("transition", "state"))
+    results += [("state", (B, HV, K, V), state_dtype(k)), _words(v)]
+    return custom_call(KIND, "summarize", settings.attributes(), tensors, results, ("transition", "state", "words"))
 
 
 def summarize(settings, shape, tensors):
-    """{"transition", "state"} of the tokens in `span`, without q; shape of each transition: "K K", "K", "1", None."""
+    """{"transition", "state", "words"} of the tokens in `span`, without q.
+
+    shape: what a transition is, "K K", "K" or "1" number; None: it is not wanted. words: the message of an error.
+    """
     return mappable(KIND, "summarize", partial(_summarize, settings, shape))(tensors)
 
 
@@ -135,3 +148,23 @@ def summarize_backward(settings, tensors):
     """The gradient of the state that enters the tokens in `span`; tensors hold d_o or d_final_state or both."""
     function = partial(_summarize_backward, settings)
     return mappable(KIND, "summarize_backward", function)(tensors)["d_initial_state"]
+
+
+def _agreement(head_axis: int) -> Kind:
+    labels: dict = {"x": tuple({0: "rows", head_axis: "heads"}.get(i) for i in range(4)), "words": (None, None)}
+    return Kind(("x", "words"), (), lambda tensors: labels, ("words",), {"x": head_axis, "words": 0})
+
+
+_AGREEMENTS = {axis: _agreement(axis) for axis in (1, 2)}
+
+
+def agreed(x, head_axis, words):
+    """x of four dimensions, if the words [ranks, words] of no rank say something; else an error that says the first."""
+    kind = _AGREEMENTS[head_axis]
+
+    def agree(tensors, wide):
+        x = tensors["x"]
+        return custom_call(kind, "agree", {"ranks": np.int64(words.shape[0])}, tensors, [("x", x.shape, x.dtype)],
+                           ("x",), in_place=("x",))
+
+    return mappable(kind, "agree", agree)(vary_alike({"x": x, "words": words}))["x"]

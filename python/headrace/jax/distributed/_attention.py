@@ -16,7 +16,7 @@ from jax import Array
 from headrace._arguments import DIFFERENTIABLE
 from headrace.jax import _primitive
 from headrace.jax._calls import vary_alike, with_gradients
-from headrace.jax.distributed._exchange import all_slots, doubled, folded
+from headrace.jax.distributed._exchange import agreed, all_slots, doubled, folded
 from headrace.jax.distributed._layout import Layout, own
 from headrace.jax.distributed._place import Place, Tensors
 
@@ -68,8 +68,11 @@ def _without(tensors: Tensors, *names: str) -> Tensors:
     return {name: x for name, x in tensors.items() if name not in (*names, "cu_seqlens", "initial_state")}
 
 
-def _summaries(plan: Plan, place: Place, tensors: Tensors) -> Tuple[Optional[Array], Array]:
-    """(M, R) [width, rows, ...] of this rank's slots that a state leaves, else 0; M of those that it also entered."""
+def _summaries(plan: Plan, place: Place, tensors: Tensors) -> Tensors:
+    """M ("transition") and R ("state") [width, rows, ...] of this rank's slots that a state leaves, else 0.
+
+    M of those that it also entered, and if the data decides it. "words": the message of an error.
+    """
     shape = plan.transition(tensors)
 
     def of_range(i: int) -> Tensors:
@@ -87,11 +90,10 @@ def _summaries(plan: Plan, place: Place, tensors: Tensors) -> Tuple[Optional[Arr
 
         whole = _or_zero(place.passes[i], passed, inputs["k"])
         begins = place.leaves[i] & ~place.passes[i]
-        return whole | {"state": whole["state"] + _or_zero(begins, begun, inputs["k"])["state"]}
+        return whole | {name: whole[name] + x for name, x in _or_zero(begins, begun, inputs["k"]).items()}
 
     found = [of_range(i) for i in range(plan.layout.width)]
-    stacked = {name: jnp.stack([x[name] for x in found]) for name in found[0]}
-    return stacked.get("transition"), stacked["state"]
+    return {name: jnp.stack([x[name] for x in found]) for name in found[0]}
 
 
 def _adjoints(plan: Plan, place: Place, tensors: Tensors, d_outputs: Tensors) -> Array:
@@ -129,20 +131,24 @@ def _exchanged(plan: Plan, place: Place, tensors: Tensors, M: Optional[Array], R
 
 def _forward(plan: Plan, tensors: Tensors) -> Tuple[Tensors, Tensors]:
     place = plan.place(tensors)
-    M, R = _summaries(plan, place, tensors)
+    summaries = _summaries(plan, place, tensors)
+    M = summaries.get("transition")
     if M is not None and plan.exchange == "all_gather":
         M = all_slots(plan.layout, plan.axis, M)
-    entering = _exchanged(plan, place, tensors, M, R, backwards=False)
+    entering = _exchanged(plan, place, tensors, M, summaries["state"], backwards=False)
     states = place.in_pieces(entering, place.enters, place.first, tensors.get("initial_state"), place.pieces.starts)
     found = _primitive.forward(plan.settings, place.local(tensors, TOKENS, {"initial_state": states}))
     outputs = {"o": place.unpadded(found["o"].reshape(tensors["v"].shape))}
     if plan.settings.final_state:
         outputs["final_state"] = place.of_sequences(place.states_of(found["final_state"]), place.pieces.stops)
-    return outputs, {"states": states} | ({} if M is None else {"M": M})
+    words = jnp.where(jnp.any(found["words"] != 0), found["words"].max((0, 1)), summaries["words"].max((0, 1, 2)))
+    words = jax.lax.all_gather(words, plan.axis)
+    return agreed(words, outputs), {"states": states, "words": words} | ({} if M is None else {"M": M})
 
 
 def _backward(plan: Plan, wanted: list, tensors: Tensors, kept: Tensors, d_outputs: Tensors) -> Tensors:
     place = plan.place(tensors)
+    d_outputs = agreed(kept["words"], d_outputs)
     if "d_o" in d_outputs:
         d_outputs = {**d_outputs, "d_o": place.unpadded(d_outputs["d_o"])}
     Dx = _adjoints(plan, place, tensors, d_outputs)

@@ -5,13 +5,15 @@ M: [..., K, K], [..., K] or [...] beside states [..., K, V]; docs/math.md, 9.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from functools import partial
+from typing import Any, Dict, Optional, Tuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from headrace.jax import _primitive
 from headrace.jax.distributed._layout import Layout, neighbours, own
 
 Maybe = Optional[Array]
@@ -36,6 +38,23 @@ def shifted(layout: Layout, axis: Any, x: Array, step: int) -> Array:
     for i, j, pairs in neighbours(layout, step):
         result[j] = result[j] + jax.lax.ppermute(x[i], axis, pairs)
     return jnp.stack(result)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _agreed(x: Array, head_axis: int, words: Array) -> Array:
+    return _primitive.agreed(x, head_axis, words)
+
+
+_agreed.defvjp(lambda x, head_axis, words: (_agreed(x, head_axis, words), words),
+               lambda head_axis, words, d_x: (_agreed(d_x, head_axis, words), np.zeros(words.shape, jax.dtypes.float0)))
+
+
+def agreed(words: Array, arrays: Dict[str, Array]) -> Dict[str, Array]:
+    """o, final_state and their gradients, if no rank has an error, words [ranks, words]; else every rank raises it.
+
+    A rank that raised alone would leave the others waiting in the next exchange.
+    """
+    return {name: _agreed(x, 2 if name in ("o", "d_o") else 1, words) for name, x in arrays.items()}
 
 
 def all_slots(layout: Layout, axis: Any, x: Array) -> Array:

@@ -81,13 +81,13 @@ def cp_attention(
     _one_of("exchange", exchange, _EXCHANGES)
     layout = _layout(axis_name, token_ranges, tensors["q"])
     if "cu_seqlens" in tensors:
-        tensors["cu_seqlens"] = offsets_of(tensors["cu_seqlens"], layout.total)
+        tensors["cu_seqlens"] = offsets_of(cu_seqlens, tensors["cu_seqlens"], layout.total)
         _check(settings, {**tensors, "cu_seqlens": _stand_in(tensors["cu_seqlens"], layout.tokens)})
     else:
         _check(settings, tensors)
     if state_v_first and "initial_state" in tensors:
         tensors["initial_state"] = jnp.swapaxes(tensors["initial_state"], 2, 3)
-    settings = dataclasses.replace(settings, state_v_first=False)
+    settings = dataclasses.replace(settings, state_v_first=False, in_words=True)
     tensors = _varying(tensors, axis_name)
     if strategy == "heads":
         outputs = by_heads(settings, layout, axis_name, tensors)
@@ -120,7 +120,7 @@ def cp_short_convolution(
     check_convolution(tensors, cu_seqlens if cu_seqlens is None else _array("cu_seqlens", cu_seqlens))
     layout = _layout(axis_name, token_ranges, tensors["x"])
     if cu_seqlens is not None:
-        tensors["cu_seqlens"] = offsets_of(_array("cu_seqlens", cu_seqlens), layout.total)
+        tensors["cu_seqlens"] = offsets_of(cu_seqlens, _array("cu_seqlens", cu_seqlens), layout.total)
     tensors = _varying(tensors, axis_name)
     x, W = tensors["x"], tensors["weight"].shape[1]
     place = Place(layout, axis_name, tensors.get("cu_seqlens"), x.shape[0])

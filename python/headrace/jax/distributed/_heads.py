@@ -12,6 +12,7 @@ from jax import Array
 from headrace.jax import _primitive
 from headrace.jax._calls import vary_alike
 from headrace.jax.distributed._attention import TOKENS
+from headrace.jax.distributed._exchange import agreed
 from headrace.jax.distributed._layout import Layout, pieces_of
 from headrace.jax.distributed._place import Tensors
 
@@ -40,7 +41,9 @@ def by_heads(settings: _primitive.Settings, layout: Layout, axis: Any, tensors: 
               (("g_gamma", 0), ("A_log", 0), ("dt_bias", 0), ("initial_state", 1)) if name in tensors}
     if "cu_seqlens" in tensors:
         whole["cu_seqlens"] = tensors["cu_seqlens"]
-    outputs = dict(_primitive.operator(settings, vary_alike(whole)))
+    found = dict(_primitive.operator(settings, vary_alike(whole)))
+    words = found.pop("words").max((0, 1))
+    outputs = agreed(jax.lax.all_gather(words, axis), found)
     o = outputs["o"]
     if not is_in_order:
         places = np.full(ranks * layout.tokens, -1)

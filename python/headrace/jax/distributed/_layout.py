@@ -128,16 +128,20 @@ def cuts_of(layout: Layout, cu_seqlens: Optional[Array], reverse: bool) -> Tuple
     return Cuts(enters, leaves, first, last), entered, left
 
 
-def offsets_of(cu_seqlens: Any, total: int) -> Array:
-    """Global offsets as i32 [N + 1]; of wrong ones a ValueError, or if traced -1, which the library refuses."""
+def offsets_of(given: Any, cu_seqlens: Array, total: int) -> Array:
+    """Global offsets as i32 [N + 1]; of wrong ones a ValueError, or if traced -1, which the library refuses.
+
+    given: what the caller gave, of which cu_seqlens is the array.
+    """
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 1 or not jnp.issubdtype(cu_seqlens.dtype, jnp.integer):
         raise ValueError("cu_seqlens: expected integers [N + 1] of at least 1 entry, got "
                          f"{cu_seqlens.dtype} of shape {list(cu_seqlens.shape)}")
-    offsets = jnp.asarray(cu_seqlens)
-    is_right = (offsets[0] == 0) & (offsets[-1] == total) & jnp.all(offsets[1:] >= offsets[:-1])
-    if not isinstance(is_right, jax.core.Tracer) and not is_right:
+    is_known = not isinstance(given, jax.core.Tracer)
+    offsets: Any = np.asarray(given) if is_known else cu_seqlens
+    is_right = (offsets[0] == 0) & (offsets[-1] == total) & (offsets[1:] >= offsets[:-1]).all()
+    if is_known and not is_right:
         raise ValueError(f"cu_seqlens: expected offsets that rise from 0 to the {total} tokens of all ranks, got "
-                         f"{np.asarray(offsets).tolist()}")
+                         f"{offsets.tolist()}")
     return jnp.where(is_right, offsets, -1).astype(jnp.int32)
 
 

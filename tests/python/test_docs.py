@@ -11,7 +11,7 @@ from headrace.integrations.transformers import disable
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md", "docs/distributed.md"])
 def test_blocks_run(page, capsys):
     text = (ROOT / page).read_text()
     blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))

@@ -1,4 +1,4 @@
-"""Calls of headrace.jax.distributed beside the same call on one device: what the tests run in processes of their own."""
+"""Calls of headrace.jax.distributed beside the same call on one device, which tests run in processes of their own."""
 
 import jax
 import jax.numpy as jnp

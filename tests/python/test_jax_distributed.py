@@ -2,6 +2,7 @@
 
 import re
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from cp_cases import (OPERATORS, PACKED, SCATTERED, TOKENS, UNEVEN, ZIGZAG, atte
                       compare_convolution)
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from on_devices import in_processes, on_devices
+from on_devices import free_port, in_processes, launch, on_devices, outputs
 
 import headrace.jax as hj
 from headrace.jax.distributed import cp_attention, cp_short_convolution
@@ -109,38 +110,46 @@ def messages():
 
 
 def mapped(function, mesh, **options):
-    """A call of `function` of this rank's tensors, whose first result has tokens."""
+    """`function` of a rank's tensors, whose result has tokens, as one of all tensors."""
     return lambda tensors: jax.shard_map(
         function, mesh=mesh, in_specs=({n: P(None, "t") if n in TOKENS else P() for n in tensors},),
         out_specs=P(None, "t"), **options)(tensors)
 
 
+def of_rank(**options):
+    return lambda tensors: cp_attention("gated_delta_rule", **tensors, axis_name="t", **options)[0]
+
+
+def whole(tensors):
+    return hj.attention("gated_delta_rule", **tensors)[0]
+
+
+def loss_of(function):
+    return lambda tensors: jnp.sum(jnp.sin(function(tensors)))
+
+
+def same(actual, expected):
+    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
+
+
 def transformations():
-    """vmap, scan and checkpoint of a call; heads that are left to XLA beside tokens that are not."""
+    """vmap of a call and of what a rank does, scan, checkpoint; heads that are left to XLA beside tokens."""
     jax.config.update("jax_enable_x64", True)
-    mesh = Mesh(np.array(jax.devices()), ("t",))
     tensors = attention_tensors("gated_delta_rule")
-    draw = np.random.default_rng(3)
-    scales = jnp.asarray(1 + draw.random(3))
-    one = lambda tensors: hj.attention("gated_delta_rule", **tensors)[0]  # noqa: E731
-    cp = mapped(lambda tensors: cp_attention("gated_delta_rule", **tensors, axis_name="t")[0], mesh)
+    mesh = Mesh(np.array(jax.devices()), ("t",))
+    scales = jnp.asarray(1 + np.random.default_rng(3).random(3))
 
     def scaled(function):
         return lambda t: jax.vmap(lambda s: function({**t, "q": t["q"] * s, "v": t["v"] * s}))(scales).sum(0)
-
-    def inside(function):  # vmap of what one rank does
-        return scaled(function)
 
     def repeated(function):
         body = jax.checkpoint(lambda t, _: ({**t, "v": jnp.tanh(function(t))}, None))
         return lambda t: jax.lax.scan(body, t, length=2)[0]["v"]
 
-    cases = [(scaled(cp), scaled(one)), (repeated(cp), repeated(one)),
-             (mapped(inside(lambda t: cp_attention("gated_delta_rule", **t, axis_name="t")[0]), mesh), scaled(one))]
-    for function, expected in cases:
-        for actual, x in zip(*(jax.tree.leaves(jax.jit(jax.value_and_grad(lambda t: jnp.sum(jnp.sin(f(t)))))(tensors))
-                               for f in (function, expected))):  # noqa: B023
-            np.testing.assert_allclose(actual, x, rtol=1e-10, atol=1e-12)
+    for cp, one in ((scaled(mapped(of_rank(), mesh)), scaled(whole)), (mapped(scaled(of_rank()), mesh), scaled(whole)),
+                    (repeated(mapped(of_rank(), mesh)), repeated(whole))):
+        same(*(jax.jit(jax.value_and_grad(loss_of(f)))(tensors) for f in (cp, one)))
 
     grid = Mesh(np.array(jax.devices()).reshape(2, 2), ("t", "heads"))
     axes = {"q": 2, "k": 2, "v": 2, "g": 2, "beta": 2, "initial_state": 1}
@@ -148,27 +157,19 @@ def transformations():
     for name, x in tensors.items():
         spec = ["t" if name in TOKENS and i == 1 else "heads" if i == axes[name] else None for i in range(x.ndim)]
         given[name] = jax.device_put(x, NamedSharding(grid, P(*spec)))
-    for strategy in ("summary", "heads"):
-        both = mapped(lambda t: cp_attention("gated_delta_rule", **t, axis_name="t", strategy=strategy)[0],  # noqa: B023
-                      grid, axis_names={"t"})
-        loss = lambda f: lambda t: jnp.sum(jnp.sin(f(t)))  # noqa: E731
-        if strategy == "heads":
-            given = {name: jax.device_put(x, NamedSharding(grid, P())) for name, x in tensors.items()}
-        compiled = jax.jit(jax.grad(loss(both))).lower(given).compile()
-        for name, x in compiled(given).items():
-            np.testing.assert_allclose(x, jax.grad(loss(one))(tensors)[name], rtol=1e-10, atol=1e-12)
-        if strategy == "summary":  # XLA gathers states of all heads for the messages, but nothing that has tokens
-            assert not re.findall(r"= \S*\[2,(?:24|48),\S* all-gather\(", compiled.as_text())
+    compiled = jax.jit(jax.grad(loss_of(mapped(of_rank(), grid, axis_names={"t"})))).lower(given).compile()
+    same(compiled(given), jax.grad(loss_of(whole))(tensors))
+    # XLA gathers the heads of states for the messages, but nothing that has tokens.
+    assert not re.findall(r"= \S*\[2,(?:24|48),\S* all-gather\(", compiled.as_text())
 
 
 def errors():
-    """What one rank finds, all ranks say at once, in gradients too; wrong arguments are errors while tracing."""
+    """What one rank finds, all ranks say at once, in gradients too."""
     mesh = Mesh(np.array(jax.devices()), ("t",))
     tensors = attention_tensors("gated_delta_rule", dtype=np.float32, H=4)
     for strategy in ("summary", "heads"):
-        function = mapped(lambda t: cp_attention("gated_delta_rule", **t, axis_name="t", strategy=strategy)[0],  # noqa: B023
-                          mesh)
-        for run in (jax.jit(function), jax.jit(jax.grad(lambda t: function(t).sum()))):  # noqa: B023
+        function = mapped(of_rank(strategy=strategy), mesh)
+        for run in (jax.jit(function), jax.jit(jax.grad(lambda t, f=function: f(t).sum()))):
             jax.block_until_ready(run(tensors))
             for token, value, rank in ((30, np.nan, 2), (47, 1.0, 3), (0, np.nan, 0)):
                 g = tensors["g"].copy()
@@ -179,31 +180,36 @@ def errors():
                     jax.block_until_ready(run({**tensors, "g": g}))
                 assert time.monotonic() - begin < 5
     packed = attention_tensors("gated_delta_rule", dtype=np.float32, B=1, N=3)
-    cp = lambda offsets: lambda t: cp_attention("gated_delta_rule", **t, axis_name="t", cu_seqlens=offsets)[0]  # noqa: E731
-    offsets = jax.jit(lambda t, offsets: mapped(lambda t: cp(offsets)(t), mesh)(t))
+    traced = jax.jit(lambda t, offsets: mapped(of_rank(cu_seqlens=offsets), mesh)(t))
     for wrong in ([0, 30, 20, 48], [0, 30, 40, 47], [1, 30, 40, 48]):
         with pytest.raises(jax.errors.JaxRuntimeError, match="cu_seqlens"):
-            jax.block_until_ready(offsets(packed, jnp.asarray(wrong)))
+            jax.block_until_ready(traced(packed, jnp.asarray(wrong)))
         with pytest.raises(ValueError, match="cu_seqlens: expected offsets that rise from 0 to the 48 tokens"):
-            mapped(cp(np.asarray(wrong)), mesh)(packed)
-    third = {name: x[..., :3, :] if name in "qkv" else x for name, x in tensors.items()}
-    for given, options, message in (
-            (tensors, {"token_ranges": [[(0, 12)]] * 3}, "token_ranges: expected a list for each of 4 ranks, got 3"),
-            (tensors, {"token_ranges": [[(0, 12)]] * 4}, "token_ranges: expected every token once"),
-            (tensors, {"token_ranges": [[(0, 13)], [(13, 24)], [(24, 36)], [(36, 48)]]}, "at most the 12 tokens"),
-            (tensors, {"token_ranges": [[(12, 0)]] * 4}, "token_ranges: expected begin <= end"),
-            (tensors, {"token_ranges": [[]] * 4}, "token_ranges: expected at least one token"),
-            (tensors, {"strategy": "ring"}, "strategy: expected one of"),
-            (tensors, {"exchange": "ring"}, "exchange: expected one of"),
-            (tensors | {"gv": -abs(tensors["v"])}, {}, "gv: expected none for each element of v"),
-            (tensors | {"beta": abs(tensors["v"])}, {}, "beta: expected none for each element of v"),
-            (tensors | {"initial_state": tensors["initial_state"][:1]}, {}, "initial_state: "),
-            ({n: x for n, x in third.items() if n in "qkv"}, {"strategy": "heads"}, "q: expected heads in a multiple")):
+            mapped(of_rank(cu_seqlens=np.asarray(wrong)), mesh)(packed)
+
+
+def wrong_arguments():
+    mesh = Mesh(np.array(jax.devices()), ("t",))
+    tensors = attention_tensors("gated_delta_rule", dtype=np.float32)
+    for change, options, message in (
+            ({}, {"token_ranges": [[(0, 12)]] * 3}, "token_ranges: expected a list for each of 4 ranks, got 3"),
+            ({}, {"token_ranges": [[(0, 12)]] * 4}, "token_ranges: expected every token once"),
+            ({}, {"token_ranges": [[(0, 13)], [(13, 24)], [(24, 36)], [(36, 48)]]}, "at most the 12 tokens"),
+            ({}, {"token_ranges": [[(12, 0)]] * 4}, "token_ranges: expected begin <= end"),
+            ({}, {"token_ranges": [[]] * 4}, "token_ranges: expected at least one token"),
+            ({}, {"strategy": "ring"}, "strategy: expected one of"),
+            ({}, {"strategy": "heads"}, "q: expected heads in a multiple of 4 ranks"),
+            ({}, {"exchange": "ring"}, "exchange: expected one of"),
+            ({"gv": -abs(tensors["v"])}, {}, "gv: expected none for each element of v"),
+            ({"beta": abs(tensors["v"])}, {}, "beta: expected none for each element of v"),
+            ({"initial_state": tensors["initial_state"][:1]}, {}, "initial_state: ")):
         with pytest.raises(ValueError, match=message):
-            mapped(lambda t: cp_attention("gated_delta_rule", **t, axis_name="t", **options)[0], mesh)(given)  # noqa: B023
+            mapped(of_rank(**options), mesh)(tensors | change)
     with pytest.raises(TypeError, match="token_ranges: expected a list of"):
-        mapped(lambda t: cp_attention("gated_delta_rule", **t, axis_name="t", token_ranges=[(0, 12)] * 4)[0],
-               mesh)(tensors)
+        mapped(of_rank(token_ranges=[(0, 12)] * 4), mesh)(tensors)
+    everywhere = {"mesh": mesh, "in_specs": P(), "out_specs": P(None, "t")}
+    with pytest.raises(ValueError, match="q: expected the tokens of this rank, got the same on all ranks along 't'"):
+        jax.shard_map(of_rank(), **everywhere)(tensors)
     x = {"x": np.ones((2, 8, 5), np.float32), "weight": np.ones((4, 4), np.float32)}
     with pytest.raises(ValueError, match="weight: expected shape"):
         mapped(lambda t: cp_short_convolution(**t, axis_name="t")[0], mesh)(x)
@@ -220,10 +226,21 @@ def two_processes():
 
 
 @pytest.mark.parametrize("cases", [operators, layouts, gates, types, by_heads, convolutions, messages,
-                                   transformations, errors])
+                                   transformations, errors, wrong_arguments])
 def test_on_four_devices(cases):
     on_devices(cases)
 
 
 def test_in_two_processes():
     in_processes(two_processes, devices=2)
+
+
+def test_example():
+    """Two processes learn what only what crosses the cut can tell: answers to questions in the other half."""
+    program = Path(__file__).parents[2] / "examples" / "jax_two_processes" / "recall.py"
+    address = f"localhost:{free_port()}"
+    lines = re.findall(r"step +(\d+) +loss ([\d.]+) +(\d+) %",
+                       outputs([launch([program, rank, 2, address]) for rank in range(2)], 120)[0])
+    losses, recalled = [float(x[1]) for x in lines], [int(x[2]) for x in lines]
+    assert [x[0] for x in lines] == ["0", "10", "20", "30", "40"]
+    assert losses[0] > 2 and losses[-1] < 0.2 and recalled[0] < 20 and recalled[-1] > 95

@@ -31,7 +31,10 @@ def _one_of(name: str, value: Any, names: Tuple[str, ...]) -> str:
     return value
 
 
-def _layout(axis_name: Any, token_ranges: Any, x: Array) -> Layout:
+def _layout(axis_name: Any, token_ranges: Any, name: str, x: Array) -> Layout:
+    """Of the ranks along the axis, each of which has its own x [B, T, ...]."""
+    if jax.typeof(jax.lax.axis_index(axis_name)).mat.varying - jax.typeof(x).mat.varying:  # which check_vma tells
+        raise ValueError(f"{name}: expected the tokens of this rank, got the same on all ranks along {axis_name!r}")
     return make_layout(token_ranges, jax.lax.axis_size(axis_name), x.shape[1])
 
 
@@ -79,7 +82,7 @@ def cp_attention(
                          state_v_first, output_final_state)
     _one_of("strategy", strategy, _STRATEGIES)
     _one_of("exchange", exchange, _EXCHANGES)
-    layout = _layout(axis_name, token_ranges, tensors["q"])
+    layout = _layout(axis_name, token_ranges, "q", tensors["q"])
     if "cu_seqlens" in tensors:
         tensors["cu_seqlens"] = offsets_of(cu_seqlens, tensors["cu_seqlens"], layout.total)
         _check(settings, {**tensors, "cu_seqlens": _stand_in(tensors["cu_seqlens"], layout.tokens)})
@@ -118,7 +121,7 @@ def cp_short_convolution(
     """
     tensors = convolution_tensors(x, weight, bias, initial_state)
     check_convolution(tensors, cu_seqlens if cu_seqlens is None else _array("cu_seqlens", cu_seqlens))
-    layout = _layout(axis_name, token_ranges, tensors["x"])
+    layout = _layout(axis_name, token_ranges, "x", tensors["x"])
     if cu_seqlens is not None:
         tensors["cu_seqlens"] = offsets_of(cu_seqlens, _array("cu_seqlens", cu_seqlens), layout.total)
     tensors = _varying(tensors, axis_name)

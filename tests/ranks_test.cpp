@@ -121,6 +121,10 @@ TEST(Ranks, RingsHandRoundingsOn) {
         expect_ring_gives_same_bits(forward + type, {0, 576, 1280, 1500});
         expect_ring_gives_same_bits(backward + type, {0, 192, 576, 1100});
     }
+    // Where the forward of the first or of the second rank goes on in double, and a backward does not.
+    const std::string reflections = "delta_rule:bwd t1000 h2 k128 v64 state=inout betas=2,2";
+    expect_ring_gives_same_bits(reflections, {0, 832, 896, 1000});
+    expect_ring_gives_same_bits(reflections, {0, 64, 896, 1000});
 }
 
 TEST(Ranks, ScansAreWithinTheBars) {
@@ -215,6 +219,11 @@ void expect_refused() {
     };
     const std::string beta = message(text + "32", lose_beta);
     EXPECT_EQ(beta.rfind("rank 2: beta: expected", 0), 0u) << beta;
+    const CallTensors made = harness::make_tensors(line_of(text + "32"));
+    const Call& call = made.call;
+    Way way(MPI_COMM_WORLD, call.op, call.options);
+    EXPECT_EQ(message_of([&] { way.backward(call.in, call.d_out, call.grads); }),
+              "rank 0: k: expected inputs as of the forward() before");
 }
 
 TEST(Ranks, CallsThatDoNotFitTogetherAreRefused) {

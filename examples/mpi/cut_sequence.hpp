@@ -6,6 +6,8 @@
 // With Options::reverse the communicator has the ranks in reverse: tokens run in the order of its ranks.
 #pragma once
 
+#include <optional>
+
 #include "exchange.hpp"
 
 namespace headrace_mpi {
@@ -34,6 +36,8 @@ class Cut {
             for (int i = sum->rank - 1; i >= 0; stride *= sum->shape[i--]) plain = plain && sum->strides[i] == stride;
             if (!plain) return {Code::unsupported, "gradients of parameters: expected contiguous f32 or f64"};
         }
+        const bool same_sizes = sizes_ == Layout(op_, in);
+        if (!same_sizes) return {Code::invalid_argument, "k: expected inputs as of the forward() before"};
         return check_forward(in, {});
     }
     static Status misplaced(const char* name, const char* where) {
@@ -63,6 +67,7 @@ class Cut {
     MPI_Comm comm_;
     Operator op_;
     Options options_;
+    std::optional<Layout> sizes_;  // of forward()
 };
 
 // All ranks summarise their tokens at once, each as a map of the state, and a prefix sum of the maps (MPI_Exscan) gives
@@ -74,6 +79,7 @@ class Scan : public Cut {
 
     void forward(Inputs in, const Outputs& out) {
         const Layout layout = begin(check_forward(in, out), in);
+        sizes_ = layout;
         summary_ = layout.message(), entering_ = layout.message();
         const Summary own = layout.views(summary_.data());
         Status status;
@@ -115,6 +121,7 @@ class Ring : public Cut {
 
     void forward(Inputs in, Outputs out) {
         const Layout sizes = begin(check_forward(in, out), in);
+        sizes_ = sizes;
         std::int64_t tokens = in.k.shape[1];
         MPI_Allreduce(MPI_IN_PLACE, &tokens, 1, MPI_INT64_T, MPI_SUM, comm_);
         whole_.tokens = sizes.N * tokens, whole_.longest = tokens;
@@ -146,6 +153,7 @@ class Ring : public Cut {
 
         bool same = false;  // whether a backward recomputes the bits of the states that forward() left
         agree(states_agree({op_, Direction::backward, in, {}, d_out, grads, {}, with(piece)}, &same), comm_);
+        same = same && entering_.is_of_floats();
         MPI_Allreduce(MPI_IN_PLACE, &same, 1, MPI_CXX_BOOL, MPI_LAND, comm_);
         if (!same) {
             const Outputs out = {{}, leaving.state_view};
@@ -172,6 +180,15 @@ class Ring : public Cut {
               roundings(static_cast<std::size_t>(sizes.N * sizes.HV * roundings_size(sizes.K))),
               state_view(state.data(), DType::f64, {sizes.N, sizes.HV, sizes.K, sizes.V}),
               roundings_view(roundings.data(), DType::f32, {sizes.N, sizes.HV, roundings_size(sizes.K)}) {}
+
+        // A forward of the delta rule in f32 may go on in double, which no backward does (states_agree).
+        bool is_of_floats() const {
+            const auto count = static_cast<std::size_t>(roundings_view.shape[2]);
+            for (std::size_t i = count; i <= roundings.size(); i += count) {
+                if (roundings[i - 1] > 512) return false;
+            }
+            return true;
+        }
     };
     enum Tag { here_it_is, gave_up };
 

@@ -88,6 +88,8 @@ struct Layout {
           K(in.k.shape[3]),
           V(in.v.shape[3]) {}
 
+    bool operator==(const Layout&) const = default;
+
     std::int64_t transition_numbers() const { return N * HV * (rank == 2 ? 1 : rank == 3 ? K : K * K); }
     std::int64_t numbers() const { return transition_numbers() + N * HV * K * V; }
 

@@ -157,7 +157,8 @@ def convolution(group, lengths, D, W, dtype, context_options, activation="silu",
     errors = {"y": squares(mine, local_tokens(y, context, rank), group),
               "d_x": squares(mine_d["x"], local_tokens(d["x"], context, rank), group)}
     if final:
-        errors["final_state"] = squares(last.detach(), torch.nan_to_num(local_rows(state.detach(), context, False)), group)
+        ends = torch.nan_to_num(local_rows(state.detach(), context, False))
+        errors["final_state"] = squares(last.detach(), ends, group)
     if initial:
         errors["d_initial_state"] = squares(
             mine_d["initial_state"], torch.nan_to_num(local_rows(d["initial_state"], context, True)), group)
@@ -229,7 +230,7 @@ def gathered(group, lengths, context_options):
 
 
 def bits(group, op, lengths, sizes, dtype, context_options, raw=False, options=None, final=True):
-    """The names of results and gradients of which a bit is another one than in one process; those of parameters are sums."""
+    """The names of results and gradients of which a bit is another one than in one process, parameters left out."""
     H, HV, K, V = sizes
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
     T, N, rank = int(offsets[-1]), len(lengths), dist.get_rank(group)

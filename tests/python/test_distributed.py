@@ -1,4 +1,4 @@
-"""Sequences cut over ranks beside one process: operators, cuts, packings, layouts and strategies, and every gradient."""
+"""Sequences cut over ranks beside one process: operators, cuts, packings, layouts, strategies, and every gradient."""
 
 import itertools
 
@@ -15,7 +15,8 @@ PACKINGS = {"one": [200], "several": [50, 0, 3, 100, 47], "blocks": [64, 64, 72]
 WAYS = [("ring", "auto"), ("heads", "auto"), ("summary", "all_gather"), ("summary", "doubling")]
 GATED = ("gated_delta_rule", "comba", "kda")
 REVERSIBLE = ("linear_attention", "retention", "simple_gla", "gla", "delta_rule")
-RANDOM = [[(60, 61), (0, 60)], [], [(150, 200), (61, 140)], [(140, 150), (200, 200)]]  # of 4 ranks: uneven, empty, out of order
+# Of 4 ranks: uneven, empty, out of order.
+RANDOM = [[(60, 61), (0, 60)], [], [(150, 200), (61, 140)], [(140, 150), (200, 200)]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,17 +74,18 @@ def test_any_cuts(op):
 
 def test_eight_ranks():
     """Chains of eight and sixteen pieces: three and four rounds of doubling."""
-    cases = [(op, [100, 11], (8, 8, 4, 4), torch.float64, {"strategy": strategy, "exchange": exchange, "layout": layout}, {},
-              {}) for op, layout in zip(("gla", "simple_gla", "retention", "kda", "comba"), ["contiguous", "zigzag"] * 3)
-             for strategy, exchange in WAYS]
+    pairs = zip(("gla", "simple_gla", "retention", "kda", "comba"), ["contiguous", "zigzag"] * 3)
+    cases = [(op, [100, 11], (8, 8, 4, 4), torch.float64,
+              {"strategy": strategy, "exchange": exchange, "layout": layout}, {}, {})
+             for op, layout in pairs for strategy, exchange in WAYS]
     check(cases, group(8).run(many, cases)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_types(dtype):
     """The bars of docs/numerics.md beside one process in float64 on the rounded inputs."""
-    cases = [(op, [300, 0, 84], (3, 6, 32, 32), dtype, {"strategy": strategy, "exchange": exchange, "layout": layout}, {},
-              {"raw": op == "kda"})
+    cases = [(op, [300, 0, 84], (3, 6, 32, 32), dtype,
+              {"strategy": strategy, "exchange": exchange, "layout": layout}, {}, {"raw": op == "kda"})
              for op in FUNCTIONS for (strategy, exchange), layout in zip(WAYS, ("contiguous", "zigzag") * 2)]
     check(cases, group(3).run(many, cases)[0], dtype)
 

@@ -40,8 +40,8 @@ def test_what_contexts_say():
     own = [[(199, 200)], [], [(0, 60), (100, 199)], [(60, 100)]]
     results = group(4).run(jobs.contexts, {"token_ranges": own})
     assert results[1][1:5] == ([0], [], [], [])
-    assert results[2][1:5] == ([0, 50, 50, 60, 90, 159], [True, True, True, False, True], [True, True, False, True, False],
-                               [0, 1, 2, 2, 3])
+    assert results[2][1:5] == ([0, 50, 50, 60, 90, 159], [True, True, True, False, True],
+                               [True, True, False, True, False], [0, 1, 2, 2, 3])
 
 
 def test_meshes():
@@ -86,7 +86,7 @@ STATE = 4 * K * V * RANKS  # one state in float32 of all heads, of which there a
 
 
 def sent(op, strategy, exchange="all_gather"):
-    """Forward and backward: (messages, payload) of each rank; every rank's status words are one for each message and rank."""
+    """Forward and backward: (messages, payload) of each rank. A status word stands before each message, and last ones behind."""
     results = group(RANKS).run(jobs.bytes_sent, op, strategy, exchange, K, V)
     for directions in results:
         for messages, _, status in directions:

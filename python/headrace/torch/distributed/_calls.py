@@ -1,4 +1,4 @@
-"""What the functions of headrace.torch do with a context: is it one, how does its strategy run, who hears of an error."""
+"""What the functions of headrace.torch do with a context: is it one, which strategy runs, who hears of an error."""
 
 from __future__ import annotations
 
@@ -75,13 +75,15 @@ def _arguments(context: CPContext, op: str, tensors: Sequence[Maybe], rest: Sequ
     if strategy == "summary":
         kept = _summary.kept_shape(described, context._kept[exchange][described.reverse])
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    return (op, *tensors, context._handle, context.cu_seqlens, final_state, recorded, *rest, strategy, exchange, entered,
-            kept)
+    return (op, *tensors, context._handle, context.cu_seqlens, final_state, recorded, *rest, strategy, exchange,
+            entered, kept)
 
 
 def convolve(context: CPContext, prepare: Callable[[], tuple]) -> Tuple[Tensor, Tensor]:
-    """(y, final state) of the short convolution: prepare() gives x, weight, bias, initial_state, None, whether there is a
-    final state, and the activation."""
+    """(y, final state) of the short convolution.
+
+    prepare() gives x, weight, bias, initial_state, None, whether there is a final state, and the activation.
+    """
     *tensors, _, final_state, activation = _guarded(context, "short_convolution forward", prepare)
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     y, state, _ = torch.ops.headrace.cp_convolution(

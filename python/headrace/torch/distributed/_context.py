@@ -1,4 +1,4 @@
-"""The context of a batch whose sequences are cut over the ranks of a group: who holds which tokens, and how to exchange."""
+"""The context of a batch whose sequences are cut over ranks: who holds which tokens, and how states are exchanged."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class CPContext:
         self._kept = {name: tuple(_summary.kept_count(self._layout, name, reverse) for reverse in (False, True))
                       for name in EXCHANGES[1:]}
         self._longest = max(self._layout.lengths)
-        self._chain = max((len(self._layout.sources(slot, False)) for slot in range(len(self._layout.slots))), default=0)
+        chains = (len(self._layout.sources(slot, False)) for slot in range(len(self._layout.slots)))
+        self._chain = max(chains, default=0)
         # The same on every rank, of every context of the same batch.
         self._digest = digest((offsets.tobytes(), ranges, conv1d_kernel_size, layout, strategy, exchange))
         self._number = next(_numbers)

@@ -47,10 +47,10 @@ def transfers(layout: Layout, W: int) -> List[Transfer]:
             if low >= high and not initial:
                 break
             low = min(low, high)
-            shift = W - slot.begin  # of a token's place to its column
-            result.append(Transfer(source, target, slice(low - held.begin + held.offset, high - held.begin + held.offset),
-                                   slice(low + shift, high + shift), held.piece + held.pieces - 1, initial,
-                                   slice(start - initial + shift, start + shift)))
+            local, column = held.offset - held.begin, W - slot.begin  # what is added to a token's place in the batch
+            result.append(Transfer(source, target, slice(low + local, high + local), slice(low + column, high + column),
+                                   held.piece + held.pieces - 1, initial,
+                                   slice(start - initial + column, start + column)))
     return result
 
 
@@ -61,7 +61,8 @@ def _wide(x: Tensor) -> torch.dtype:
 def _check(context: CPContext, x: Tensor, weight: Tensor, initial_state: Maybe) -> None:
     width, given, layout = weight.shape[1], context.conv1d_kernel_size, context._layout
     if given is not None and width != given:
-        raise ValueError(f"weight: expected [D, {given}] as conv1d_kernel_size of the context, got {list(weight.shape)}")
+        raise ValueError(f"weight: expected [D, {given}] as conv1d_kernel_size of the context, got shape "
+                         f"{list(weight.shape)}")
     tokens = layout.lengths[layout.rank]
     if x.shape[0] != 1 or x.shape[1] != tokens:
         raise ValueError(f"x: expected the {tokens} tokens of this rank in the context's batch, [1, {tokens}, D], got "

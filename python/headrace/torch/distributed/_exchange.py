@@ -1,4 +1,4 @@
-"""Messages between the ranks of one call. A status word stands before each, so that what fails on one rank fails on all.
+"""Messages between the ranks of one call, each behind a status word, so that what fails on one rank fails on all.
 
 Every rank ends a call with a closing word to every other one. A rank that fails sends an error word instead, which the
 others find wherever they wait for it; all of them then read on to the last word of the call, and raise the same error.
@@ -23,8 +23,8 @@ _TAG = 0x68726370  # of all our messages: others of the same group keep their ow
 _MESSAGE, _CLOSING, _ERROR, _LOST = range(4)
 _ERRORS: Sequence[Type[Exception]] = (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError)
 _FIELDS = 8
-_WORD = np.dtype([("call", "<i8"), ("kind", "<i4"), ("origin", "<i4"), ("label", "<i4", (3,)), ("form", "<i4"), ("bytes", "<i8"),
-                  ("error", "<i8"), ("fields", "<u8", (_FIELDS,)), ("text", "S400")])
+_WORD = np.dtype([("call", "<i8"), ("kind", "<i4"), ("origin", "<i4"), ("label", "<i4", (3,)), ("form", "<i4"),
+                  ("bytes", "<i8"), ("error", "<i8"), ("fields", "<u8", (_FIELDS,)), ("text", "S400")])
 STATUS_BYTES = _WORD.itemsize
 
 
@@ -85,7 +85,7 @@ def digest(value: Any) -> int:
 
 
 class Conversation:
-    """One call on all ranks: with Conversation(ranks, "kda forward", fields) as talk: talk.send(...), talk.receive(...).
+    """One call on all ranks: with Conversation(ranks, "kda forward") as talk: talk.send(...); talk.receive(...).
 
     fields: what has to be the same on every rank, by name. An exception inside is raised on all ranks.
     """
@@ -97,7 +97,8 @@ class Conversation:
         self.call, ranks.calls = ranks.calls, ranks.calls + 1
         self.others = [r for r in range(ranks.size) if r != ranks.rank]
         self.final: Dict[int, np.ndarray] = {}  # the last words of other ranks
-        self._waiting: Dict[Tuple[int, Label], List[Tuple[Tensor, int]]] = {}  # messages that came before they were asked for
+        # Messages that came before they were asked for, and those to this rank itself.
+        self._waiting: Dict[Tuple[int, Label], List[Tuple[Tensor, int]]] = {}
         self._sends: List[Tuple[int, Any, Tensor]] = []
         self.names: List[str] = []
         self.digests = np.zeros(_FIELDS, "<u8")

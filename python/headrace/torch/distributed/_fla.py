@@ -1,4 +1,4 @@
-"""Contexts that flash-linear-attention has built, which know their own rank only: the ranks tell each other the rest."""
+"""Contexts that flash-linear-attention has built. They know their own rank only: the ranks tell each other the rest."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _convert(context: Any) -> CPContext:
         for rank in range(ranks.size):
             talk.receive(rank, (0,), sizes[rank])
             if int(sizes[rank][0]) != tokens:
-                raise ValueError(f"cp_context: expected {tokens} tokens on every rank, got {int(sizes[rank][0])} on rank "
-                                 f"{rank}")
+                raise ValueError(f"cp_context: expected {tokens} tokens on every rank, got {int(sizes[rank][0])} on "
+                                 f"rank {rank}")
             others = torch.empty(int(sizes[rank][1]), dtype=torch.int64)
             talk.receive(rank, (1,), others)
             borders |= set(others.tolist())

@@ -96,7 +96,8 @@ class _Shares:
         given = {name: x for name, x in call.tensors.items() if x is not None and name not in TOKENS}
         whole_or_own = {**whole, **{name: self.cut(name, x, self.own) for name, x in given.items()
                                     if name != "initial_state"}}
-        return [*(whole_or_own.get(name) for name in DIFFERENTIABLE[:-1]), start, torch.from_numpy(self.layout.offsets)], whole
+        inputs = [*(whole_or_own.get(name) for name in DIFFERENTIABLE[:-1]), start]
+        return [*inputs, torch.from_numpy(self.layout.offsets)], whole
 
 
 def forward(talk: Conversation, call: Call, layout: Layout, o: Tensor, after: Maybe) -> None:

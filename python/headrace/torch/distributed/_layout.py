@@ -1,4 +1,4 @@
-"""Where the tokens of packed sequences lie on ranks: slots, the pieces of sequences in them, and what depends on what."""
+"""Where the tokens of packed sequences lie on ranks: slots, pieces of sequences in them, and what depends on what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call on one rank: the library on a part of its tokens and of its heads, tensors read and written where they lie."""
+"""One call on one rank: the library on a part of its tokens and heads, tensors read and written where they lie."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Heads = Tuple[int, int]  # key heads first to last - 1, and the value heads that
 Whole = Tuple[int, int, int, int]
 
 DELTA = ("delta_rule", "gated_delta_rule", "comba", "kda")
-_OF_KEY_HEADS, _OF_VALUE_HEADS, _OF_PARAMETERS = ("q", "k", "p"), ("v", "g", "gv", "beta"), ("g_gamma", "A_log", "dt_bias")
+_OF_KEY_HEADS, _OF_VALUE_HEADS = ("q", "k", "p"), ("v", "g", "gv", "beta")
+_OF_PARAMETERS = ("g_gamma", "A_log", "dt_bias")
 TOKENS = (*_OF_KEY_HEADS, *_OF_VALUE_HEADS)  # inputs [1, T, heads, ...]
 
 
@@ -119,7 +120,7 @@ class Call:
         return [*(None if x is None else self.cut(name, x, tokens, heads) for name, x in given), start, cu_seqlens]
 
 
-def check(call: Call, layout: Layout, cu_seqlens: Tensor) -> None:
+def check(call: Call, layout: Layout) -> None:
     """What has to hold before an output can be cut into parts; the library checks the rest."""
     tokens = layout.lengths[layout.rank]
     for name in TOKENS:
@@ -142,7 +143,6 @@ def check(call: Call, layout: Layout, cu_seqlens: Tensor) -> None:
     if state is not None and tuple(state.shape) != (layout.pieces, HV, K, V):
         raise ValueError(f"initial_state: expected shape {[layout.pieces, HV, K, V]}, a state for each piece of the "
                          f"rank, got {list(state.shape)} (keys first)")
-    assert len(cu_seqlens) == layout.pieces + 1
 
 
 def start_states(call: Call, part: Part, heads: Heads, state: Maybe) -> Maybe:
@@ -175,7 +175,7 @@ def forward(call: Call, part: Part, heads: Heads, start: Maybe, o: Tensor, after
 
 
 class Gradients:
-    """The gradients of a call's inputs, made part by part. Those of tokens are written once, of parameters summed up."""
+    """The gradients of a call's inputs, made part by part: those of tokens written once, of parameters summed up."""
 
     def __init__(self, call: Call, wanted: Sequence[int]) -> None:
         self.call, self.wanted = call, [DIFFERENTIABLE[i] for i in wanted]

@@ -8,8 +8,8 @@ from typing import Any, List, Optional
 
 import torch.distributed as dist
 
-# Seconds for a rank that lives to leave its note. Where a rank dies, others hear of it at one time; where one is silent,
-# they give up one after the other, as they have begun to wait.
+# Seconds for a rank that lives to leave its note. Where a rank dies, others hear of it at one time; where one is
+# silent, they give up one after the other, as they have begun to wait.
 _PATIENCE, _LONGEST, _SHARE = 0.25, 10.0, 0.25
 
 

@@ -67,7 +67,7 @@ def _forward(
     with Conversation(context._ranks, f"{op} forward") as talk:
         call = Call.of(op, (q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state),
                      (scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first), layout)
-        _local.check(call, layout, cu_seqlens)
+        _local.check(call, layout)
         talk.agree(_fields(context, call, strategy, (final_state, recorded)))
         o, state, states, transitions = _results(q, v, cu_seqlens, final_state, state_v_first, entered, kept, strategy)
         after = k_first(state.zero_(), state_v_first) if final_state else None

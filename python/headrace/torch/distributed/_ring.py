@@ -72,8 +72,8 @@ def _walk(talk: Conversation, call: Call, layout: Layout, reverse: bool, sweep: 
             mine = None if leaving is None else leaving.of(call.values(heads))
             if part.enters:
                 state = State.new(call, heads)
-                is_sent = _receive(talk, layout.slots[source].rank, (part.slot, number, sweep), state)
-                is_made = compute(part, heads, state if is_sent else None, mine)
+                has_come = _receive(talk, layout.slots[source].rank, (part.slot, number, sweep), state)
+                is_made = compute(part, heads, state if has_come else None, mine)
             if part.leaves:
                 _send(talk, layout.slots[target].rank, (target, number, sweep), mine if is_made else None)
 

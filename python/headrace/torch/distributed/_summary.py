@@ -117,7 +117,8 @@ class AllGather:
         kept, all_R = transitions.new(len(self.kept)), {}
         for slot in sorted({source for sources in self.sources.values() for source in sources}):
             R = all_R[slot] = call.new_states(1)[0]
-            self.talk.receive(self._rank(slot), (slot,), R, *([kept[self.kept.index(slot)]] if slot in self.kept else []))
+            also = [kept[self.kept.index(slot)]] if slot in self.kept else []
+            self.talk.receive(self._rank(slot), (slot,), R, *also)
         result = {}
         for slot, sources in self.sources.items():
             state = all_R[sources[-1]]

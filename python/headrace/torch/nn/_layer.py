@@ -59,7 +59,8 @@ class Layer(nn.Module):
         leaves the states alone and its outputs are zero. past_key_values: a Cache, from which the states come; with
         use_cache the states after hidden_states go there. kwargs: cu_seqlens [N + 1] of a ragged batch (B = 1), which
         goes before the mask, position_embeddings (LightningAttention), and cp_context: hidden_states are the rank's
-        tokens of a batch that is cut over ranks (headrace.torch.distributed), without mask and cache. Others are ignored.
+        tokens of a batch that is cut over ranks (headrace.torch.distributed), without mask and cache. Others are
+        ignored.
         There are no attention weights to output.
         """
         cp_context = kwargs.get("cp_context")

@@ -56,8 +56,8 @@ class ShortConvolution(nn.Conv1d):
         x, residual: [B, T, D]. mask [B, T]: inputs where it is 0 count as zeros. cache [N, D, W]: the inputs before x;
         where every sequence has one token and autograd is off it is updated in place (in a ragged batch not inside
         torch.compile), and is itself the second result, which is None without output_final_state.
-        cu_seqlens [N + 1]: a ragged batch, B = 1. chunk_indices and cu_seqlens_cpu are not needed. cp_context: of a batch
-        that is cut over ranks (headrace.torch.distributed); its cache has a row for each piece on the rank.
+        cu_seqlens [N + 1]: a ragged batch, B = 1. chunk_indices and cu_seqlens_cpu are not needed. cp_context: of a
+        batch that is cut over ranks (headrace.torch.distributed); the cache has a row for each piece on the rank.
         """
         if cu_seqlens is None and cu_seqlens_cpu is not None:
             raise ValueError("cu_seqlens_cpu: expected together with cu_seqlens, got it alone")

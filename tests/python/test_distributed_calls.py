@@ -86,7 +86,7 @@ STATE = 4 * K * V * RANKS  # one state in float32 of all heads, of which there a
 
 
 def sent(op, strategy, exchange="all_gather"):
-    """Forward and backward: (messages, payload) of each rank. A status word stands before each message, and last ones behind."""
+    """Forward and backward: (messages, payload) of each rank. Each message has a status word, each rank a last one."""
     results = group(RANKS).run(jobs.bytes_sent, op, strategy, exchange, K, V)
     for directions in results:
         for messages, _, status in directions:

@@ -15,8 +15,11 @@ FUNCTIONS = {"linear_attention": ht.fused_recurrent_simple_gla, "retention": ht.
 TOKENS = ("q", "k", "v", "p", "g", "gk", "gv", "beta")
 
 
-def problem(op, T, H, HV, K, V, sequences, dtype, seed=0, raw=False, state=True, resets=()):
-    """The tensors of the whole batch, the same on every rank: gates of -inf at the tokens `resets`."""
+def problem(op, T, H, HV, K, V, sequences, dtype, seed=0, raw=False, state=True, resets=(), reflects=False):
+    """The tensors of the whole batch, the same on every rank: gates of -inf at the tokens `resets`.
+
+    reflects: a beta of 2 and gates of nearly 0, with which a forward in float32 goes on in double after 512 tokens.
+    """
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*sizes):
@@ -38,6 +41,10 @@ def problem(op, T, H, HV, K, V, sequences, dtype, seed=0, raw=False, state=True,
         tensors["g_gamma"] = -torch.rand(HV, generator=draw, dtype=torch.float64) / 8
     if beta:
         tensors["beta"] = normal(1, T, HV) if raw else torch.sigmoid(normal(1, T, HV))
+    if reflects:
+        tensors["beta"].fill_(2)
+        if "g" in tensors:
+            tensors["g"].fill_(-1e-6)
     if state:
         tensors["initial_state"] = normal(sequences, HV, K, V)
     rest = torch.float64 if dtype == torch.float64 else torch.float32
@@ -229,7 +236,7 @@ def gathered(group, lengths, context_options):
     return context.token_ranges
 
 
-def bits(group, op, lengths, sizes, dtype, context_options, raw=False, options=None, final=True):
+def bits(group, op, lengths, sizes, dtype, context_options, raw=False, options=None, final=True, reflects=False):
     """The names of results and gradients of which a bit is another one than in one process, parameters left out."""
     H, HV, K, V = sizes
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
@@ -237,7 +244,7 @@ def bits(group, op, lengths, sizes, dtype, context_options, raw=False, options=N
     context = build_cp_context(offsets, group, **context_options)
     options = dict(options or {}) | ({"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True} if raw else {})
     reverse = options.get("reverse", False)
-    tensors = problem(op, T, H, HV, K, V, N, dtype, raw=raw)
+    tensors = problem(op, T, H, HV, K, V, N, dtype, raw=raw, reflects=reflects)
     draw = torch.Generator().manual_seed(9)
     weights = torch.randn(1, T, HV, V, generator=draw).to(dtype)
     final_weights = torch.randn(N, HV, K, V, generator=draw) if final else None

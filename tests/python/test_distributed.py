@@ -104,6 +104,15 @@ def test_cuts_at_multiples_of_64_change_no_bit(dtype, strategy):
         assert [(case, names) for case, names in zip(cases, results) if names] == []
 
 
+def test_forwards_that_go_on_in_double_change_no_bit():
+    """Reflections add up to 512 behind the first of two cuts; and states of chunks, which a backward does not compute anew."""
+    cases = [(op, [lengths], (3, 3, K, K), torch.float32, {"strategy": "ring"}, {"reflects": reflects})
+             for op, K, lengths, reflects in (("delta_rule", 64, 1152, True), ("gated_delta_rule", 64, 1920, True),
+                                              ("kda", 128, 384, False), ("simple_gla", 128, 384, False))]
+    for results in group(3).run(all_bits, cases):
+        assert [(case, names) for case, names in zip(cases, results) if names] == []
+
+
 def test_other_cuts_change_bits():
     """Without this the test above could compare something with itself."""
     case = ("gated_delta_rule", [384], (3, 3, 32, 16), torch.float32,

@@ -74,6 +74,8 @@ def _arguments(context: CPContext, op: str, tensors: Sequence[Maybe], rest: Sequ
     entered, kept = 0 if strategy == "heads" else context._entered[described.reverse], [0]
     if strategy == "summary":
         kept = _summary.kept_shape(described, context._kept[exchange][described.reverse])
+    elif strategy == "ring":
+        kept = [entered + context._entered[not described.reverse]]  # what enters against the order, leaves in it
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     return (op, *tensors, context._handle, context.cu_seqlens, final_state, recorded, *rest, strategy, exchange,
             entered, kept)

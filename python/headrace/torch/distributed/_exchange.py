@@ -155,6 +155,12 @@ class Conversation:
                 raise RuntimeError(f"expected message {label} from rank {rank}, got the end of its call")
             self._waiting.setdefault((rank, tuple(word["label"].tolist())), []).append((data, int(word["form"])))
 
+    def any(self, label: Label, flag: bool) -> bool:
+        """Whether the flag is set on one of the ranks."""
+        for rank in self.others:
+            self.send(rank, label, form=int(flag))
+        return any([self.take(rank, label)[1] for rank in self.others] + [flag])
+
     def _payload(self, rank: int, word: np.ndarray) -> Tensor:
         data = torch.empty(int(word["bytes"]), dtype=torch.uint8)
         if data.numel():

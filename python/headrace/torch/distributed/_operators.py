@@ -49,7 +49,7 @@ def _results(q: Tensor, v: Tensor, cu_seqlens: Tensor, final_state: bool, state_
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     count = cu_seqlens.shape[0] - 1
     if strategy == "ring":
-        kept = [entered, v.shape[2], _core.roundings_size(int(q.shape[3]))]
+        kept = [*kept, v.shape[2], _core.roundings_size(int(q.shape[3]))]
     state = q.new_empty(_state_shape(v, q, count, state_v_first) if final_state else (0,), dtype=dtype)
     return (torch.empty(v.shape, dtype=q.dtype, device=q.device), state,
             q.new_empty(_state_shape(v, q, entered, False), dtype=torch.float64 if strategy == "ring" else dtype),

@@ -6,7 +6,7 @@ multiple of 64 tokens of a sequence changes no bit. A state crosses in float64 w
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from headrace.torch.distributed._local import Call, Gradients, Heads, head_group
 Maybe = Optional[Tensor]
 
 _FLOAT32, _FLOAT64, _NOTHING = range(3)  # forms of a message
+_VOTE = -1  # the label of a question to all ranks, where others have a slot
+_IN_DOUBLE = 512  # of a state's last rounding: beyond, a forward in f32 has gone on in f64, which a backward does not
 
 
 class State(NamedTuple):
@@ -79,25 +81,32 @@ def _walk(talk: Conversation, call: Call, layout: Layout, reverse: bool, sweep: 
 
 
 class _Kept:
-    """The states that entered the rank's slots, and their roundings, as the forward left them for the backward."""
+    """What the forward leaves for the backward: states that entered the rank's slots, and the roundings of these and of
+    those that left."""
 
     def __init__(self, call: Call, layout: Layout, entered: Tensor, roundings: Tensor) -> None:
-        self.call, self.entered, self.roundings = call, entered, roundings
+        self.call, self.entered = call, entered
+        self.roundings, self.left_roundings = roundings.split([len(entered), len(roundings) - len(entered)])
         self.rows = {slot: row for row, slot in enumerate(layout.entered(call.reverse))}
+        self.left_rows = {slot: row for row, slot in enumerate(layout.left(call.reverse))}
 
-    def __getitem__(self, place: tuple) -> State:
+    def __getitem__(self, place: Tuple[Part, Heads]) -> State:
         part, heads = place
         row, values = self.rows[part.slot], self.call.values(heads)
         return State(self.entered[row : row + 1, values], self.roundings[row : row + 1, values])
 
-    def __setitem__(self, place: tuple, state: State) -> None:
+    def __setitem__(self, place: Tuple[Part, Heads], state: State) -> None:
         for target, x in zip(self[place], state):
             target.copy_(x)
+
+    def left(self, part: Part, heads: Heads) -> Tensor:
+        """The roundings [heads, R] of the state that left."""
+        return self.left_roundings[self.left_rows[part.slot], self.call.values(heads)]
 
 
 def forward(talk: Conversation, call: Call, layout: Layout, o: Tensor, after: Maybe, entered: Tensor,
             roundings: Tensor) -> None:
-    """Writes o, the states after pieces with which sequences end, where `after` is given, and those that enter."""
+    """Writes o, the states after pieces with which sequences end, where `after` is given, and what the backward needs."""
     kept = _Kept(call, layout, entered, roundings)
 
     def compute(part: Part, heads: Heads, state: Optional[State], leaving: Optional[State]) -> bool:
@@ -109,6 +118,8 @@ def forward(talk: Conversation, call: Call, layout: Layout, o: Tensor, after: Ma
         start = _local.start_states(call, part, heads, None if state is None else state.value)
         _local.forward(call, part, heads, start, o, last,
                        (None if state is None else state.roundings, None if leaving is None else leaving.roundings))
+        if leaving is not None:
+            kept.left(part, heads).copy_(leaving.roundings[0])
         return True
 
     _walk(talk, call, layout, call.reverse, 0, compute)
@@ -118,7 +129,7 @@ def backward(talk: Conversation, call: Call, layout: Layout, entered: Tensor, ro
              d_after: Maybe, gradients: Gradients) -> None:
     """The same against the order: adjoints leave where states entered."""
     kept = _Kept(call, layout, entered.clone(), roundings.clone())
-    _states_of_backward(talk, call, layout, kept, d_o, d_after, gradients)
+    _enter_as_one_backward(talk, call, layout, kept, d_o, d_after, gradients)
 
     def compute(part: Part, heads: Heads, d_state: Optional[State], d_leaving: Optional[State]) -> bool:
         state = None if d_leaving is None else kept[part, heads]
@@ -132,25 +143,30 @@ def backward(talk: Conversation, call: Call, layout: Layout, entered: Tensor, ro
     _walk(talk, call, layout, not call.reverse, 1, compute)
 
 
-def _states_of_backward(talk: Conversation, call: Call, layout: Layout, kept: _Kept, d_o: Maybe, d_after: Maybe,
-                        gradients: Gradients) -> None:
+def _enter_as_one_backward(talk: Conversation, call: Call, layout: Layout, kept: _Kept, d_o: Maybe, d_after: Maybe,
+                           gradients: Gradients) -> None:
     """Replaces the forward's states by those that one backward would recompute, where these have other bits."""
+
+    def arguments(part: Part, heads: Heads, entering: Optional[State]) -> Tuple[list, list, list]:
+        d_entered = call.new_states(1, heads, torch.float64) if part.enters else None
+        return gradients.arguments(part, heads, None if entering is None else entering.value, d_o,
+                                   call.new_states(1, heads, torch.float64), d_entered, d_after)
+
+    def differs(part: Part, heads: Heads) -> bool:
+        entering = kept[part, heads] if part.enters else None
+        return bool((kept.left(part, heads)[:, -1] > _IN_DOUBLE).any()) or not _core.states_agree(
+            call.op, *arguments(part, heads, entering), call.options, call.whole)
 
     def compute(part: Part, heads: Heads, state: Optional[State], leaving: Optional[State]) -> bool:
         if state is not None:
             kept[part, heads] = state
-        if leaving is None:
+        if leaving is None or (state is None and not differs(part, heads)):
             return False
         entering = kept[part, heads] if part.enters else None
-        d_entered = call.new_states(1, heads, torch.float64) if part.enters else None
-        arguments = gradients.arguments(part, heads, None if entering is None else entering.value, d_o,
-                                        call.new_states(1, heads, torch.float64), d_entered, d_after)
-        if _core.states_agree(call.op, *arguments, call.options, call.whole):
-            return False
-        call.run("backward_states", *arguments,
+        call.run("backward_states", *arguments(part, heads, entering),
                  [None if entering is None else entering.roundings, leaving.value, leaving.roundings])
         return True
 
-    _walk(talk, call, layout, call.reverse, 0, compute)
-
-
+    leaving = [part for part in layout.parts(call.reverse) if part.leaves]
+    if talk.any((_VOTE,), any(differs(part, call.all_heads()) for part in leaving)):
+        _walk(talk, call, layout, call.reverse, 0, compute)

@@ -23,8 +23,8 @@ command = runpy.run_path(str(ROOT / "examples" / "language_model" / "__main__.py
 TINY = ["--hidden", "32", "--heads", "2", "--layers", "2", "--length", "60", "--batch", "5", "--rate", "0.01",
         "--dtype", "f32"]
 STEPS = 9
-# Rounding of float32, which the optimizer's quotients magnify where gradients are near 0; bits per byte.
-LOSS_BAR, PARAMETER_BAR = 5e-6, 1e-4
+# Rounding of float32 in some hundred operations one after the other; losses are in bits per byte, 8 at the beginning.
+LOSS_BAR, PARAMETER_BAR = 5e-6, 2e-5
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +34,15 @@ def text_file(tmp_path_factory):
     return str(path)
 
 
-def training(text_file, ranks=0, operator="kda", steps=STEPS, more=(), kind=DistributedTraining, **mesh):
+def training(text_file, ranks=0, operator="kda", steps=STEPS, more=(), kind=DistributedTraining, eps=1e-3, **mesh):
+    """eps: of the optimizer. With its own, 1e-8, a first step is the sign of a gradient, also of a rounding error."""
     os.environ["WORLD_SIZE"] = str(ranks)
     sizes = [word for name, size in mesh.items() for word in (f"--{name}", str(size))]
     a = command["parse"](["--operator", operator, *TINY, "--text", text_file, "--steps", str(steps), *sizes, *more])
-    return kind(a, *split(load_text(text_file)))
+    run = kind(a, *split(load_text(text_file)))
+    for parameters in run.optimizer.param_groups:
+        parameters["eps"] = eps
+    return run
 
 
 def alone(text_file, operator="kda", steps=STEPS, run=None, more=()):
@@ -99,9 +103,9 @@ def bf16(ranks, text_file):
     return losses[0]
 
 
-def some_steps(ranks, text_file, folder, mesh, resume):
+def some_steps(ranks, text_file, folder, options, resume):
     """Three steps more, from the checkpoint and into it."""
-    run = training(text_file, ranks.size(), **mesh)
+    run = training(text_file, ranks.size(), **options)
     if resume:
         run.load(folder)
     for _ in range(3):
@@ -147,7 +151,7 @@ def test_checkpoints_of_four_two_and_three_processes(text_file, tmp_path):
 
 def test_torchrun(text_file, tmp_path):
     """The command goes on from a checkpoint of three processes, and prints its losses beside those of one."""
-    group(3).run(some_steps, text_file, str(tmp_path / "kda"), {"dp": 3}, False)
+    group(3).run(some_steps, text_file, str(tmp_path / "kda"), {"dp": 3, "eps": 1e-8}, False)
     process = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "examples/language_model", *TINY,
          "--text", text_file, "--out", str(tmp_path), "--sample", "5", "--cp", "2", "--steps", str(STEPS), "--resume",
@@ -165,7 +169,7 @@ def test_torchrun(text_file, tmp_path):
     assert process.returncode == 0, errors
     assert "in each of 2 processes" in printed and "after 3 earlier ones" in printed and "5 bytes in" in printed
     assert printed.count("million parameters") == 1 and (tmp_path / "kda_loss.png").exists()
-    assert float(printed.split(f"largest difference in {STEPS} steps: ")[1].split()[0]) < LOSS_BAR
+    assert float(printed.split(f"largest difference in {STEPS} steps: ")[1].split()[0]) < 20 * LOSS_BAR  # eps is 1e-8
 
 
 @pytest.mark.parametrize("ranks, options, message", [

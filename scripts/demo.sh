@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Five families at the shapes of real layers in one table; then a small language model, trained, sampled and timed.
+# Five families at the shapes of real layers in one table; then a small language model, at last on two processes.
 set -euo pipefail
 called_from=$PWD
 cd "$(dirname "$0")/.."
@@ -9,7 +9,7 @@ usage() {
     cat <<'TEXT'
 usage: bash scripts/demo.sh [OPTION...]
 About six minutes after the build: a table of five families, then a language model of bytes. Pictures, a sample and
-a checkpoint of the model go to build/demo.
+a checkpoint of the model go to build/demo. At the end two processes train it beside one.
 
   --operator NAME   of the language model: kda (default), gated_delta_rule, comba, gla, simple_gla or lightning_attn
   --text FILE       what it learns; by default the sources of this project
@@ -95,3 +95,6 @@ say "building the Python package headrace (the first time a few minutes)"
 quietly pip_install --no-deps .
 say "a language model of bytes"
 "$venv/bin/python" examples/language_model "${model[@]}"
+say "the same training on two processes, each with a part of the tokens, beside one process"
+OMP_NUM_THREADS=1 "$venv/bin/torchrun" --standalone --nproc-per-node 2 examples/language_model --cp 2 --steps 24 \
+    --sample 64 --dtype f32 --beside-one --out "$folder/ranks"

@@ -54,6 +54,7 @@ class DistributedTraining(Training):
         self.mesh = init_device_mesh("cpu", (a.dp * a.cp, a.tp), mesh_dim_names=("data", "tp"))
         self.parts = init_device_mesh("cpu", (a.dp, a.cp, a.tp), mesh_dim_names=("dp", "cp", "tp"))  # the same ranks
         self.rank, self.is_silent = dist.get_rank(), dist.get_rank() > 0
+        self.saved = None  # the steps of the last checkpoint
         super().__init__(a, text, held_out)
 
     def build(self):
@@ -99,6 +100,9 @@ class DistributedTraining(Training):
 
     def save(self, path):
         """A folder in the folder `path`, from which any number of ranks goes on; earlier ones are removed."""
+        if self.saved == self.steps:
+            return
+        self.saved = self.steps
         folder = Path(path) / f"step_{self.steps}"
         model, optimizer = get_state_dict(self.model, self.optimizer)
         if self.rank == 0:

@@ -8,8 +8,8 @@ cd "$(dirname "$0")/.."
 usage() {
     cat <<'TEXT'
 usage: bash scripts/demo.sh [OPTION...]
-About six minutes after the build: a table of five families, then a language model of bytes. Pictures, a sample and
-a checkpoint of the model go to build/demo. At the end two processes train it beside one.
+About six minutes after the build: a table of five families, then a language model of bytes, and a small one trained
+by one process and by two. Pictures, a sample and a checkpoint of the model go to build/demo.
 
   --operator NAME   of the language model: kda (default), gated_delta_rule, comba, gla, simple_gla or lightning_attn
   --text FILE       what it learns; by default the sources of this project
@@ -95,6 +95,6 @@ say "building the Python package headrace (the first time a few minutes)"
 quietly pip_install --no-deps .
 say "a language model of bytes"
 "$venv/bin/python" examples/language_model "${model[@]}"
-say "the same training on two processes, each with a part of the tokens, beside one process"
-OMP_NUM_THREADS=1 "$venv/bin/torchrun" --standalone --nproc-per-node 2 examples/language_model --cp 2 --steps 24 \
-    --sample 64 --dtype f32 --beside-one --out "$folder/ranks"
+say "a sequence in one process, and cut over two"
+OMP_NUM_THREADS=1 "$venv/bin/python" -m torch.distributed.run --standalone --nproc-per-node 2 examples/language_model \
+    --cp 2 --batch 1 --hidden 64 --layers 2 --steps 12 --sample 1 --dtype f32 --beside-one --out "$folder/ranks"

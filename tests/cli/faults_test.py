@@ -99,10 +99,10 @@ class Usage(Case):
     def test_numbers(self):
         wrong = ["99999999999999999999", "-99999999999999999999", "-1", "1.5"]
         no_numbers = ["nan", "inf", "-inf", "1e999", "1x", "0x10", "1_0", "1,5", " 1", "1 ", "", "x"]
-        real = {("run", "--scale"), ("run", "--lower-bound"), ("bench", "--min-seconds")}
+        real = {("run", "--scale"), ("run", "--lower-bound"), ("bench", "--min-seconds"), ("plan", "--gflops")}
         write_file(self.x, example("gla"))
         required = {"gen": ["gla:fwd", "--out", self.y], "run": ["gla", "--in", self.x, "--out", self.y],
-                    "check": ["gla:fwd", "t5"], "bench": ["gla:fwd", "t5"]}
+                    "check": ["gla:fwd", "t5"], "bench": ["gla:fwd", "t5"], "plan": ["gla:fwd", "t5"]}
         found = set()
         for command in re.findall(r"^  (\w+) ", self.headrace("--help").split("Subcommands:")[1], re.MULTILINE):
             page = self.headrace(command, "--help")
@@ -111,7 +111,7 @@ class Usage(Case):
                 found.add((command, option))
                 for value in no_numbers + (wrong if (command, option) not in real else []):
                     self.refused(f"{option}: expected a ", command, *required[command], option, value)
-        self.assertTrue(real <= found and len(found) == 11, found)
+        self.assertTrue(real <= found and len(found) == 12, found)
         self.refused("--min-seconds", "bench", "gla:fwd", "--min-seconds", "-1")
 
     def test_words_of_problems(self):

@@ -39,10 +39,10 @@ def summary_of(op, tensors, options=None, states=1):
 @pytest.mark.parametrize("op", OPERATORS)
 def test_pieces_give_the_states_of_the_whole(problem, op, dtype):
     """Three pieces summarised, composed and applied, against the recurrence over all tokens."""
-    tensors = problem(op, B=1, T=151, H=1, HV=2, K=64, V=32, dtype=dtype, state=True)
+    tensors = problem(op, B=1, T=100, H=1, HV=2, K=64, V=32, dtype=dtype, state=True)
     wide = {name: x.double() for name, x in tensors.items()}
     o, final = recurrence(op, **wide)
-    cuts = [0, 33, 96, 151]
+    cuts = [0, 33, 66, 100]
     before = tensors.pop("initial_state")
     first, second, third = (summary_of(op, part(tensors, a, b)) for a, b in zip(cuts, cuts[1:]))
     both, left, right = ([None if x is None else torch.empty_like(x) for x in first] for _ in range(3))
@@ -60,13 +60,13 @@ def test_pieces_give_the_states_of_the_whole(problem, op, dtype):
 @pytest.mark.parametrize("op", OPERATORS)
 def test_adjoints_of_pieces_give_that_of_the_whole(problem, op, reverse):
     """d_initial_state of two pieces, the second's handed on as M^T D + Dx."""
-    tensors = problem(op, B=1, T=100, H=1, HV=2, K=32, V=16, state=True)
+    tensors = problem(op, B=1, T=60, H=1, HV=2, K=32, V=16, state=True)
     before = tensors.pop("initial_state").requires_grad_()
     o, final = recurrence(op, **tensors, initial_state=before, reverse=reverse)
     d_o, d_final = torch.randn_like(o), torch.randn_like(final)
     (expected,) = torch.autograd.grad([o, final], before, [d_o, d_final])
     options = _core.Options(reverse=reverse)
-    pieces = [(0, 41), (41, 100)]
+    pieces = [(0, 41), (41, 60)]
     early, late = reversed(pieces) if reverse else pieces
 
     def adjoint(tokens, d_final_state):

@@ -137,28 +137,33 @@ def with_gradients(names, forward, backward):
     those by outputs that matter, d_NAME.
     """
     @partial(jax.custom_vjp, nondiff_argnums=(0,))
-    def operator(settings, tensors):
-        return forward(settings, tensors)[0]
+    def both(settings, tensors):
+        return forward(settings, tensors)
 
-    def operator_forward(settings, tensors):
+    def both_forward(settings, tensors):
         values = {name: x.value for name, x in tensors.items()}
         perturbed = [name for name in names if name in tensors and tensors[name].perturbed]
-        outputs, kept = forward(settings, values)
+        outputs, kept = both(settings, values)
         # Which gradients are wanted travels to the backward as the shape of an array without elements. JAX keeps the
         # shapes of residuals with each trace of this function, but of their tree (None, static nodes, which are inputs)
         # only that of the last trace: a tree that depends on `perturbed` would give one gradient's names to another.
-        return outputs, (values, kept, np.empty((0, _bits(perturbed, names)), bool))
+        return (outputs, kept), (values, kept, np.empty((0, _bits(perturbed, names)), bool))
 
-    def operator_backward(settings, residuals, d_outputs):
+    def both_backward(settings, residuals, d_both):
         tensors, kept, wanted = residuals
         wanted = _names(wanted.shape[1], names)
-        d_outputs = {f"d_{name}": x for name, x in d_outputs.items()
+        d_outputs = {f"d_{name}": x for name, x in d_both[0].items()
                      if not isinstance(x, SymbolicZero) and x.dtype != jax.dtypes.float0}
         found = backward(settings, wanted, tensors, kept, d_outputs) if wanted and d_outputs else {}
         return ({name: found.get(name) for name in tensors},)
 
-    operator.defvjp(operator_forward, operator_backward, symbolic_zeros=True)
-    return jax.jit(operator, static_argnums=0)
+    both.defvjp(both_forward, both_backward, symbolic_zeros=True)
+
+    @partial(jax.jit, static_argnums=0)
+    def operator(settings, tensors):
+        return both(settings, tensors)[0]
+
+    return operator
 
 
 def differentiable(kind, names, forward, backward):

@@ -17,7 +17,8 @@ from headrace._arguments import INPUTS, OPTIONS
 B, T, H, HV, K, V = 1, 19, 2, 4, 16, 8
 RAGGED = [0, 7, 7, 19]
 NAMES = [name for name in ht.__all__ if name.startswith(("chunk_", "fused_"))]
-FUNCTIONS = [getattr(ht, name) for name in NAMES] + [getattr(hj, name) for name in hj.__all__] + \
+AROUND = ("rms_norm_gated", "short_convolution")  # of headrace.jax: test_jax_layers.py
+FUNCTIONS = [getattr(ht, name) for name in NAMES] + [getattr(hj, name) for name in hj.__all__ if name not in AROUND] + \
             [function for _, function in inspect.getmembers(hn, inspect.isfunction)
              if function.__module__ == hn.__name__ and not function.__name__.startswith("_") and function is not hn.bind]
 _OPERATORS = {"gla": "gla", "simple_gla": "simple_gla", "retention": "retention", "lightning_attn": "retention",

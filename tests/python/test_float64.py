@@ -156,7 +156,7 @@ CONVOLUTION = {"x": (2, 9, D), "weight": (D, W), "bias": (D,), "initial_state": 
 NORM = {"x": (5, D), "g": (5, D), "weight": (D,), "residual": (5, D)}
 AROUND = {
     ht.short_convolution: (CONVOLUTION, {"output_final_state": True, "activation": "silu",
-                                         "cu_seqlens": torch.tensor([0, 4, 9])}),
+                                         "cu_seqlens": torch.tensor([0, 4, 9]), "cp_context": None}),
     ht.rms_norm_gated: (NORM, {"bias": None, "activation": "sigmoid", "prenorm": True, "residual_in_fp32": False,
                                "eps": 0.1}),
     ht.short_convolution_step: ({"x": (2, D), "state": (2, D, W), "weight": (D, W), "bias": (D,)},

@@ -9,7 +9,7 @@ import time
 from datetime import timedelta
 from multiprocessing.connection import wait
 
-DEADLINE = 100  # seconds for one job, on a machine that is busy with other things
+DEADLINE = 240  # seconds for one job, on a machine that is busy with other things
 _methods = multiprocessing.get_context("forkserver")
 # What every rank would import by itself, some of it where a layer or an optimizer first needs it.
 _methods.set_forkserver_preload(["headrace.torch.distributed", "headrace.torch.nn", "pytest", "matplotlib.pyplot",
@@ -106,6 +106,7 @@ class Group:
         results = self.results(deadline)
         for rank, result in enumerate(results):
             if isinstance(result, Failed):
+                self.close()  # ranks may wait for one another: the next test gets a new group
                 raise AssertionError(f"rank {rank}: {result}")
         return results
 
@@ -134,7 +135,7 @@ def group(size):
     """The group of this size that tests share."""
     found = _groups.get(size)
     if found is None or not all(process.is_alive() for process in found.processes):
-        found = _groups[size] = Group(size)
+        found = _groups[size] = Group(size, timeout=180)
     return found
 
 

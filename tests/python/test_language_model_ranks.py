@@ -158,7 +158,7 @@ def test_torchrun(text_file, tmp_path):
          "--beside-one"], env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, cwd=ROOT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        printed, errors = process.communicate(timeout=100)
+        printed, errors = process.communicate(timeout=240)
     finally:
         if process.poll() is None:
             process.terminate()  # torchrun ends its processes, which have groups of their own

@@ -298,9 +298,10 @@ def test_structs_are_those_of_the_header(name, struct):
     header = (ROOT / "include" / "headrace" / "headrace.h").read_text()
     body = re.search(rf"typedef struct headrace_{name} {{(.*?)}} headrace_{name};", header, re.DOTALL)[1]
     code = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)
-    fields = re.findall(r"^\s*(void\*|const char\*|\w+) (\w+)(\[4\])?;", code, re.MULTILINE)
+    fields = re.findall(r"^\s*(void\*|const \w+\*|\w+) (\w+)(\[4\])?;", code, re.MULTILINE)
     types_of = {"void*": ctypes.c_void_p, "const char*": ctypes.c_char_p, "int32_t": ctypes.c_int32,
-                "int64_t": ctypes.c_int64, "double": ctypes.c_double, "headrace_tensor": _library._Tensor}
+                "int64_t": ctypes.c_int64, "double": ctypes.c_double, "headrace_tensor": _library._Tensor,
+                "const headrace_piece*": ctypes.c_void_p}
     expected = [(field, types_of[kind] * 4 if several else types_of[kind]) for kind, field, several in fields]
     assert [(field, kind) for field, kind in struct._fields_] == expected and expected
 

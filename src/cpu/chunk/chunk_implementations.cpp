@@ -21,27 +21,10 @@ class ChunkImplementation : public IsaImplementation {
     std::string refusal(const Problem& problem, const Machine& machine) const override {
         if (problem.value_gate) return "the chunk form has no value-side gate (gv)";
         if (problem.elementwise_beta) return "the chunk form needs one beta per token";
-        if (rests_on_few_sums(problem)) {
-            return "so few tokens and heads rest on single sums, which the recurrent form computes in double";
-        }
-        // A chunk erases the state through differences. With few key channels next to nothing remains, and what remains
-        // would be rounding errors: a chunk of 32 random unit keys leaves about e^{-24 / K} of the state.
-        if (problem.rule == Rule::delta && problem.K < fewest_delta_channels) {
-            return "the delta rule in chunks needs at least 16 key channels to stay accurate";
-        }
-        // Operands rounded to bf16 stay within the bars because long sums average the roundings.
-        const int channels = problem.rule == Rule::delta ? 64 : 32;
-        if (isa_.bf16_only && (problem.K < channels || problem.V < 32 || problem.whole.longest < 32)) {
-            return "bf16 dot products need at least " + std::to_string(channels) +
-                   " key channels, 32 value channels and 32 tokens, to average their roundings";
-        }
         if (isa_.bf16_only && few_gate_sums(problem)) {
             return "gate gradients of fewer than 8 heads and sequences rest on too few sums to average bf16 roundings";
         }
-        if (isa_.bf16_only && problem.direction == Direction::backward && !problem.d_out.d_o.given()) {
-            return "a gradient through the final state alone may rest on a few tokens, too few to average bf16 roundings";
-        }
-        return machine_refusal(problem, machine);
+        return chunk_refusal(problem, machine);
     }
     std::string yields(const Problem& problem) const override {
         return recurrent_form_is_faster(problem, isa_.bf16_only);

@@ -16,24 +16,7 @@ class ChunkSummary : public IsaImplementation {
     ChunkSummary(const Isa& isa, Direction direction) : IsaImplementation(isa, "chunk.summary"), direction_(direction) {}
     bool serves(Direction direction) const override { return direction == direction_; }
 
-    // As of the forward and backward in the chunk form, for the same reasons.
-    std::string refusal(const Problem& problem, const Machine& machine) const override {
-        if (rests_on_few_sums(problem)) {
-            return "so few tokens and heads rest on single sums, which the recurrent form computes in double";
-        }
-        if (problem.rule == Rule::delta && problem.K < fewest_delta_channels) {
-            return "the delta rule in chunks needs at least 16 key channels to stay accurate";
-        }
-        const int channels = problem.rule == Rule::delta ? 64 : 32;
-        if (isa_.bf16_only && (problem.K < channels || problem.V < 32 || problem.whole.longest < 32)) {
-            return "bf16 dot products need at least " + std::to_string(channels) +
-                   " key channels, 32 value channels and 32 tokens, to average their roundings";
-        }
-        if (isa_.bf16_only && problem.runs_backward() && !problem.d_out.d_o.given()) {
-            return "a gradient through the final state alone may rest on a few tokens, too few to average bf16 roundings";
-        }
-        return machine_refusal(problem, machine);
-    }
+    std::string refusal(const Problem& problem, const Machine& machine) const override { return chunk_refusal(problem, machine); }
     std::string yields(const Problem& problem) const override {
         return recurrent_summary_is_faster(problem);
     }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cpu/plumbing/args.hpp"
+#include "cpu/plumbing/blocking.hpp"
 #include "cpu/plumbing/isa_list.hpp"
 
 namespace headrace::cpu {
@@ -20,6 +21,28 @@ class IsaImplementation : public Implementation {
             return std::string("computes bf16 inputs, these are ") + name_of(problem.dtype);
         }
         return {};
+    }
+
+    // Of the chunk form, which summaries share.
+    std::string chunk_refusal(const Problem& problem, const Machine& machine) const {
+        if (rests_on_few_sums(problem)) {
+            return "so few tokens and heads rest on single sums, which the recurrent form computes in double";
+        }
+        // A chunk erases the state through differences. With few key channels next to nothing remains, and what remains
+        // would be rounding errors: a chunk of 32 random unit keys leaves about e^{-24 / K} of the state.
+        if (problem.rule == Rule::delta && problem.K < fewest_delta_channels) {
+            return "the delta rule in chunks needs at least 16 key channels to stay accurate";
+        }
+        // Operands rounded to bf16 stay within the bars because long sums average the roundings.
+        const int channels = problem.rule == Rule::delta ? 64 : 32;
+        if (isa_.bf16_only && (problem.K < channels || problem.V < 32 || problem.whole.longest < 32)) {
+            return "bf16 dot products need at least " + std::to_string(channels) +
+                   " key channels, 32 value channels and 32 tokens, to average their roundings";
+        }
+        if (isa_.bf16_only && problem.runs_backward() && !problem.d_out.d_o.given()) {
+            return "a gradient through the final state alone may rest on a few tokens, too few to average bf16 roundings";
+        }
+        return machine_refusal(problem, machine);
     }
 
     // Scratch memory of every thread in one block.

@@ -258,7 +258,7 @@ struct RecurrentKernel {
         });
     }
     void end_roundings(std::int64_t n, std::int64_t head, int first) const {
-        if (first == 0) reflections.end(args, n, head);
+        if (first == 0 && args.final_roundings.given) reflections.end(args, n, head);
     }
     void prefetch(const ChunkRange& range, std::int64_t head, int first, int count) {
         int blocks = 0;

@@ -120,6 +120,12 @@ stage_python() {
     local launcher=(env -u OMP_WAIT_POLICY)  # as a user's process has it
     mapfile -t alone < <(grep -l "pytest.mark.alone" tests/python/test_*.py)
     python_tests "python: tests that measure" -m alone "${alone[@]}"
+    local networks=(timeout 300 "$venv/bin/python" tests/python/two_networks.py) reason
+    if reason=$("${networks[@]}" --possible 2>&1); then
+        step "python: two ranks in two networks" "${networks[@]}"
+    else
+        printf '%-44s not run: %s\n' "python: two ranks in two networks" "$reason"
+    fi
 }
 
 stage_clang() {
@@ -161,7 +167,7 @@ stage_aarch64() {
     step "aarch64: random problems, seed $seed" "${headrace[@]}" check --random 300 --seed "$seed"
 }
 
-install_missing "${build_packages[@]}" clang libomp-dev llvm libgtest-dev pkg-config libmpich-dev mpich \
+install_missing "${build_packages[@]}" clang libomp-dev llvm libgtest-dev pkg-config libmpich-dev mpich iproute2 \
     "${python_packages[@]}"
 # Clang's sanitizer run-time is a package of its own in newer releases, named after clang's version.
 runtime=libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev

@@ -225,4 +225,15 @@ inline void raise(const Status& status) {
     throw nb::value_error(status.message().c_str());
 }
 
+// The interpreter is free while body() runs, whose Status is raised.
+template <typename Body>
+void run(const Body& body) {
+    Status status;
+    {
+        const nb::gil_scoped_release release;
+        status = body();
+    }
+    raise(status);
+}
+
 }  // namespace headrace::python

@@ -10,17 +10,6 @@
 namespace headrace::python {
 namespace {
 
-// The interpreter is free while body() runs.
-template <typename Body>
-void run(const Body& body) {
-    Status status;
-    {
-        const nb::gil_scoped_release release;
-        status = body();
-    }
-    raise(status);
-}
-
 struct Convolution {
     Arrays arrays;
     ConvolutionInputs in;

@@ -52,13 +52,8 @@ void run_piece(const char* direction_name, const char* op, const nb::list& input
                                   {"d_initial_roundings", &p.d_initial_roundings}});
     }
     if (!states) return r.run();
-    Status status;
-    {
-        const nb::gil_scoped_release release;
-        const Call& c = r.call;
-        status = backward_states(c.op, c.in, c.d_out, c.grads, {{}, final_state}, c.options);
-    }
-    raise(status);
+    const Call& c = r.call;
+    run([&] { return backward_states(c.op, c.in, c.d_out, c.grads, {{}, final_state}, c.options); });
 }
 
 }  // namespace

@@ -54,14 +54,8 @@ struct Request {
     void summary(const nb::list& summary) {
         arrays.read(summary, {{"transition", &call.summary.transition}, {"state", &call.summary.state}});
     }
-    // The interpreter is free while this runs.
     void run() {
-        Status status;
-        {
-            const nb::gil_scoped_release release;
-            status = result_of(call);
-        }
-        raise(status);
+        python::run([this] { return result_of(call); });
     }
 
   private:

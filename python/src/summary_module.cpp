@@ -7,17 +7,6 @@
 namespace headrace::python {
 namespace {
 
-// The interpreter is free while body() runs.
-template <typename Body>
-void run(const Body& body) {
-    Status status;
-    {
-        const nb::gil_scoped_release release;
-        status = body();
-    }
-    raise(status);
-}
-
 void summarize_piece(const char* op, const nb::list& inputs, const nb::list& summary, const Options& options) {
     Request r(op, Direction::summarize, options);
     r.inputs(inputs);

@@ -51,7 +51,10 @@ struct Request {
     OutputGradients d_out;
     TensorView states, span;
     bool state_v_first;
+    Piece piece;
 
+    Request(const Request&) = delete;  // options.piece points into it
+    Request& operator=(const Request&) = delete;
     explicit Request(const CallFrame& frame) : attributes(frame.attributes), options(options_of(attributes)) {
         const std::optional<Operator> named = operator_named(attributes.text("op"));
         if (!named) throw std::runtime_error("headrace: expected the name of an operator");
@@ -61,6 +64,10 @@ struct Request {
              {&in.q, &in.k, &in.v, &in.p, &in.g, &in.gv, &in.g_gamma, &in.beta, &in.A_log, &in.dt_bias,
               &in.initial_state, &in.cu_seqlens, &d_out.d_o, &d_out.d_final_state, &states, &span});
         turn_states(state_v_first, {&in.initial_state, &d_out.d_final_state});
+        if (const std::int64_t parts = attributes.integer("parts"); parts > 1 && in.k.rank == 4) {
+            piece.heads = in.k.shape[2] * parts;
+            options.piece = &piece;
+        }
         if (span.given()) narrow({&in.q, &in.k, &in.v, &in.p, &in.g, &in.gv, &in.beta, &d_out.d_o});
     }
     void results(const CallFrame& frame, std::initializer_list<TensorView*> targets) const {

@@ -13,6 +13,7 @@ OPERATORS = {"linear_attention": (), "retention": ("g_gamma",), "simple_gla": ("
              "delta_rule": ("beta",), "gated_delta_rule": ("g", "beta"), "comba": ("p", "g", "beta"),
              "kda": ("gk", "beta")}
 TOKENS = ("q", "k", "v", "p", "g", "gv", "beta", "x")
+BARS, BITS = (1e-13, 1e-13, 1e-13), (0, 0, 0)
 T = 48
 # Of 48 tokens: head and tail of the sequence on each rank; uneven and an empty rank; any, of several ranges.
 ZIGZAG = [[(6 * r, 6 * r + 6), (42 - 6 * r, 48 - 6 * r)] for r in range(4)]
@@ -66,7 +67,7 @@ def distance(actual, expected):
     return max(np.linalg.norm(x) for x in parts) / max(np.linalg.norm(expected), 1e-300)
 
 
-def compare(cp, one, tensors, ranges=None, offsets=None, check=True, ranks=4, bars=(1e-13, 1e-13, 1e-13), exact=None):
+def compare(cp, one, tensors, ranges=None, offsets=None, check=True, ranks=4, bars=BARS, exact=None):
     """Outputs and all gradients of `cp`, a function of a rank's tensors and offsets, beside those of `one`, of all.
 
     exact: the tensors for `one`, if others than `tensors`. Returns the compiled program.
@@ -102,15 +103,15 @@ def compare(cp, one, tensors, ranges=None, offsets=None, check=True, ranks=4, ba
     compiled = jax.jit(both, out_shardings=results).lower(*given).compile()
     outputs, found = compiled(*given)
     for actual, x in zip(outputs, (division.laid("q", np.asarray(expected[0])), expected[1])):
-        assert distance(actual, x) < bars[0]
+        assert distance(actual, x) <= bars[0]
     for name, x in found.items():
         assert x.dtype == tensors[name].dtype
         bar = bars[1] if name in ("q", "k", "v", "p", "x", "initial_state") else bars[2]
-        assert distance(x, division.laid(name, np.asarray(gradients[name]))) < bar, name
+        assert distance(x, division.laid(name, np.asarray(gradients[name]))) <= bar, name
     return compiled
 
 
-def compare_attention(op, ranges=None, offsets=None, check=True, ranks=4, bars=(1e-13, 1e-13, 1e-13), exchange="auto",
+def compare_attention(op, ranges=None, offsets=None, check=True, ranks=4, bars=BARS, exchange="auto",
                       strategy="summary", change=lambda tensors: None, options=None, dtype=np.float64, **sizes):
     options = options or {}
     gate = options.get("gate_form", "log_decay") != "log_decay"
@@ -126,7 +127,7 @@ def compare_attention(op, ranges=None, offsets=None, check=True, ranks=4, bars=(
     def one(tensors, offsets):
         return hj.attention(op, **tensors, cu_seqlens=offsets, output_final_state=True, **options)
 
-    exact = {name: x.astype(np.float64) for name, x in tensors.items()}
+    exact = None if bars == BITS else {name: x.astype(np.float64) for name, x in tensors.items()}
     return compare(cp, one, tensors, ranges, offsets, check, ranks, bars, exact)
 
 

@@ -204,5 +204,7 @@ def wrong_context(group, name):
             "no layout": (offsets, {"layout": "diagonal"}),
             "strategy": (offsets, {"strategy": "ring"}),
             "exchange": (offsets, {"exchange": "doubling"}),
+            "link": (offsets, {"link_gbits": 10}),
+            "no link": (offsets, {"link_gbits": 0}),
         }[name]
     build_cp_context(offsets, group, **options)

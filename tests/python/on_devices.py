@@ -48,8 +48,8 @@ def on_devices(function, devices=4, seconds=150):
     return outputs([launch(["-c", code], devices)], seconds)[0]
 
 
-def in_processes(function, processes=2, devices=1, seconds=150):
-    """Calls a function of a test module in so many processes, which know of each other through jax.distributed."""
+def in_processes(function, processes=2, devices=1):
+    """So many processes, which know of each other through jax.distributed, and call a function of a test module."""
     address = f"localhost:{free_port()}"
     code = f"""if True:
         import sys, jax
@@ -59,4 +59,4 @@ def in_processes(function, processes=2, devices=1, seconds=150):
         module.{function.__name__}()
         jax.distributed.shutdown()
     """
-    return outputs([launch(["-c", code, rank], devices) for rank in range(processes)], seconds)
+    return [launch(["-c", code, rank], devices) for rank in range(processes)]

@@ -9,6 +9,9 @@ from cp_jobs import FUNCTIONS, all_bits, convolutions, gathered, gradients_by_di
 from layers import LAYERS
 from ranks import close_all, group
 
+from headrace.torch.distributed import _cost
+from headrace.torch.distributed._local import Call
+
 # Lengths of the sequences of a batch, for groups of any size: short ones on several ranks, empty ones, one token alone.
 PACKINGS = {"one": [200], "several": [50, 0, 3, 100, 47], "blocks": [64, 64, 72], "empty": [0, 1, 199, 0],
             "short": [3] * 40 + [0, 80]}
@@ -70,6 +73,15 @@ def test_any_cuts(op):
              for strategy, exchange in [*WAYS, ("auto", "auto")]
              for options in ({}, {"reverse": True} if op in REVERSIBLE else {"use_qk_l2norm_in_kernel": True})]
     check(cases, group(4).run(many, cases)[0])
+
+
+@pytest.mark.parametrize("heads, tokens, threads, link, expected", [
+    (1, 1024, 1, 1, "summary"), (1, 1024, 16, 1, "ring"), (16, 16384, 1, 0.1, "ring"), (16, 16384, 1, 1, "summary"),
+    (16, 16384, 1, None, "heads"), (16, 16384, 16, 10, "summary"), (16, 16384, 16, 400, "heads")])
+def test_auto_knows_threads_and_link(heads, tokens, threads, link, expected):
+    x, g, beta = (torch.empty(1, tokens, heads, *rest) for rest in ((128,), (128,), ()))
+    call = Call.of("kda", [x.bfloat16()] * 3 + [None, g, None, None, beta, None, None, None], [None] * 8)
+    assert _cost.choose(call, 4, tokens, 3, threads, link) == expected
 
 
 def test_eight_ranks():

@@ -72,6 +72,8 @@ def test_errors_around_operators():
     ("no layout", "ValueError", "^rank 1: layout: expected one of 'contiguous', 'zigzag', got 'diagonal'"),
     ("strategy", "ValueError", "^strategy: expected the same on every rank, got another one on rank 1"),
     ("exchange", "ValueError", "^exchange: expected the same on every rank, got another one on rank 1"),
+    ("link", "ValueError", "^link_gbits: expected the same on every rank, got another one on rank 1"),
+    ("no link", "ValueError", "^rank 1: link_gbits: expected a positive number, got 0"),
 ])
 def test_contexts(name, kind, message):
     refused(kind, message, jobs.wrong_context, name)

@@ -1,6 +1,9 @@
 """headrace.jax.distributed on four devices and in two processes, against one: outputs, states and every gradient."""
 
+import itertools
+import os
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cp_cases import (OPERATORS, PACKED, SCATTERED, TOKENS, UNEVEN, ZIGZAG, attention_tensors, compare_attention,
+from cp_cases import (BITS, OPERATORS, PACKED, SCATTERED, TOKENS, UNEVEN, ZIGZAG, attention_tensors, compare_attention,
                       compare_convolution)
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -77,6 +80,8 @@ def by_heads():
         tensors["beta"] = np.abs(np.sin(tensors["v"]))
 
     compare_attention("gated_delta_rule", UNEVEN, change=of_values, **sizes)
+    for dtype, op in itertools.product((np.float32, jnp.bfloat16), ("gla", "kda")):  # few heads: a rank's are fewer still
+        compare_attention(op, dtype=dtype, bars=BITS, tokens=256, K=64, V=64, B=1, HV=8, **sizes)
 
 
 def convolutions():
@@ -231,8 +236,36 @@ def test_on_four_devices(cases):
     on_devices(cases)
 
 
+def a_rank_dies():
+    """The other one hears of it at once, from JAX."""
+    tensors = attention_tensors("gated_delta_rule", dtype=np.float32)
+    mesh = Mesh(np.array(jax.devices()), ("t",))
+    given = {}
+    for name, x in tensors.items():
+        sharding = NamedSharding(mesh, P(None, "t") if name in TOKENS else P())
+        given[name] = jax.make_array_from_callback(x.shape, sharding, lambda index, x=x: x[index])
+    run = jax.jit(mapped(of_rank(), mesh))
+    jax.block_until_ready(run(given))
+    if jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="AllGather failed"):
+        jax.block_until_ready(run(given))
+    assert time.monotonic() - begin < 1
+    os._exit(0)  # JAX would wait for the dead rank
+
+
 def test_in_two_processes():
-    in_processes(two_processes, devices=2)
+    outputs(in_processes(two_processes, devices=2), 150)
+
+
+def test_a_rank_dies():
+    survivor, dead = in_processes(a_rank_dies)
+    try:
+        outputs([survivor], 150)
+    finally:
+        dead.kill()
+        dead.communicate()
 
 
 def test_example():

@@ -28,6 +28,7 @@ class Settings:
     beta_form: str
     chunk: int
     state_v_first: bool
+    parts: int = 1  # into which the heads were divided: implementations and types are chosen as for all of them
     in_words: bool = False  # a forward leaves the message of an error among its results, as "words", and goes on
 
     def attributes(self) -> dict:

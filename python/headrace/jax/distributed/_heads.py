@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -41,7 +42,7 @@ def by_heads(settings: _primitive.Settings, layout: Layout, axis: Any, tensors: 
               (("g_gamma", 0), ("A_log", 0), ("dt_bias", 0), ("initial_state", 1)) if name in tensors}
     if "cu_seqlens" in tensors:
         whole["cu_seqlens"] = tensors["cu_seqlens"]
-    found = dict(_primitive.operator(settings, vary_alike(whole)))
+    found = dict(_primitive.operator(dataclasses.replace(settings, parts=ranks), vary_alike(whole)))
     words = found.pop("words").max((0, 1))
     outputs = agreed(jax.lax.all_gather(words, axis), found)
     o = outputs["o"]

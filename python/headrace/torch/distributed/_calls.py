@@ -65,7 +65,8 @@ def _arguments(context: CPContext, op: str, tensors: Sequence[Maybe], rest: Sequ
     described = Call.of(op, tensors, rest)
     strategy, exchange = context.strategy, context.exchange
     if strategy == "auto":
-        strategy = _cost.choose(described, context._size, context._longest, context._chain)
+        strategy = _cost.choose(described, context._size, context._longest, context._chain, context.threads,
+                                context.link_gbits)
     if strategy == "summary" and not _cost.may_summarise(described):
         raise ValueError("strategy: expected 'ring', 'heads' or 'auto' with gv or a beta of value channels, got "
                          "'summary'")

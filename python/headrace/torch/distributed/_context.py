@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from headrace import _core
-from headrace._arguments import integer
+from headrace._arguments import integer, number
 from headrace.torch.distributed import _summary
 from headrace.torch.distributed._exchange import Conversation, Ranks, digest, ranks_of
 from headrace.torch.distributed._layout import Layout, Range, Ranges, check_ranges, default_ranges
@@ -37,17 +37,17 @@ class CPContext:
     group: of the ranks; cu_seqlens, cu_seqlens_cpu [pieces + 1]: where the rank's pieces begin and end, in its own
     tokens; token_ranges: of every rank, (begin, end) in the batch; begins, ends [pieces]: whether the sequence begins
     (ends) with the piece; sequences [pieces]: which one it belongs to, so that states[sequences] are initial states of
-    the rank; num_seqs: pieces; layout, strategy, exchange, conv1d_kernel_size: as given. Of a rank with
-    one range (None elsewhere): is_first_rank, is_last_rank: no earlier (later) rank has tokens of its first
-    (last) sequence; pre_num_ranks, post_num_ranks: how many have; pre_num_conv_tokens: the tokens of its first sequence
-    on earlier ranks. part_len, front_num_seqs and the names in _by_part: the same of the two ranges of a zigzag layout.
+    the rank; num_seqs: pieces; layout, strategy, exchange, conv1d_kernel_size, link_gbits: as given; threads: PyTorch's
+    when it was built, on the rank with the fewest. Of a rank with one range (None elsewhere): is_first_rank,
+    is_last_rank: no earlier (later) rank has tokens of its first (last) sequence; pre_num_ranks, post_num_ranks: how
+    many have; pre_num_conv_tokens: the tokens of its first sequence on earlier ranks. part_len, front_num_seqs and the names in _by_part: the same of the two ranges of a zigzag layout.
     """
 
     def __init__(self, ranks: Ranks, offsets: np.ndarray, ranges: Ranges, conv1d_kernel_size: Optional[int],
-                 layout: str, strategy: str, exchange: str) -> None:
+                 layout: str, strategy: str, exchange: str, threads: int, link_gbits: Optional[float]) -> None:
         self._ranks, self.group = ranks, ranks.group
         self.token_ranges, self.layout, self.strategy, self.exchange = ranges, layout, strategy, exchange
-        self.conv1d_kernel_size = conv1d_kernel_size
+        self.conv1d_kernel_size, self.threads, self.link_gbits = conv1d_kernel_size, threads, link_gbits
         self._layout = Layout(offsets, ranges, ranks.rank)
         self.cu_seqlens = self.cu_seqlens_cpu = torch.from_numpy(self._layout.cu_seqlens)
         self.begins, self.ends = (torch.from_numpy(self._layout.flags(at_begin)) for at_begin in (True, False))
@@ -64,7 +64,8 @@ class CPContext:
         chains = (len(self._layout.sources(slot, False)) for slot in range(len(self._layout.slots)))
         self._chain = max(chains, default=0)
         # The same on every rank, of every context of the same batch.
-        self._digest = digest((offsets.tobytes(), ranges, conv1d_kernel_size, layout, strategy, exchange))
+        self._digest = digest((offsets.tobytes(), ranges, conv1d_kernel_size, layout, strategy, exchange, threads,
+                               link_gbits))
         self._number = next(_numbers)
         self._handle = torch.from_numpy(self._encoded())
         _living[self._number] = self
@@ -106,7 +107,8 @@ class CPContext:
     def copy_for_backward(self) -> CPContext:
         """A copy. A call's backward does not need one: it knows the context of its forward."""
         return CPContext(self._ranks, self._layout.offsets.copy(), [list(r) for r in self.token_ranges],
-                         self.conv1d_kernel_size, self.layout, self.strategy, self.exchange)
+                         self.conv1d_kernel_size, self.layout, self.strategy, self.exchange, self.threads,
+                         self.link_gbits)
 
     def __repr__(self) -> str:
         return (f"CPContext(rank {self._ranks.rank} of {self._size}, {self._layout.tokens} tokens, "
@@ -119,8 +121,8 @@ class CPContext:
         name = self.group.group_name.encode()
         ranges = [[len(mine), *(end for pair in mine for end in pair)] for mine in self.token_ranges]
         head = [self._number, self.conv1d_kernel_size or 0, LAYOUTS.index(self.layout),
-                STRATEGIES.index(self.strategy), EXCHANGES.index(self.exchange), len(name), *name,
-                self._layout.sequences]
+                STRATEGIES.index(self.strategy), EXCHANGES.index(self.exchange), self.threads,
+                int(np.float64(self.link_gbits or 0).view(np.int64)), len(name), *name, self._layout.sequences]
         return np.concatenate([np.array(head, np.int64), self._layout.offsets, np.array(sum(ranges, []), np.int64)])
 
 
@@ -130,7 +132,7 @@ def _decoded(numbers: List[int]) -> CPContext:
     def take(count: int) -> List[int]:
         return list(itertools.islice(rest, count))
 
-    width, layout, strategy, exchange, length = take(5)
+    width, layout, strategy, exchange, threads, speed, length = take(7)
     ranks = ranks_of(_resolve_process_group(cast(Any, bytes(take(length)).decode())))
     (sequences,) = take(1)
     offsets = np.array(take(sequences + 1), np.int64)
@@ -139,7 +141,8 @@ def _decoded(numbers: List[int]) -> CPContext:
         (count,) = take(1)
         ends = take(2 * count)
         ranges.append(list(zip(ends[::2], ends[1::2])))
-    return CPContext(ranks, offsets, ranges, width or None, LAYOUTS[layout], STRATEGIES[strategy], EXCHANGES[exchange])
+    return CPContext(ranks, offsets, ranges, width or None, LAYOUTS[layout], STRATEGIES[strategy], EXCHANGES[exchange],
+                     threads, float(np.int64(speed).view(np.float64)) or None)
 
 
 def context_of(handle: Tensor) -> CPContext:
@@ -197,10 +200,17 @@ def _width(conv1d_kernel_size: Optional[int]) -> Optional[int]:
     return width
 
 
+def _speed(link_gbits: Optional[float]) -> Optional[float]:
+    if link_gbits is not None and (speed := number("link_gbits", link_gbits)) <= 0:
+        raise ValueError(f"link_gbits: expected a positive number, got {speed}")
+    return None if link_gbits is None else float(speed)
+
+
 def build_cp_context(
     cu_seqlens: Tensor, group: Union[dist.ProcessGroup, Any], conv1d_kernel_size: Optional[int] = None,
     cu_seqlens_cpu: Optional[Tensor] = None, *, layout: str = "contiguous",
     token_ranges: Optional[Sequence[Sequence[Range]]] = None, strategy: str = "auto", exchange: str = "auto",
+    link_gbits: Optional[float] = None,
 ) -> CPContext:
     """The context of a batch of packed sequences that is cut over the ranks of `group`: build one for each batch.
 
@@ -216,21 +226,23 @@ def build_cp_context(
     strategy: how states get from rank to rank. "summary": all ranks summarise their pieces, exchange the summaries and
     compute; "ring": each waits for the state of the one before, by groups of heads; "heads": every rank computes whole
     sequences of some heads (the number of heads has to be a multiple of the ranks); "auto": what a model of the times
-    finds fastest. exchange, of summaries: "all_gather", "doubling" (fewer messages, more products), or "auto".
+    finds fastest, from tokens, heads, ranks, the threads that PyTorch has on the rank with the fewest, and link_gbits:
+    what a rank sends in a second, in Gbit [8]. exchange, of summaries: "all_gather", "doubling" (fewer messages, more products), or "auto".
 
     The ranks compare what they were given: a difference is a ValueError on all of them, as wrong arguments of one are.
     Every rank has to make the same calls with the context, forward and backward, in the same order.
     """
     ranks = ranks_of(process_group(group))
     with Conversation(ranks, "build_cp_context") as talk:
+        threads = min(talk.numbers((0,), torch.get_num_threads()))
         offsets = _offsets(cu_seqlens, cu_seqlens_cpu)
         context = CPContext(
             ranks, offsets, _ranges(token_ranges, int(offsets[-1]), ranks.size, _one_of("layout", layout, LAYOUTS)),
             _width(conv1d_kernel_size), layout, _one_of("strategy", strategy, STRATEGIES),
-            _one_of("exchange", exchange, EXCHANGES))
+            _one_of("exchange", exchange, EXCHANGES), threads, _speed(link_gbits))
         talk.agree({"cu_seqlens": offsets.tobytes(), "token_ranges": context.token_ranges,
                     "conv1d_kernel_size": context.conv1d_kernel_size, "layout": layout, "strategy": strategy,
-                    "exchange": exchange, "version of headrace": _core.version()})
+                    "exchange": exchange, "link_gbits": context.link_gbits, "version of headrace": _core.version()})
     return context
 
 

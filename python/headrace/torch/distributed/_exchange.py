@@ -22,7 +22,7 @@ Label = Tuple[int, ...]  # what a message is, up to three small numbers
 _TAG = 0x68726370  # of all our messages: others of the same group keep their own
 _MESSAGE, _CLOSING, _ERROR, _LOST = range(4)
 _ERRORS: Sequence[Type[Exception]] = (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError)
-_FIELDS = 8
+_FIELDS = 9
 _WORD = np.dtype([("call", "<i8"), ("kind", "<i4"), ("origin", "<i4"), ("label", "<i4", (3,)), ("form", "<i4"),
                   ("bytes", "<i8"), ("error", "<i8"), ("fields", "<u8", (_FIELDS,)), ("text", "S400")])
 STATUS_BYTES = _WORD.itemsize
@@ -155,11 +155,11 @@ class Conversation:
                 raise RuntimeError(f"expected message {label} from rank {rank}, got the end of its call")
             self._waiting.setdefault((rank, tuple(word["label"].tolist())), []).append((data, int(word["form"])))
 
-    def any(self, label: Label, flag: bool) -> bool:
-        """Whether the flag is set on one of the ranks."""
+    def numbers(self, label: Label, number: int) -> List[int]:
+        """The small numbers of all ranks, this one's the last."""
         for rank in self.others:
-            self.send(rank, label, form=int(flag))
-        return any([self.take(rank, label)[1] for rank in self.others] + [flag])
+            self.send(rank, label, form=number)
+        return [*(self.take(rank, label)[1] for rank in self.others), number]
 
     def _payload(self, rank: int, word: np.ndarray) -> Tensor:
         data = torch.empty(int(word["bytes"]), dtype=torch.uint8)

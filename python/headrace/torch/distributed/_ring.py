@@ -168,5 +168,5 @@ def _enter_as_one_backward(talk: Conversation, call: Call, layout: Layout, kept:
         return True
 
     leaving = [part for part in layout.parts(call.reverse) if part.leaves]
-    if talk.any((_VOTE,), any(differs(part, call.all_heads()) for part in leaving)):
+    if any(talk.numbers((_VOTE,), any(differs(part, call.all_heads()) for part in leaving))):
         _walk(talk, call, layout, call.reverse, 0, compute)

@@ -71,6 +71,7 @@ Status execute(const Call& call, const Workspace& workspace) {
     void* base = workspace.data;
     if (workspace.bytes > 0) {
         if (Status status = check_workspace(problem, workspace, measure.size()); !status.ok()) return status;
+        if (call.direction != Direction::step) ask_for_huge_pages(base, measure.size());
     } else {
         if (Status status = allocate(measure.size(), &own); !status.ok()) return status;
         base = own.get();

@@ -3,7 +3,9 @@
 
 #include <nanobind/stl/tuple.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <tuple>
 
@@ -13,6 +15,24 @@ namespace headrace::python {
 namespace {
 
 using Sizes = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+
+// Memory for calls that follow one another: fresh pages cost a backward of some heads a tenth of its time.
+struct Memory {
+    std::unique_ptr<char[]> data;
+    std::size_t bytes = 0;
+
+    Workspace of(const Call& call) {
+        std::size_t needed = 0;
+        raise(workspace_size(call, &needed));
+        if (needed > bytes) {
+            data.reset();
+            bytes = 0;
+            data.reset(new char[needed]);
+            bytes = needed;
+        }
+        return {data.get(), bytes};
+    }
+};
 
 struct PieceRequest : Request {
     Piece piece;
@@ -26,7 +46,7 @@ struct PieceRequest : Request {
 };
 
 void run_piece(const char* direction_name, const char* op, const nb::list& inputs, const nb::list& first, const nb::list& second,
-               const Options& options, const Sizes& sizes, const nb::list& roundings) {
+               const Options& options, const Sizes& sizes, const nb::list& roundings, Memory& memory) {
     const std::string_view direction = direction_name;
     const bool is_forward = direction == "forward", states = direction == "backward_states";
     if (!is_forward && !states && direction != "backward") {
@@ -40,10 +60,9 @@ void run_piece(const char* direction_name, const char* op, const nb::list& input
         r.output_gradients(first);
         r.gradients(second);
     }
-    TensorView final_state;
     Piece& p = r.piece;
     if (states) {
-        r.arrays.read(roundings, {{"initial_roundings", &p.initial_roundings}, {"final_state", &final_state},
+        r.arrays.read(roundings, {{"initial_roundings", &p.initial_roundings}, {"final_state", &r.call.out.final_state},
                                   {"final_roundings", &p.final_roundings}});
     } else if (is_forward) {
         r.arrays.read(roundings, {{"initial_roundings", &p.initial_roundings}, {"final_roundings", &p.final_roundings}});
@@ -51,19 +70,19 @@ void run_piece(const char* direction_name, const char* op, const nb::list& input
         r.arrays.read(roundings, {{"initial_roundings", &p.initial_roundings}, {"d_final_roundings", &p.d_final_roundings},
                                   {"d_initial_roundings", &p.d_initial_roundings}});
     }
-    if (!states) return r.run();
-    const Call& c = r.call;
-    run([&] { return backward_states(c.op, c.in, c.d_out, c.grads, {{}, final_state}, c.options); });
+    r.workspace = memory.of(r.call);
+    r.run();
 }
 
 }  // namespace
 
 void add_piece_functions(nb::module_& module) {
+    nb::class_<Memory>(module, "Memory", "What calls of run_piece need beside their tensors, one after the other.").def(nb::init<>());
     module.def("roundings_size", [](std::int64_t key_dim) { return roundings_size(key_dim); }, nb::arg("key_dim"),
                "Numbers that describe the roundings in one state.");
     module.def(
         "run_piece", &run_piece, nb::arg("direction"), nb::arg("op"), nb::arg("inputs"), nb::arg("first"), nb::arg("second"),
-        nb::arg("options"), nb::arg("sizes"), nb::arg("roundings"),
+        nb::arg("options"), nb::arg("sizes"), nb::arg("roundings"), nb::arg("memory"),
         "run of a piece of cut sequences, of an undivided problem of sizes (tokens, longest, sequences, heads). roundings: of\n"
         "'forward' [initial, final], of 'backward' [initial, d_final, d_initial], of 'backward_states' (the arguments of backward,\n"
         "which writes no gradients) [initial, final state, final].");

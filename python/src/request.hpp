@@ -22,6 +22,7 @@ inline Operator operator_of(std::string_view name) {
 struct Request {
     Call call;
     Arrays arrays;
+    Workspace workspace;
 
     Request(const char* op, Direction direction, const Options& options) {
         call.op = operator_of(op);
@@ -55,18 +56,21 @@ struct Request {
         arrays.read(summary, {{"transition", &call.summary.transition}, {"state", &call.summary.state}});
     }
     void run() {
-        python::run([this] { return result_of(call); });
+        python::run([this] { return result(); });
     }
 
   private:
-    static Status result_of(const Call& c) {
+    Status result() const {
+        const Call& c = call;
         switch (c.direction) {
-            case Direction::forward: return forward(c.op, c.in, c.out, c.options);
-            case Direction::backward: return backward(c.op, c.in, c.d_out, c.grads, c.options);
-            case Direction::step: return step(c.op, c.in, c.out, c.pool, c.options);
-            case Direction::summarize: return summarize(c.op, c.in, c.summary, c.options);
+            case Direction::forward: return forward(c.op, c.in, c.out, c.options, workspace);
+            case Direction::backward:
+                if (c.out.final_state.given()) return backward_states(c.op, c.in, c.d_out, c.grads, c.out, c.options, workspace);
+                return backward(c.op, c.in, c.d_out, c.grads, c.options, workspace);
+            case Direction::step: return step(c.op, c.in, c.out, c.pool, c.options, workspace);
+            case Direction::summarize: return summarize(c.op, c.in, c.summary, c.options, workspace);
             case Direction::summarize_backward:
-                return summarize_backward(c.op, c.in, c.d_out, c.grads.d_initial_state, c.options);
+                return summarize_backward(c.op, c.in, c.d_out, c.grads.d_initial_state, c.options, workspace);
         }
         return {};
     }

@@ -10,7 +10,7 @@ namespace headrace {
 // has no such pages.
 void ask_for_huge_pages(void* data, std::size_t bytes);
 
-// The same for an output without gaps between its elements.
+// The same for an output with gaps of up to 15/16 of its memory: those of some heads of a tensor, whose others a next call writes.
 void ask_for_huge_pages(const TensorView& output);
 
 }  // namespace headrace

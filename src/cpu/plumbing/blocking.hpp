@@ -135,7 +135,9 @@ constexpr std::int64_t most_walked = 4;
 inline int heads_walked(const Problem& problem, std::int64_t heads, std::int64_t state_bytes_per_head, int chunk) {
     for (std::int64_t walk = most_walked; walk > 1; walk /= 2) {
         const std::int64_t tasks = problem.N * heads / walk, threads = problem.threads;
-        const bool balanced = tasks >= 8 * threads || (tasks >= 2 * threads && tasks % threads == 0);
+        const std::int64_t of_whole = problem.whole.sequences * problem.whole.heads * (heads / problem.H) / walk;
+        const bool balanced = tasks >= 8 * threads || (tasks >= 2 * threads && tasks % threads == 0) ||
+                              (threads == 1 && of_whole >= 2);  // a piece of some heads
         const bool fits = walk * state_bytes_per_head * chunk <= walked_bytes * default_chunk;
         if (heads % walk == 0 && balanced && fits) return static_cast<int>(walk);
     }

@@ -80,6 +80,25 @@ def _padded(label: Label) -> Label:
     return (*label, 0, 0, 0)[:3]
 
 
+def _is_aligned(part: Tensor, like: Tensor) -> bool:
+    """Whether bytes of a message may be seen as values of a type."""
+    return part.storage_offset() % like.element_size() == 0
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of the tensors one behind the other; of a single one without gaps its own memory."""
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        return tensors[0].view(-1).view(torch.uint8)
+    sizes = [x.numel() * x.element_size() for x in tensors]
+    data = torch.empty(sum(sizes), dtype=torch.uint8)
+    for x, part in zip(tensors, data.split(sizes)):
+        if _is_aligned(part, x):
+            part.view(x.dtype).view(x.shape).copy_(x)
+        else:
+            part.copy_(x.contiguous().view(-1).view(torch.uint8))
+    return data
+
+
 def digest(value: Any) -> int:
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little")
 
@@ -114,9 +133,7 @@ class Conversation:
 
     def send(self, rank: int, label: Label, *tensors: Tensor, form: int = 0) -> None:
         """Sends the tensors' values; they may change only after the call. form: a number that comes along."""
-        flat = [x.contiguous().reshape(-1).view(torch.uint8) for x in tensors if x.numel()]
-        data = flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
-        label = _padded(label)
+        data, label = _joined([x for x in tensors if x.numel()]), _padded(label)
         if rank == self.ranks.rank:
             self._waiting.setdefault((rank, label), []).append((data, form))
             return
@@ -127,19 +144,21 @@ class Conversation:
         _sent[1] += data.numel()
 
     def receive(self, rank: int, label: Label, *results: Tensor) -> None:
-        """Waits for the message of this label and writes its values into the tensors, contiguous ones."""
+        """Waits for the message of this label and writes its values into the tensors."""
         data, _ = self.take(rank, label)
         self.place(rank, data, results)
 
     @staticmethod
     def place(rank: int, data: Tensor, results: Sequence[Tensor]) -> None:
-        """Writes the bytes of a message from the rank into the tensors, contiguous ones."""
-        targets = [x.view(-1).view(torch.uint8) for x in results if x.numel()]
-        sizes = [x.numel() for x in targets]
+        """Writes the bytes of a message from the rank into the tensors."""
+        targets = [x for x in results if x.numel()]
+        sizes = [x.numel() * x.element_size() for x in targets]
         if sum(sizes) != data.numel():
             raise ValueError(f"expected a message of {sum(sizes)} bytes from rank {rank}, got {data.numel()}")
         for target, part in zip(targets, data.split(sizes)):
-            target.copy_(part)
+            if not _is_aligned(part, target):
+                part = part.clone()
+            target.copy_(part.view(target.dtype).view(target.shape))
 
     def take(self, rank: int, label: Label) -> Tuple[Tensor, int]:
         """(the bytes of the message of this label, its form)."""

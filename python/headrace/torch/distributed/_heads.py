@@ -51,38 +51,28 @@ class _Shares:
             result[name] = part.new_empty((1, self.layout.tokens, *part.shape[2:]))
         whole = None if states is None else self.call.new_states(self.layout.sequences, self.own)
         for rank in range(len(self.heads)):
-            parts = [x.new_empty((1, self.layout.lengths[rank], *x.shape[2:])) for x in result.values()]
             _, sequences = self._rows(rank, at_begin)
             rows = [] if whole is None else [whole.new_empty((len(sequences), *whole.shape[1:]))]
-            self.talk.receive(rank, (0,), *parts, *rows)
-            for x, part in zip(result.values(), parts):
-                self._place(x, part, rank)
+            self.talk.receive(rank, (0,), *self._of_rank(rank, result), *rows)
             if whole is not None:
                 whole[sequences] = rows[0]
         return result, whole
 
-    def _place(self, x: Tensor, part: Tensor, rank: int) -> None:
-        offset = 0
-        for begin, end in self.layout.ranges[rank]:
-            x[:, begin:end] = part[:, offset : offset + end - begin]
-            offset += end - begin
+    def _of_rank(self, rank: int, tensors: Tensors) -> List[Tensor]:
+        """Of tensors with all tokens those that a rank has, in its order."""
+        return [x[:, begin:end] for x in tensors.values() for begin, end in self.layout.ranges[rank]]
 
     def to_tokens(self, tensors: Tensors, like: Tensors, states: Maybe, rows: Maybe, at_begin: bool) -> None:
         """Back: `tensors` [1, tokens, own heads, ...] into `like` [1, own tokens, heads, ...], states into rows."""
         for rank in range(len(self.heads)):
-            ranges = self.layout.ranges[rank]
-            parts = [torch.cat([x[:, begin:end] for begin, end in ranges] or [x[:, :0]], 1) for x in tensors.values()]
             _, sequences = self._rows(rank, at_begin)
-            self.talk.send(rank, (1,), *parts, *([] if states is None else [states[sequences]]))
+            rows_of_rank = [] if states is None else [states[sequences]]
+            self.talk.send(rank, (1,), *self._of_rank(rank, tensors), *rows_of_rank)
         pieces, _ = self._rows(self.layout.rank, at_begin)
         for rank, heads in enumerate(self.heads):
-            targets = [self.cut(name, x, heads) for name, x in like.items()]
-            parts = [torch.empty(x.shape, dtype=x.dtype) for x in targets]
             chosen = self.call.values(heads)
             got = [] if rows is None else [rows.new_empty((len(pieces), chosen.stop - chosen.start, *rows.shape[2:]))]
-            self.talk.receive(rank, (1,), *parts, *got)
-            for target, part in zip(targets, parts):
-                target.copy_(part)
+            self.talk.receive(rank, (1,), *(self.cut(name, x, heads) for name, x in like.items()), *got)
             if rows is not None:
                 rows[pieces, chosen] = got[0]
 
@@ -125,7 +115,8 @@ def backward(talk: Conversation, call: Call, layout: Layout, d_o: Tensor, d_afte
         with naming("of the batch", 0, shares.own):
             call.run("backward", inputs, [whole["o"], d_states], [targets.get(n) for n in DIFFERENTIABLE],
                      [None, None, None])
-    results = {name: torch.zeros_like(call[name]) for name in names if name != "initial_state"}
+    results = {name: torch.empty_like(call[name]) if name in TOKENS else torch.zeros_like(call[name])
+               for name in names if name != "initial_state"}
     rows = call.new_states(layout.pieces) if "initial_state" in names else None
     for_tokens = [name for name in names if name in TOKENS]
     shares.to_tokens({name: targets[name] for name in for_tokens}, {name: results[name] for name in for_tokens},

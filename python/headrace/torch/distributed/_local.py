@@ -42,6 +42,7 @@ class Call:
     tensors: Dict[str, Maybe]
     rest: Sequence[Any]
     whole: Whole = (0, 0, 0, 0)
+    memory: Optional[_core.Memory] = None  # of its calls of the library
 
     @classmethod
     def of(cls, op: str, inputs: Sequence[Maybe], rest: Sequence[Any], layout: Optional[Layout] = None) -> Call:
@@ -102,7 +103,10 @@ class Call:
     def run(self, direction: str, inputs: List[Maybe], first: List[Maybe], second: List[Maybe],
             roundings: List[Maybe]) -> None:
         """A call of the library on a piece of the whole."""
-        _core.run_piece(direction, self.op, inputs, first, second, self.options, self.whole, roundings)
+        if self.memory is None:
+            self.memory = _core.Memory()
+        _core.run_piece(direction, self.op, inputs, first, second, self.options, self.whole, roundings,
+                        self.memory)
 
     def cut(self, name: str, x: Tensor, tokens: slice, heads: Heads) -> Tensor:
         """Of an input, or of what has its shape, the tokens and heads; a view."""

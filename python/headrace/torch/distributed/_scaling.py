@@ -3,8 +3,9 @@
     python -m headrace.torch.distributed --op gated_delta_rule --tokens 16384 --ranks 4
 
 Ranks are processes of this machine with one thread each. Their CPU seconds do not depend on how many cores there are;
-how long they would take side by side is a model: the slowest rank's CPU seconds, a ring's wait for the ranks before it,
-and the bytes that the busiest rank sends, at the speed of the link.
+the whole problem in one process is measured by all of them at once, too, so that neighbours cost the same. How long
+ranks would take side by side is a model: the slowest rank's CPU seconds, a ring's wait for the ranks before it, and the
+bytes that the busiest rank sends, at the speed of the link.
 """
 
 from __future__ import annotations
@@ -61,19 +62,14 @@ def _inputs(options: argparse.Namespace, tokens: int) -> Dict[str, Tensor]:
     return tensors
 
 
-def _measure(options: argparse.Namespace, tensors: Dict[str, Tensor], context: Any) -> Measured:
-    function = _OPERATORS[options.op][0]
+def _measure(options: argparse.Namespace, tensors: Dict[str, Tensor], **context: Any) -> Measured:
+    """One forward and backward."""
     leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
     d_o = torch.ones_like(leaves["v"])
-    least, sent = float("inf"), 0
-    for _ in range(options.repeats + 1):  # the first warms up
-        begin, before = time.process_time(), traffic()
-        arguments = {} if context is None else {"cp_context": context}
-        o, _ = function(**leaves, **arguments)
-        torch.autograd.grad(o, list(leaves.values()), d_o)
-        least = min(least, time.process_time() - begin)
-        sent = traffic().payload_bytes - before.payload_bytes
-    return Measured(least, sent)
+    begin, before = time.process_time(), traffic()
+    o, _ = _OPERATORS[options.op][0](**leaves, **context)
+    torch.autograd.grad(o, list(leaves.values()), d_o)
+    return Measured(time.process_time() - begin, traffic().payload_bytes - before.payload_bytes)
 
 
 def _run_rank(rank: int, port: int, options: argparse.Namespace, pipe: Any) -> None:
@@ -82,24 +78,28 @@ def _run_rank(rank: int, port: int, options: argparse.Namespace, pipe: Any) -> N
     dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks, timeout=timedelta(seconds=600))
     group = dist.group.WORLD
     assert group is not None
-    results: Dict[str, Optional[Measured]] = {}
     whole = _inputs(options, options.tokens)
-    if rank == 0:
-        results["one process"] = _measure(options, whole, None)
-    dist.barrier()
+    calls: Dict[str, Tuple[Dict[str, Tensor], Dict[str, Any]]] = {"one process": (whole, {})}
     for strategy in _STRATEGIES:
-        if strategy == "heads" and options.heads % options.ranks != 0:
-            continue
-        offsets = torch.tensor([0, options.tokens])
-        context = build_cp_context(offsets, group, strategy=strategy)
-        results[strategy] = _measure(options, {name: shard(x, context).contiguous() for name, x in whole.items()}, context)
+        if strategy != "heads" or options.heads % options.ranks == 0:
+            context = build_cp_context(torch.tensor([0, options.tokens]), group, strategy=strategy)
+            calls[strategy] = {name: shard(x, context) for name, x in whole.items()}, {"cp_context": context}
+    results: Dict[str, Measured] = {}
+    for turn in range(options.repeats + 1):
+        for name, (tensors, arguments) in calls.items():
+            dist.barrier()
+            if name == "one process" and rank != 0:
+                continue
+            measured = _measure(options, tensors, **arguments)
+            if turn > 0:  # the first warms up
+                results[name] = min(measured, results.get(name, measured))
     pipe.send(results)
     dist.barrier()
     dist.destroy_process_group()
 
 
 def measure(options: argparse.Namespace) -> List[Dict[str, Measured]]:
-    """What every rank measured, by strategy; rank 0 also the whole in one process."""
+    """What every rank measured, by strategy, and of the whole in one process."""
     store = dist.TCPStore("127.0.0.1", 0, options.ranks + 1, True, wait_for_workers=False)
     methods = multiprocessing.get_context("spawn")
     pipes = [methods.Pipe() for _ in range(options.ranks)]
@@ -163,7 +163,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--head-dim", type=_positive, default=128, metavar="D", help="of keys and values [128]")
     parser.add_argument("--dtype", choices=sorted(_DTYPES), default="bf16", help="[bf16]")
     parser.add_argument("--ranks", type=_positive, default=4, metavar="P", help="processes [4]")
-    parser.add_argument("--repeats", type=_positive, default=3, metavar="N", help="of which the least counts [3]")
+    parser.add_argument("--repeats", type=_positive, default=5, metavar="N", help="turns of all, of which the least counts [5]")
     parser.add_argument("--link", type=_positive, nargs="+", default=list(_LINKS), metavar="GBITS",
                         help="speeds to model [1 10 100 400]")
     options = parser.parse_args(arguments)

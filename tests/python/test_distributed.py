@@ -76,11 +76,11 @@ def test_any_cuts(op):
 
 
 @pytest.mark.parametrize("heads, tokens, threads, link, expected", [
-    (1, 1024, 1, 1, "summary"), (1, 1024, 16, 1, "ring"), (16, 16384, 1, 0.1, "ring"), (16, 16384, 1, 1, "summary"),
-    (16, 16384, 1, None, "heads"), (16, 16384, 16, 10, "summary"), (16, 16384, 16, 400, "heads")])
+    (1, 1024, 1, 1, "summary"), (1, 1024, 16, 1, "ring"), (16, 4096, 1, 0.1, "ring"), (16, 4096, 1, None, "summary"),
+    (16, 4096, 1, 400, "heads"), (16, 4096, 16, None, "ring")])
 def test_auto_knows_threads_and_link(heads, tokens, threads, link, expected):
-    x, g, beta = (torch.empty(1, tokens, heads, *rest) for rest in ((128,), (128,), ()))
-    call = Call.of("kda", [x.bfloat16()] * 3 + [None, g, None, None, beta, None, None, None], [None] * 8)
+    x, g = (torch.empty(1, tokens, heads, *rest) for rest in ((128,), ()))
+    call = Call.of("gated_delta_rule", [x.bfloat16()] * 3 + [None, g, None, None, g, None, None, None], [None] * 8)
     assert _cost.choose(call, 4, tokens, 3, threads, link) == expected
 
 

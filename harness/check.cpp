@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "harness/device_call.hpp"
 #include "harness/oracle_call.hpp"
 #include "harness/ranks.hpp"
 #include "harness/run_call.hpp"
@@ -53,6 +54,12 @@ void report(Run& run, const std::string& name, const std::string& what) {
 Status call_library(Run& run, const ProblemLine& line, const Call& call) {
     if (line.ranks > 0) return run_in_ranks(call, borders_of(line), folding_of(line));
     const bool own_workspace = line.seed % 2 == 1;
+    if (line.cuda) {
+        std::string violation;
+        Status status = run_on_device(call, own_workspace, &violation);
+        if (!violation.empty()) report(run, "device", violation);
+        return status;
+    }
     std::size_t bytes = 0;
     if (own_workspace) {
         Status sized = workspace_size(call, &bytes);
@@ -128,7 +135,7 @@ Run run_line(const ProblemLine& line) {
     Run run;
     CallTensors made = make_tensors(line);
     const Call& call = made.call;
-    run.status = find_implementation(run, call);
+    run.status = find_implementation(run, line.cuda ? seen_from_device(call) : call);
     if (!run.status.ok()) return run;
 
     const Expected expected = expect(call);

@@ -108,6 +108,7 @@ std::string format(const ProblemLine& line) {
     writer.word(line.vfirst, "vfirst");
     writer.word(line.reverse, "reverse");
     writer.word(line.strided, "strided");
+    writer.word(line.cuda, "cuda");
     writer.value("chunk", std::to_string(line.chunk), "0");
     writer.value("num_steps", std::to_string(line.num_steps), "0");
     writer.value("saved", line.state_dtype ? name_of(*line.state_dtype) : "", "");

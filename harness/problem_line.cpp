@@ -94,6 +94,7 @@ constexpr Rule rules[] = {
     {"ranks", Form::value, "1 to 8", [](Text t, Line& l) { return read_integer(t, 1, 8, &l.ranks); }},
     {"link", Form::value, "a number above 0", [](Text t, Line& l) { return read_number(t, &l.link) && *l.link > 0; }},
     {"strided", Form::flag, "", [](Text, Line& l) { return l.strided = true; }},
+    {"cuda", Form::flag, "", [](Text, Line& l) { return l.cuda = true; }},
     {"force", Form::value, "the name of an implementation", [](Text t, Line& l) { return read_name(t, &l.force); }},
     {"threads", Form::value, "1 to 1024", [](Text t, Line& l) { return read_integer(t, 1, 1024, &l.threads); }},
     {"seed", Form::value, "0 to 18446744073709551615",

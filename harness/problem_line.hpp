@@ -54,6 +54,7 @@ struct ProblemLine {
     int ranks = 0;                      // fwd, bwd: ranks=P pieces of the tokens, joined by summaries (harness/ranks.hpp)
     std::optional<double> link;         // with ranks: link=25 Gbit/s between them, for headrace plan
     bool strided = false;               // `strided`: tensors with padded, permuted or doubled strides
+    bool cuda = false;                  // `cuda`: tensors on a CUDA device (harness/device_call.hpp)
     std::string force;                  // force=NAME
     int threads = 0;
     std::uint64_t seed = 1;  // 1: all variants that the seed decides (types, layouts) are the plain ones

@@ -9,10 +9,10 @@
 #include <numeric>
 #include <set>
 
+#include "harness/device_call.hpp"
 #include "harness/gate_values.hpp"
 
 namespace headrace::harness {
-
 namespace {
 
 using Shape = std::vector<std::int64_t>;
@@ -354,7 +354,11 @@ CallTensors make_tensors(const ProblemLine& line, bool odd_strides) {
     return make_call_tensors(line, odd_strides, Memory::allocate);
 }
 
-CallTensors make_shapes(const ProblemLine& line) { return make_call_tensors(line, false, Memory::none); }
+CallTensors make_shapes(const ProblemLine& line) {
+    CallTensors shapes = make_call_tensors(line, false, Memory::none);
+    if (line.cuda) shapes.call = seen_from_device(shapes.call);
+    return shapes;
+}
 
 Call make_call(const ProblemLine& line, std::map<std::string, Tensor>& tensors) {
     const auto view = [&](const char* name) { return view_of(tensors, name); };

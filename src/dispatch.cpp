@@ -26,10 +26,14 @@ std::string joined_names(const ImplementationList& list) {
     return names.empty() ? "none" : names;
 }
 
-ImplementationList serving(const ImplementationList& list, Direction direction) {
+bool is_asked(const Implementation& implementation, const Problem& problem) {
+    return implementation.device() == problem.device && implementation.serves(problem.direction);
+}
+
+ImplementationList serving(const ImplementationList& list, const Problem& problem) {
     ImplementationList result;
     for (const Implementation* implementation : list) {
-        if (implementation->serves(direction)) result.push_back(implementation);
+        if (is_asked(*implementation, problem)) result.push_back(implementation);
     }
     return result;
 }
@@ -46,7 +50,7 @@ Status find_forced(const Problem& problem, const ImplementationList& list, const
     for (const Implementation* implementation : list) {
         if (implementation->name() != name) continue;
         is_known = true;
-        if (!implementation->serves(problem.direction)) continue;
+        if (!is_asked(*implementation, problem)) continue;
         *forced = implementation;
         return {};
     }
@@ -55,10 +59,10 @@ Status find_forced(const Problem& problem, const ImplementationList& list, const
     }
     if (by_option) {
         return {Code::invalid_argument, where + ": expected an implementation of " + name_of(problem.direction) +
-                                            ", one of " + joined_names(serving(list, problem.direction)) + ", got " +
+                                            ", one of " + joined_names(serving(list, problem)) + ", got " +
                                             name};
     }
-    if (is_verbose()) print(where + "=" + name + " ignored: it does not serve " + name_of(problem.direction));
+    if (is_verbose()) print(where + "=" + name + " ignored: it does not serve " + name_of(problem.direction) + (problem.device == Device::cuda ? " on CUDA" : ""));
     return {};
 }
 
@@ -79,7 +83,7 @@ bool stays(const Candidate& candidate) { return candidate.refusal.empty() && can
 std::vector<Candidate> judged(const Problem& problem, const ImplementationList& list, const Machine& machine,
                               const Implementation* forced) {
     std::vector<Candidate> candidates;
-    for (const Implementation* implementation : serving(list, problem.direction)) {
+    for (const Implementation* implementation : serving(list, problem)) {
         Candidate candidate{implementation->name(), refusal_of(*implementation, problem, machine, forced), {}};
         if (candidate.refusal.empty()) candidate.yields = yields_of(*implementation, problem, forced);
         candidates.push_back(std::move(candidate));
@@ -92,6 +96,10 @@ std::vector<Candidate> judged(const Problem& problem, const ImplementationList& 
     return candidates;
 }
 
+std::string none_exists(const Problem& problem) {
+    return problem.device == Device::cuda ? "none for CUDA tensors is compiled in (HEADRACE_CUDA)" : "none exists";
+}
+
 Status unsupported(const Problem& problem, const Implementation* forced, const std::vector<Candidate>& refused) {
     std::string reasons;
     for (const Candidate& candidate : refused) {
@@ -101,7 +109,7 @@ Status unsupported(const Problem& problem, const Implementation* forced, const s
     if (forced != nullptr)
         return {Code::unsupported, "the forced implementation refuses " + summary(problem) + ": " + reasons};
     return {Code::unsupported,
-            "no implementation accepts " + summary(problem) + ": " + (reasons.empty() ? "none exists" : reasons)};
+            "no implementation accepts " + summary(problem) + ": " + (reasons.empty() ? none_exists(problem) : reasons)};
 }
 
 }  // namespace
@@ -113,7 +121,7 @@ Status select(const Problem& problem, const ImplementationList& list, const Mach
     if (Status status = find_forced(problem, list, &forced); !status.ok()) return status;
     const Implementation* first_accepting = nullptr;
     for (const Implementation* implementation : list) {  // as judged(), without the texts that nobody reads
-        if (!implementation->serves(problem.direction)) continue;
+        if (!is_asked(*implementation, problem)) continue;
         if (!refusal_of(*implementation, problem, machine, forced).empty()) continue;
         if (first_accepting == nullptr) first_accepting = implementation;
         if (!yields_of(*implementation, problem, forced).empty()) continue;

@@ -71,19 +71,20 @@ Status execute(const Call& call, const Workspace& workspace) {
     void* base = workspace.data;
     if (workspace.bytes > 0) {
         if (Status status = check_workspace(problem, workspace, measure.size()); !status.ok()) return status;
-        if (call.direction != Direction::step) ask_for_huge_pages(base, measure.size());
+        if (call.direction != Direction::step && problem.device == Device::cpu) ask_for_huge_pages(base, measure.size());
     } else {
-        if (Status status = allocate(measure.size(), &own); !status.ok()) return status;
+        if (Status status = implementation->allocate(problem, measure.size(), &own); !status.ok()) return status;
         base = own.get();
     }
 
+    Carver carver(base);
+    if (problem.device != Device::cpu) return implementation->run(problem, carver);
     DebugReport report(problem);
     if (problem.N == 0) {
         clear_parameter_gradients(problem);
     } else {
         if (problem.direction != Direction::step) prepare_outputs(problem);
-        Carver carver(base);
-        if (!implementation->run(problem, carver)) return gate_error(problem);
+        if (Status status = implementation->run(problem, carver); !status.ok()) return status;
     }
     report.finish();
     return {};

@@ -114,6 +114,7 @@ headrace::Options convert(const headrace_options& c) {
     if (c.has_state_dtype != 0) options.state_dtype = static_cast<headrace::DType>(byte_of(c.state_dtype));
     options.threads = c.threads;
     options.force = c.force;
+    options.stream = c.stream;
     return options;
 }
 

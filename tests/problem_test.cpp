@@ -327,8 +327,8 @@ TEST(Problem, NamesWrongDtypesAndDevices) {
         {Operator::gla, stp, "", [](auto& s) { s.call.pool.states.dtype = DType::bf16; }},
         {Operator::gla, stp, "pool.indices: expected dtype i32 or i64, got f32",
          [](auto& s) { s.call.pool.indices = s.tensor(DType::f32, {2}); }},
-        {Operator::gla, fwd, "q: expected a CPU tensor, got CUDA", [](auto& s) { s.call.in.q.device = Device::cuda; }},
-        {Operator::gla, fwd, "o: expected a CPU tensor, got CUDA", [](auto& s) { s.call.out.o.device = Device::cuda; }},
+        {Operator::gla, fwd, "k: expected a CUDA tensor as q, got a CPU one", [](auto& s) { s.call.in.q.device = Device::cuda; }},
+        {Operator::gla, fwd, "o: expected a CPU tensor as q, got a CUDA one", [](auto& s) { s.call.out.o.device = Device::cuda; }},
     });
 }
 
@@ -440,7 +440,7 @@ TEST(Problem, NamesWrongSequences) {
          }},
         {Operator::gla, fwd, "cu_seqlens: expected dtype i32 or i64, got f32",
          [](auto& s) { s.call.in.cu_seqlens = s.tensor(DType::f32, {2}); }},
-        {Operator::gla, fwd, "cu_seqlens: expected a CPU tensor, got CUDA",
+        {Operator::gla, fwd, "cu_seqlens: expected a CPU tensor as q, got a CUDA one",
          [](auto& s) {
              s.pack({0, 5}, 5), s.call.in.cu_seqlens.device = Device::cuda;
          }},

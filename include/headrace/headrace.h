@@ -63,8 +63,7 @@ typedef enum headrace_dtype {
     HEADRACE_I64 = 5
 } headrace_dtype;
 
-/* Where memory lies. */
-typedef enum headrace_device { HEADRACE_CPU = 0, HEADRACE_CUDA = 1 } headrace_device;
+typedef enum headrace_device { HEADRACE_CPU = 0, HEADRACE_CUDA = 1 } headrace_device; /* where memory lies */
 
 /* The operators: an update rule (additive or delta) times a gate. */
 typedef enum headrace_operator {
@@ -203,6 +202,7 @@ typedef struct headrace_options {
     int32_t threads;              /* 0: as many as OpenMP would use; 1 inside an OpenMP region */
     const char* force;            /* name of the implementation to use; NULL: the library's choice */
     const headrace_piece* piece;  /* the call is a piece of a larger problem; NULL: it is not; not in step */
+    void* stream;                 /* of CUDA tensors: the cudaStream_t that the call is queued on; NULL: the default */
 } headrace_options;
 
 /* Memory that a call may use; bytes 0: the library allocates what it needs and frees it before returning. */

@@ -159,6 +159,7 @@ struct Options {
     int threads = 0;                            // 0: as many as OpenMP would use; 1 inside an OpenMP region
     const char* force = nullptr;                // name of the implementation to use (see explain); overrides HEADRACE_FORCE
     const Piece* piece = nullptr;               // the call is a piece of a larger problem; not in step
+    void* stream = nullptr;                     // of CUDA tensors: the cudaStream_t that the call is queued on; null: the default
 };
 
 // Memory that a call may use. Not given (bytes 0): the library allocates what it needs and frees it before returning.

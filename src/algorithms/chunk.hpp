@@ -1,6 +1,8 @@
 // chunk: one chunk of either rule, forward: from the state S entering it to its outputs and the state leaving it.
 #pragma once
 
+#include "core/types.hpp"
+
 namespace headrace::algorithms {
 
 // What a chunk reads. Rows past the chunk's length are zero; the gate holds the decays e^{G}.
@@ -25,7 +27,7 @@ struct ForwardTiles {
 //     o = scale (q e^G) S + P d                               next = e^{G_L} S + (k e^{G_L - G})^T d
 // `next` may be S. An empty o is not computed. The delta rule leaves `residual`, and l where `solver` is another tile.
 template <bool delta, class Ops>
-void chunk_forward(Ops& ops, const ChunkInputs<Ops>& in, const ForwardTiles<Ops>& tiles, typename Ops::State S,
+HEADRACE_PAGE void chunk_forward(Ops& ops, const ChunkInputs<Ops>& in, const ForwardTiles<Ops>& tiles, typename Ops::State S,
                    typename Ops::State next, typename Ops::Tile o) {
     using Tile = typename Ops::Tile;
     decltype(ops.right_state(S)) state{};

@@ -30,7 +30,7 @@ struct BackwardTiles {
 // `residual` must hold the forward's, and `l` unless it is wanted. The gate's accumulators are left for Gate::finish_gradient.
 // All but D's new value, which chunk_adjoint makes of it.
 template <bool delta, class Ops>
-void chunk_gradients(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o,
+HEADRACE_PAGE void chunk_gradients(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o,
                     typename Ops::State S, typename Ops::State D, Wanted wanted) {
     using Tile = typename Ops::Tile;
     const bool scores_wanted = wanted.queries || wanted.keys || wanted.gate;
@@ -81,7 +81,7 @@ void chunk_gradients(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<O
 
 // D becomes the gradient of the entering state.
 template <bool delta, class Ops>
-void chunk_adjoint(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o, typename Ops::State D) {
+HEADRACE_PAGE void chunk_adjoint(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o, typename Ops::State D) {
     if constexpr (delta) {
         ops.decay_and_write(D, D, ops.reads(in), d_o, ops.erases(in), t.z);
     } else {

@@ -1,6 +1,8 @@
 // recurrent: one token of either rule, forward and adjoint: the definition of the operators on vectors and one state; two at once.
 #pragma once
 
+#include "core/types.hpp"
+
 namespace headrace::algorithms {
 
 // One token; every pointer is a row vector. decay = e^{g} per key channel and value_decay = e^{gv} per value channel (or
@@ -28,7 +30,7 @@ struct TokenSpare {
 // `to` may be S; no data in S: zero. Columns of the state do not meet: a few at a time are read (by the delta rule twice, the
 // second time from the nearest cache) and written.
 template <bool delta, class Ops, class T>
-void token_forward(Ops& ops, T* o, typename Ops::Tile S, typename Ops::Tile to, const Token<T>& token, const TokenSpare<T>& spare) {
+HEADRACE_PAGE void token_forward(Ops& ops, T* o, typename Ops::Tile S, typename Ops::Tile to, const Token<T>& token, const TokenSpare<T>& spare) {
     ops.multiply_keys(spare.decayed_q, token.q, token.decay);
     const T* e = token.e;
     if (delta && !token.undecayed_error) {
@@ -69,7 +71,7 @@ struct TokenPair {
 // o1 = scale (S^T q1 + (q1.k1) d1)     o2 = scale (S^T q2 + (q2.k1) d1 + (q2.k2) d2)     S~ <- kept S~ + k1 d1^T + k2 d2^T
 // for all pairs, on a few columns of the state: while a pair is written, the next one reads. The last is left to `columns`.
 template <bool delta, class Columns, class T>
-void pairs_forward(const Columns& columns, const TokenPair<T>* pairs, int count) {
+HEADRACE_PAGE void pairs_forward(const Columns& columns, const TokenPair<T>* pairs, int count) {
     auto read = columns.template read_first<delta>(pairs[0]);
     for (int p = 0; p < count; ++p) {
         const TokenPair<T>& pair = pairs[p];
@@ -104,7 +106,7 @@ struct TokenGradients {
 // lost every time. A token's own part is written out, by inner products in double: with one token and no states, everything
 // rests on it.
 template <bool delta, class Ops, class T>
-void token_backward(Ops& ops, const TokenGradients<T>& gradients, typename Ops::Tile D, typename Ops::Tile S_before,
+HEADRACE_PAGE void token_backward(Ops& ops, const TokenGradients<T>& gradients, typename Ops::Tile D, typename Ops::Tile S_before,
                     const Token<T>& token, const T* d_o, const TokenSpare<T>& spare) {
     if constexpr (delta) {
         if (token.undecayed_error) {

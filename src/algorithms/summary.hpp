@@ -9,7 +9,7 @@ namespace headrace::algorithms {
 // Of chunk_backward what D needs: neither the state nor the residuals. For the additive rule that is nothing but q and d_o.
 //     P, l as forward      y = (I + diag(beta) l)^-T (P^T d_o + (k e^{G_L - G}) D)      z = beta y
 template <bool delta, class Ops>
-void chunk_written(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o,
+HEADRACE_PAGE void chunk_written(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o,
                    typename Ops::State D) {
     if constexpr (delta) {
         const auto state = ops.right_state(D);
@@ -24,7 +24,7 @@ void chunk_written(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops
 // The same of a token, as token_backward:
 //     y = D^T k + scale (q.k) d_o      z = beta y      D <- decay (D + scale q d_o^T - e z^T), or e z^T taken away undecayed
 template <bool delta, class Ops, class T>
-void token_adjoint(Ops& ops, typename Ops::Tile D, const Token<T>& token, const T* d_o, const TokenSpare<T>& spare) {
+HEADRACE_PAGE void token_adjoint(Ops& ops, typename Ops::Tile D, const Token<T>& token, const T* d_o, const TokenSpare<T>& spare) {
     T* z = nullptr;
     if constexpr (delta) {
         z = spare.read;

@@ -21,6 +21,7 @@ class Implementation {
   public:
     virtual ~Implementation() = default;
     virtual std::string name() const = 0;  // "avx512.chunk": backend.algorithm[.variant]
+    virtual Device device() const { return Device::cpu; }  // where the tensors of its problems lie; others are never asked about
     virtual bool serves(Direction direction) const = 0;
     // Why this implementation cannot compute the problem; empty if it can. Only called when it serves the direction.
     virtual std::string refusal(const Problem& problem, const Machine& machine) const = 0;
@@ -31,9 +32,11 @@ class Implementation {
     virtual std::string states(const Problem&) const { return name(); }
     // Takes every block that run() will use.
     virtual void carve(const Problem& problem, Carver& carver) const = 0;
-    // `carver` is fresh over a buffer of at least carve()'s size. Returns whether every value of g was acceptable (no NaN,
-    // none positive unless allowed): the values are looked at where they are read anyway. If not, outputs are undefined.
-    virtual bool run(const Problem& problem, Carver& carver) const = 0;
+    // `carver` is fresh over a buffer of at least carve()'s size, on its device. An error where a value of g was not acceptable
+    // (NaN, or positive unless allowed): the values are looked at where they are read anyway. Outputs are then undefined.
+    virtual Status run(const Problem& problem, Carver& carver) const = 0;
+    // That buffer, where the caller gave none.
+    virtual Status allocate(const Problem&, std::size_t bytes, Block* block) const { return headrace::allocate(bytes, block); }
 };
 
 // All implementations, in order of preference.

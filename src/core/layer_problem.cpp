@@ -189,7 +189,7 @@ Status validate(ConvolutionProblem& problem) {
     const std::vector<NamedView> views = named_views(problem);
     problem.wide = problem.in.x.dtype == DType::f64;
     const bool good =
-        check_each_view(views, Contents::check, fault) && check_presence(problem, fault) && fix_sizes(problem, fault) &&
+        check_each_view(views, Contents::check, fault) && check_devices(views, Device::cpu, "", fault) && check_presence(problem, fault) && fix_sizes(problem, fault) &&
         check_shapes(problem, fault) && expect_dtype("y", problem.out.y, problem.in.x.dtype, "x", fault) &&
         expect_dtype("d_y", problem.d_out.d_y, problem.in.x.dtype, "x", fault) && check_options(problem, fault) &&
         (problem.direction == Direction::step ||
@@ -204,7 +204,7 @@ Status validate(RmsNormProblem& problem) {
     problem.wide = problem.in.x.dtype == DType::f64;
     const char* by = "the normalisation";
     const bool forward = problem.direction == Direction::forward;
-    const bool good = check_each_view(views, Contents::check, fault) && require("x", problem.in.x, by, fault) &&
+    const bool good = check_each_view(views, Contents::check, fault) && check_devices(views, Device::cpu, "", fault) && require("x", problem.in.x, by, fault) &&
                       (forward ? require("y", problem.y, by, fault) : require("d_y", problem.d_y, by, fault)) &&
                       check_shapes(problem, fault) && expect_dtype("y", problem.y, problem.in.x.dtype, "x", fault) &&
                       expect_dtype("d_y", problem.d_y, problem.in.x.dtype, "x", fault) &&

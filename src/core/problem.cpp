@@ -75,7 +75,9 @@ bool check_options(Problem& problem, Fault& fault) {
 }
 
 bool check_sequences(Problem& problem, Fault& fault) {
-    if (!list_sequences(&problem.sequences, problem.in.cu_seqlens, problem.keys_name(), problem.B, problem.T, fault)) return false;
+    const bool known = !problem.in.cu_seqlens.given() || problem.in.cu_seqlens.device == Device::cpu;
+    if (known && !list_sequences(&problem.sequences, problem.in.cu_seqlens, problem.keys_name(), problem.B, problem.T, fault)) return false;
+    if (!known && problem.B != 1) return fault(problem.keys_name(), ": expected batch 1 with cu_seqlens, got ", problem.B);
     // Workspaces hold a state per sequence or per chunk.
     const std::int64_t states = bounded_product(std::max(problem.N, problem.B * problem.T), problem.HV);
     if (bounded_product(states, bounded_product(problem.K, problem.V)) >= max_elements) {
@@ -88,7 +90,8 @@ bool check_sequences(Problem& problem, Fault& fault) {
 
 bool check_piece(Problem& problem, Fault& fault) {
     if (problem.is_piece && problem.direction == Direction::step) return fault("piece: expected none, step does not take it");
-    std::int64_t tokens = 0, longest = 0;
+    const bool known = problem.sequences.size() == static_cast<std::size_t>(problem.N);
+    std::int64_t tokens = known ? 0 : problem.T, longest = tokens;
     for (const Sequence& s : problem.sequences) {
         tokens += s.end - s.begin;
         longest = std::max(longest, s.end - s.begin);
@@ -106,10 +109,13 @@ Status make_problem(const Call& call, Contents contents, Problem* problem) {
     take(call, *problem);
     Fault fault;
     const std::vector<NamedView> views = named_views(*problem);
+    const std::string as_keys = std::string(" as ") + problem->keys_name();
+    problem->device = problem->keys().device;
     const bool good = check_each_view(views, contents, fault) && check_presence(*problem, fault) &&
-                      check_dtypes(views, *problem, fault) && check_shapes(*problem, fault) &&
-                      check_options(*problem, fault) && check_sequences(*problem, fault) &&
-                      check_piece(*problem, fault) && check_aliasing(views, fault) && (contents == Contents::ignore || check_contents(*problem, fault));
+                      check_devices(views, problem->device, as_keys.c_str(), fault) && check_dtypes(views, *problem, fault) &&
+                      check_shapes(*problem, fault) && check_options(*problem, fault) && check_sequences(*problem, fault) &&
+                      check_piece(*problem, fault) && check_aliasing(views, fault) &&
+                      (contents == Contents::ignore || problem->device != Device::cpu || check_contents(*problem, fault));
     return good ? Status() : Status(Code::invalid_argument, fault.message());
 }
 

@@ -29,12 +29,13 @@ struct Problem {
     std::int64_t B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0, N = 0;
     std::int64_t group = 0;  // HV / H
     DType dtype{};           // of q, k, v, p, o
+    Device device{};         // of all tensors; cu_seqlens may lie on the host in any case
     bool wide = false;       // dtype is f64: everything is computed in double
     double scale = 0;        // resolved
     int chunk = 0;           // hint: 0, 16, 32, 64, 128, 256
     DType state_dtype{};     // of states saved for the backward
     int threads = 0;         // >= 1, resolved
-    std::vector<Sequence> sequences;
+    std::vector<Sequence> sequences;  // empty where cu_seqlens lies on another device: only N and T are known
     Piece whole;             // what choices follow: sizes of the undivided problem, resolved; the views that are given
     bool is_piece = false;
 

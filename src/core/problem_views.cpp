@@ -45,9 +45,8 @@ bool check_sizes(const NamedView& named, Fault& fault) {
 
 bool check_kind(const NamedView& named, Fault& fault) {
     const TensorView& view = *named.view;
-    if (view.device != Device::cpu) {
-        return fault(named.name, ": expected a CPU tensor, got ",
-                     view.device == Device::cuda ? "CUDA" : "an unknown device");
+    if (view.device != Device::cpu && view.device != Device::cuda) {
+        return fault(named.name, ": expected a CPU or a CUDA tensor, got an unknown device");
     }
     if (named.role == Role::index && view.dtype != DType::i32 && view.dtype != DType::i64) {
         return fault(named.name, ": expected dtype i32 or i64, got ", name_of(view.dtype));
@@ -126,6 +125,15 @@ bool check_each_view(const std::vector<NamedView>& views, Contents contents, Fau
         // cu_seqlens is read in either case.
         const bool is_read = contents == Contents::check || std::string_view(named.name) == "cu_seqlens";
         if (is_read && !check_data(named, fault)) return false;
+    }
+    return true;
+}
+
+bool check_devices(const std::vector<NamedView>& views, Device device, const char* source, Fault& fault) {
+    const auto name_of = [](Device kind) { return kind == Device::cpu ? "CPU" : "CUDA"; };
+    for (const NamedView& named : views) {
+        if (named.view->device == device || (named.view->device == Device::cpu && std::string_view(named.name) == "cu_seqlens")) continue;
+        return fault(named.name, ": expected a ", name_of(device), " tensor", source, ", got a ", name_of(named.view->device), " one");
     }
     return true;
 }

@@ -46,7 +46,7 @@ struct Sizes {
 };
 
 bool check_views(const std::vector<NamedView>& views, const TensorView* any_float, Fault& fault) {
-    if (!check_each_view(views, Contents::check, fault)) return false;
+    if (!check_each_view(views, Contents::check, fault) || !check_devices(views, Device::cpu, "", fault)) return false;
     for (const NamedView& named : views) {
         const DType dtype = named.view->dtype;
         if (named.view == any_float || dtype == DType::f32 || dtype == DType::f64) continue;

@@ -9,6 +9,13 @@ namespace headrace {
 #define HEADRACE_INLINE [[gnu::always_inline]] static inline
 #define HEADRACE_INLINE_MEMBER [[gnu::always_inline]] inline
 
+// Functions of the algorithm pages, which every backend compiles for its own target.
+#ifdef __CUDACC__
+#define HEADRACE_PAGE __device__ __forceinline__
+#else
+#define HEADRACE_PAGE
+#endif
+
 HEADRACE_INLINE float bf16_to_float(std::uint16_t bits) {
     const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
     float value;

@@ -29,7 +29,7 @@ class Fault {
 
 enum class Role {
     input,   // floating-point, read
-    index,   // i32 or i64 on the host, read
+    index,   // i32 or i64, read
     output,  // floating-point, written; a pool of states is read as well
 };
 
@@ -43,8 +43,11 @@ struct NamedView {
 // All views of the call whose rank is not 0. Fields of other directions are not listed.
 std::vector<NamedView> named_views(const Problem& problem);
 
-// Rank, sizes, strides, device and kind of dtype of each view by itself; data pointers with Contents::check.
+// Rank, sizes, strides and kind of dtype of each view by itself; data pointers with Contents::check.
 bool check_each_view(const std::vector<NamedView>& views, Contents contents, Fault& fault);
+
+// That all lie on this device, but cu_seqlens, which may be on the host. source: " as q", where that fixed the device.
+bool check_devices(const std::vector<NamedView>& views, Device device, const char* source, Fault& fault);
 
 // Dtypes that depend on that of q; sets problem.dtype and problem.wide.
 bool check_dtypes(const std::vector<NamedView>& views, Problem& problem, Fault& fault);

@@ -31,12 +31,17 @@ class Carver {
     std::vector<PlanEntry>* plan_ = nullptr;
 };
 
-struct FreeAligned {
-    void operator()(void* pointer) const { ::operator delete (pointer, std::align_val_t{Carver::alignment}); }
+// Gives memory back the way it was made: on the host, or behind the work of a stream.
+struct Release {
+    void (*release)(void* memory, void* stream) = [](void* memory, void*) {
+        ::operator delete(memory, std::align_val_t{Carver::alignment});
+    };
+    void* stream = nullptr;
+    void operator()(void* memory) const { release(memory, stream); }
 };
-using Block = std::unique_ptr<void, FreeAligned>;
+using Block = std::unique_ptr<void, Release>;
 
-// Memory that lives as long as *block.
+// Host memory that lives as long as *block.
 Status allocate(std::size_t bytes, Block* block);
 
 }  // namespace headrace

@@ -7,12 +7,16 @@ import sys
 SOURCES = {".hpp", ".cpp", ".h", ".c", ".cuh", ".cu"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 # Where an include of ours is looked for besides the file's own folder; anything found in none of them is not ours.
-SEARCH = ["include", "src", "."]
+SEARCH = ["include", "src", "tests/ptx", "."]
 
 # The first row whose prefix fits a file decides: (prefix of the file, prefixes that it may include).
 PUBLIC = "include/headrace/"
 TILES = ["src/core/", "src/cpu/plumbing/kernel_args.hpp", "src/cpu/simd/", "src/cpu/isa/", "src/cpu/tiles/"]
 FORM = [PUBLIC, "src/core/", "src/algorithms/", "src/cpu/implementations.hpp", "src/cpu/plumbing/", *TILES]
+CUDA_TILES = ["include/headrace/tensor.hpp", "src/core/types.hpp", "src/cuda/ptx.hpp", "src/cuda/plumbing/kernel_args.hpp",
+              "src/cuda/tiles/"]
+CUDA_FORM = [PUBLIC, "src/core/", "src/algorithms/", "src/cuda/implementations.hpp", "src/cuda/kernels/kernels.hpp",
+             "src/cuda/plumbing/", *CUDA_TILES]
 TABLE = [
     ("include/headrace/", [PUBLIC]),
     ("src/core/", [PUBLIC, "src/core/", "src/operators.hpp"]),
@@ -27,10 +31,15 @@ TABLE = [
     ("src/cpu/products/", [PUBLIC, "src/core/", "src/cpu/plumbing/", *TILES, "src/cpu/products/"]),
     ("src/cpu/kernels/", ["src/core/", "src/cpu/"]),
     ("src/cpu/implementations", [PUBLIC, "src/core/", "src/cpu/implementations.hpp"]),
-    ("src/cuda/", [PUBLIC, "src/core/", "src/algorithms/", "src/cuda/"]),
-    ("src/no_cuda/", [PUBLIC, "src/core/", "src/no_cuda/"]),
-    ("src/implementations.cpp", [PUBLIC, "src/core/", "src/cpu/implementations.hpp",
-                                "src/cuda/implementations.hpp", "src/no_cuda/implementations.hpp"]),
+    ("src/cuda/ptx.hpp", []),
+    ("src/cuda/plumbing/", [PUBLIC, "src/core/", "src/cuda/kernels/kernels.hpp", "src/cuda/plumbing/"]),
+    ("src/cuda/tiles/", CUDA_TILES),
+    ("src/cuda/chunk/", [*CUDA_FORM, "src/cuda/chunk/"]),
+    ("src/cuda/recurrent/", [*CUDA_FORM, "src/cuda/recurrent/"]),
+    ("src/cuda/kernels/", ["include/headrace/tensor.hpp", "src/core/types.hpp", "src/cuda/"]),
+    ("src/cuda/implementations", [PUBLIC, "src/core/", "src/cuda/implementations.hpp"]),
+    ("src/no_cuda/", [PUBLIC, "src/core/", "src/cuda/implementations.hpp"]),
+    ("src/implementations.cpp", [PUBLIC, "src/core/", "src/cpu/implementations.hpp", "src/cuda/implementations.hpp"]),
     ("src/dispatch", [PUBLIC, "src/core/", "src/dispatch.hpp"]),
     ("src/operators.hpp", [PUBLIC, "src/core/problem.hpp"]),
     ("src/layers.cpp", [PUBLIC, "src/core/", "src/cpu/layers/layers.hpp"]),

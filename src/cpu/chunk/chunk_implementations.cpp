@@ -32,7 +32,7 @@ class ChunkImplementation : public IsaImplementation {
     void carve(const Problem& problem, Carver& carver) const override {
         wants_states(problem) ? forward_layout(problem, carver) : layout(problem, carver);
     }
-    bool run(const Problem& problem, Carver& carver) const override {
+    bool compute_on(const Problem& problem, Carver& carver) const override {
         if (wants_states(problem)) return run_forward(problem, forward_layout(problem, carver));
         const bool gates_accepted = compute(problem, layout(problem, carver));
         report_states(problem);

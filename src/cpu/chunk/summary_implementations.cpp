@@ -22,7 +22,7 @@ class ChunkSummary : public IsaImplementation {
     }
     void carve(const Problem& problem, Carver& carver) const override { layout(problem, carver); }
 
-    bool run(const Problem& problem, Carver& carver) const override {
+    bool compute_on(const Problem& problem, Carver& carver) const override {
         const Layout l = layout(problem, carver);
         const KernelArgs& args = l.args;
         const std::int64_t blocks = l.columns == 0 ? 1 : (l.columns + args.value_columns - 1) / args.value_columns;

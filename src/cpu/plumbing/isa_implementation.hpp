@@ -13,8 +13,14 @@ class IsaImplementation : public Implementation {
   public:
     IsaImplementation(const Isa& isa, const char* algorithm) : isa_(isa), name_(isa.name + "." + algorithm) {}
     std::string name() const override { return name_; }
+    Status run(const Problem& problem, Carver& carver) const final {
+        return compute_on(problem, carver) ? Status() : gate_error(problem);
+    }
 
   protected:
+    // Whether every value of g was acceptable.
+    virtual bool compute_on(const Problem& problem, Carver& carver) const = 0;
+
     std::string machine_refusal(const Problem& problem, const Machine& machine) const {
         if (!isa_.available(machine)) return "needs " + isa_.needs + ", which this machine lacks";
         if (isa_.bf16_only && problem.dtype != DType::bf16) {

@@ -29,7 +29,7 @@ class Recurrent : public IsaImplementation {
         return isa_.name + (pairs ? " pairs" : " tokens") + (is_double(problem) ? " in double" : " in float");
     }
 
-    bool run(const Problem& problem, Carver& carver) const override {
+    bool compute_on(const Problem& problem, Carver& carver) const override {
         const Layout l = layout(problem, carver);
         if (wants_states(problem)) {
             run_forward(problem, l);

@@ -20,7 +20,7 @@ class RecurrentSummary : public IsaImplementation {
     std::string refusal(const Problem& problem, const Machine& machine) const override { return machine_refusal(problem, machine); }
     void carve(const Problem& problem, Carver& carver) const override { layout(problem, carver); }
 
-    bool run(const Problem& problem, Carver& carver) const override {
+    bool compute_on(const Problem& problem, Carver& carver) const override {
         const Layout l = layout(problem, carver);
         if (problem.direction == Direction::summarize_backward) {
             walk(problem, l.state, l, [&](const KernelArgs& args, std::int64_t n, std::int64_t head, int first, int values, int thread) {

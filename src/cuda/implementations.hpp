@@ -1,0 +1,14 @@
+// The implementations of the CUDA backend, fastest first; none where headrace was built without it (src/no_cuda).
+#pragma once
+
+#include <vector>
+
+#include "core/implementation.hpp"
+
+namespace headrace::cuda {
+
+std::vector<const Implementation*> walk_implementations();       // "cuda.walk"
+std::vector<const Implementation*> recurrent_implementations();  // "cuda.recurrent"
+std::vector<const Implementation*> implementations();            // all of them, in order of preference
+
+}  // namespace headrace::cuda

@@ -1,0 +1,54 @@
+// The kernels of this backend, as the portable code sees them: addresses to launch, parameters, the memory that a block needs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/plumbing/kernel_args.hpp"
+
+namespace headrace::cuda {
+
+// What a block takes of shared memory, and of the workspace where that has no room.
+struct BlockMemory {
+    std::size_t shared, spill;
+};
+
+// One form of an operator in one arithmetic: a kernel with KernelArgs as its parameter for each direction.
+struct WalkKernels {
+    const void *forward, *backward;
+    BlockMemory (*forward_memory)(const KernelArgs& args, std::size_t shared_limit);
+    BlockMemory (*backward_memory)(const KernelArgs& args, std::size_t shared_limit);
+};
+// The chunk form: a block walks the chunks of a sequence and head (forward: a block of its values; backward: of a key head).
+template <class T, bool delta, bool channel_gate>
+WalkKernels walk_kernels();
+
+// The recurrent form: a block walks the tokens of a sequence, a head and recurrent_columns values, a thread for each key channel, in
+// multiples of 32. Forward and step.
+inline constexpr int recurrent_columns = 32, recurrent_segment = 16;  // segment: tokens from one saved state to the next
+struct RecurrentKernels {
+    const void *forward, *backward;  // backward: a block for each sequence and key head, as the chunk form's
+    BlockMemory (*forward_memory)(const KernelArgs& args, std::size_t shared_limit);
+    BlockMemory (*backward_memory)(const KernelArgs& args, std::size_t shared_limit);
+};
+template <class T, bool delta>
+RecurrentKernels recurrent_kernels();
+
+// target[head, channel] = sum of sums[n, head, channel] over n; a thread has one of them
+struct SumsArgs {
+    const double* sums;  // [N, heads, channels]
+    Strided target;
+    std::int64_t N, heads, channels;
+};
+const void* sums_kernel();
+
+// to[i] = values[i]: integers that travel as parameters of the launch.
+inline constexpr int most_numbers = 256;
+struct NumbersArgs {
+    std::int64_t* to;
+    int count;
+    std::int64_t values[most_numbers];
+};
+const void* numbers_kernel();
+
+}  // namespace headrace::cuda

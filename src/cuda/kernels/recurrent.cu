@@ -1,0 +1,47 @@
+// The recurrent form in f32 and f64, both rules.
+#include "cuda/recurrent/adjoint_kernel.hpp"
+
+#include "cuda/kernels/kernels.hpp"
+
+namespace headrace::cuda {
+namespace {
+
+extern __shared__ __align__(16) char block_memory[];
+
+template <class T, bool delta>
+__global__ void __launch_bounds__(256) recurrent_forward(KernelArgs args) {
+    Arena arena{block_memory, nullptr, args.shared_limit};
+    RecurrentKernel<T, delta> kernel(args, arena);
+    const std::int64_t blocks = (args.V + recurrent_columns - 1) / recurrent_columns, task = blockIdx.x;
+    kernel.forward(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * recurrent_columns);
+}
+
+template <class T, bool delta>
+__global__ void __launch_bounds__(block_threads) recurrent_backward(KernelArgs args) {
+    Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
+    AdjointKernel<T, delta> kernel(args, arena);
+    kernel.backward(blockIdx.x / args.H, blockIdx.x % args.H);
+}
+
+template <class Kernel>
+BlockMemory memory_of(const KernelArgs& args, std::size_t shared_limit) {
+    Arena arena{nullptr, nullptr, shared_limit};
+    Kernel(args, arena);
+    return {arena.shared_used, arena.spill_used};
+}
+
+}  // namespace
+
+template <class T, bool delta>
+RecurrentKernels recurrent_kernels() {
+    static_assert(recurrent_columns == state_columns);
+    return {reinterpret_cast<const void*>(&recurrent_forward<T, delta>), reinterpret_cast<const void*>(&recurrent_backward<T, delta>),
+            &memory_of<RecurrentKernel<T, delta>>, &memory_of<AdjointKernel<T, delta>>};
+}
+
+template RecurrentKernels recurrent_kernels<float, false>();
+template RecurrentKernels recurrent_kernels<float, true>();
+template RecurrentKernels recurrent_kernels<double, false>();
+template RecurrentKernels recurrent_kernels<double, true>();
+
+}  // namespace headrace::cuda

@@ -1,0 +1,43 @@
+// walk_entry: the kernels of the chunk form for one arithmetic, rule and gate.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/chunk/chunk_kernel.hpp"
+#include "cuda/kernels/kernels.hpp"
+
+namespace headrace::cuda {
+
+extern __shared__ __align__(16) char block_memory[];
+
+template <class Kernel>
+__global__ void __launch_bounds__(block_threads) walk_forward(KernelArgs args) {
+    Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
+    Kernel kernel(args, arena, Use::forward);
+    const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, task = blockIdx.x;
+    kernel.forward(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * args.value_columns);
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(block_threads) walk_backward(KernelArgs args) {
+    Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
+    Kernel kernel(args, arena, Use::backward);
+    kernel.backward(blockIdx.x / args.H, blockIdx.x % args.H);
+}
+
+template <class Kernel, Use use>
+BlockMemory memory_of(const KernelArgs& args, std::size_t shared_limit) {
+    Arena arena{nullptr, nullptr, shared_limit};
+    Kernel(args, arena, use);
+    return {arena.shared_used, arena.spill_used};
+}
+
+template <class T, bool delta, bool channel_gate>
+WalkKernels walk_kernels() {
+    using Gate = std::conditional_t<channel_gate, ChannelGate<T>, ScalarGate<T>>;
+    using Kernel = ChunkKernel<Gate, delta>;
+    return {reinterpret_cast<const void*>(&walk_forward<Kernel>), reinterpret_cast<const void*>(&walk_backward<Kernel>),
+            &memory_of<Kernel, Use::forward>, &memory_of<Kernel, Use::backward>};
+}
+
+}  // namespace headrace::cuda

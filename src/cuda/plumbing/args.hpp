@@ -1,0 +1,23 @@
+// args: turns a Problem into KernelArgs, with the sums that the kernels leave.
+#pragma once
+
+#include "core/problem.hpp"
+#include "core/workspace.hpp"
+#include "cuda/plumbing/kernel_args.hpp"
+
+namespace headrace::cuda {
+
+Strided strided(const TensorView& view);
+
+KernelArgs make_args(const Problem& problem, Carver& carver);
+
+// Queues what the kernels find: zeros, the sequences.
+Status prepare(const Problem& problem, const KernelArgs& args);
+
+// Queues the sums over sequences that give d_g_gamma, d_A_log and d_dt_bias.
+Status store_parameter_gradients(const Problem& problem, const KernelArgs& args);
+
+// With HEADRACE_DEBUG_NAN=1 waits and says whether a gate or beta was refused; else nothing.
+Status check_refused(const Problem& problem, const KernelArgs& args);
+
+}  // namespace headrace::cuda

@@ -1,0 +1,55 @@
+// CudaImplementation: what the implementations of this backend share: the device, the arithmetic, memory, the order of a run.
+#pragma once
+
+#include "core/implementation.hpp"
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/plumbing/args.hpp"
+#include "cuda/plumbing/blocking.hpp"
+#include "cuda/plumbing/launch.hpp"
+
+namespace headrace::cuda {
+
+class CudaImplementation : public Implementation {
+  public:
+    Device device() const final { return Device::cuda; }
+    void carve(const Problem& problem, Carver& carver) const final { layout(problem, carver); }
+    Status allocate(const Problem& problem, std::size_t bytes, Block* block) const final {
+        const OnDevice device(problem);
+        return device.status().ok() ? cuda::allocate(bytes, problem.options.stream, block) : device.status();
+    }
+    Status run(const Problem& problem, Carver& carver) const final {
+        const OnDevice device(problem);
+        if (!device.status().ok()) return device.status();
+        KernelArgs args = layout(problem, carver);
+        Status status = prepare(problem, args);
+        if (status.ok()) status = queue(problem, args);
+        return status.ok() ? check_refused(problem, args) : status;
+    }
+
+  protected:
+    virtual KernelArgs layout(const Problem& problem, Carver& carver) const = 0;
+    // Launches the kernels; nothing waits for them.
+    virtual Status queue(const Problem& problem, KernelArgs& args) const = 0;
+
+    // What the blocks need beyond shared memory.
+    static void take_spill(Carver& carver, KernelArgs& args, const BlockMemory& block, std::int64_t blocks) {
+        args.spill_bytes = static_cast<std::int64_t>((block.spill + 127) / 128 * 128);
+        args.spill = static_cast<char*>(carver.take("tiles beyond shared memory", DType::f32, {blocks, args.spill_bytes / 4}));
+    }
+    // A state for every so many tokens of each sequence and head; returns how many. Sequences of unknown lengths leave up to one each
+    // unused (saved_place).
+    static std::int64_t take_saved_states(const Problem& problem, Carver& carver, KernelArgs& args, int tokens) {
+        const std::int64_t parts = problem.in.cu_seqlens.given() ? problem.T / tokens + problem.N : problem.N * ((problem.T + tokens - 1) / tokens);
+        const std::int64_t K = (problem.K + 15) / 16 * 16, V = (problem.V + 15) / 16 * 16, states = parts * problem.HV;
+        args.state_dtype = computes_in_double(problem) ? DType::f64 : DType::f32;
+        args.saved_states = static_cast<char*>(carver.take("saved states", args.state_dtype, {states, K, V}));
+        return states;
+    }
+    static std::string common_refusal(const Problem& problem) {
+        if (problem.is_piece || wants_states(problem)) return "pieces of sequences are computed on the CPU only";
+        if (problem.K > most_key_channels || problem.V > most_value_channels) return "takes up to 256 key and 512 value channels";
+        return {};
+    }
+};
+
+}  // namespace headrace::cuda

@@ -1,0 +1,43 @@
+// launch: the calls of the CUDA runtime that this backend makes, with errors as Status.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/problem.hpp"
+#include "core/workspace.hpp"
+
+namespace headrace::cuda {
+
+// Threads of a block of most kernels; their own constant is tiles/tile_ops.hpp's.
+inline constexpr int launched_threads = 128;
+
+// Queues a kernel with one parameter block on a stream. Code::unsupported with the runtime's words where that fails.
+Status launch(const void* kernel, const char* name, std::int64_t blocks, int threads, std::size_t shared_bytes, void* parameters,
+              void* stream);
+
+// Queues zeros.
+Status clear(void* memory, std::size_t bytes, void* stream);
+
+// Memory of the current device that is given back behind what the stream then holds. Code::out_of_memory where there is none.
+Status allocate(std::size_t bytes, void* stream, Block* block);
+
+// Waits for the stream and copies to the host: for HEADRACE_DEBUG_NAN alone.
+Status read_back(void* to, const void* from, std::size_t bytes, void* stream);
+
+// Makes the device of the problem's tensors current while it lives. All of them must lie on one that the kernels are compiled for.
+class OnDevice {
+  public:
+    explicit OnDevice(const Problem& problem);
+    ~OnDevice();
+    OnDevice(const OnDevice&) = delete;
+    OnDevice& operator=(const OnDevice&) = delete;
+    const Status& status() const { return status_; }
+
+  private:
+    Status find(const Problem& problem, int* device) const;
+    Status status_;
+    int previous_ = -1;
+};
+
+}  // namespace headrace::cuda

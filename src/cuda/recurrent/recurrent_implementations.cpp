@@ -1,0 +1,50 @@
+// The recurrent form on a GPU: forward and step by blocks of a sequence, a head and 32 values; backward by blocks of a key head.
+#include "cuda/implementations.hpp"
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/plumbing/cuda_implementation.hpp"
+
+namespace headrace::cuda {
+namespace {
+
+RecurrentKernels kernels_of(const Problem& problem) {
+    const bool delta = problem.rule == Rule::delta;
+    if (computes_in_double(problem)) return delta ? recurrent_kernels<double, true>() : recurrent_kernels<double, false>();
+    return delta ? recurrent_kernels<float, true>() : recurrent_kernels<float, false>();
+}
+
+class Recurrent : public CudaImplementation {
+  public:
+    std::string name() const override { return "cuda.recurrent"; }
+    bool serves(Direction direction) const override {
+        return direction == Direction::forward || direction == Direction::step || direction == Direction::backward;
+    }
+    std::string refusal(const Problem& problem, const Machine&) const override { return common_refusal(problem); }
+
+  protected:
+    Status queue(const Problem& problem, KernelArgs& args) const override {
+        const RecurrentKernels kernels = kernels_of(problem);
+        void* const stream = problem.options.stream;
+        if (problem.direction != Direction::backward) {
+            const std::int64_t blocks = problem.N * problem.HV * ((problem.V + recurrent_columns - 1) / recurrent_columns);
+            const int threads = (args.K + 31) / 32 * 32;
+            return launch(kernels.forward, "cuda.recurrent", blocks, threads, kernels.forward_memory(args, args.shared_limit).shared, &args, stream);
+        }
+        const std::size_t shared = kernels.backward_memory(args, args.shared_limit).shared;
+        Status status = launch(kernels.backward, "cuda.recurrent", problem.N * problem.H, launched_threads, shared, &args, stream);
+        return status.ok() ? store_parameter_gradients(problem, args) : status;
+    }
+    KernelArgs layout(const Problem& problem, Carver& carver) const override {
+        KernelArgs args = make_args(problem, carver);
+        args.shared_limit = walk_shared_bytes;
+        if (problem.direction != Direction::backward) return args;
+        take_spill(carver, args, kernels_of(problem).backward_memory(args, args.shared_limit), problem.N * problem.H);
+        take_saved_states(problem, carver, args, recurrent_segment);
+        return args;
+    }
+};
+
+}  // namespace
+
+std::vector<const Implementation*> recurrent_implementations() { return {new Recurrent}; }
+
+}  // namespace headrace::cuda

@@ -1,0 +1,225 @@
+// rows: moves rows between the caller's tensors (any dtype, any strides) and tiles; l2norm, gate and beta formulas.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/plumbing/kernel_args.hpp"
+#include "cuda/tiles/tile_ops.hpp"
+
+namespace headrace::cuda {
+
+template <class T>
+HEADRACE_DEVICE T load_element(const char* source, DType dtype, std::int64_t index) {
+    switch (dtype) {
+        case DType::f64: return static_cast<T>(reinterpret_cast<const double*>(source)[index]);
+        case DType::f32: return static_cast<T>(reinterpret_cast<const float*>(source)[index]);
+        case DType::bf16: return static_cast<T>(__bfloat162float(reinterpret_cast<const __nv_bfloat16*>(source)[index]));
+        case DType::f16: return static_cast<T>(__half2float(reinterpret_cast<const __half*>(source)[index]));
+        default: return T(0);
+    }
+}
+
+template <class T>
+HEADRACE_DEVICE void store_element(char* target, DType dtype, std::int64_t index, T value) {
+    switch (dtype) {
+        case DType::f64: reinterpret_cast<double*>(target)[index] = static_cast<double>(value); break;
+        case DType::f32: reinterpret_cast<float*>(target)[index] = static_cast<float>(value); break;
+        case DType::bf16: reinterpret_cast<__nv_bfloat16*>(target)[index] = __float2bfloat16_rn(static_cast<float>(value)); break;
+        case DType::f16: reinterpret_cast<__half*>(target)[index] = __float2half_rn(static_cast<float>(value)); break;
+        default: break;
+    }
+}
+
+HEADRACE_DEVICE std::int64_t load_integer(const Strided& tensor, std::int64_t offset) {
+    return tensor.dtype == DType::i32 ? reinterpret_cast<const std::int32_t*>(tensor.data)[offset]
+                                      : reinterpret_cast<const std::int64_t*>(tensor.data)[offset];
+}
+
+HEADRACE_DEVICE std::int64_t offset_of(const Strided& tensor, std::int64_t i, std::int64_t j, std::int64_t k, std::int64_t l = 0) {
+    return i * tensor.stride[0] + j * tensor.stride[1] + k * tensor.stride[2] + l * tensor.stride[3];
+}
+
+// Tokens [begin, end) of batch row `row`.
+struct TokenRange {
+    std::int64_t row, begin, end;
+};
+HEADRACE_DEVICE TokenRange sequence_of(const KernelArgs& args, std::int64_t n) {
+    if (!args.cu_seqlens.given) return {n, 0, args.T};
+    return {0, load_integer(args.cu_seqlens, n * args.cu_seqlens.stride[0]),
+            load_integer(args.cu_seqlens, (n + 1) * args.cu_seqlens.stride[0])};
+}
+
+// Rows [first, first + length) of one sequence in running order, which `reverse` turns around.
+struct ChunkRange {
+    std::int64_t row, begin, end, first;
+    int length, rows;  // true and padded number of rows
+    bool reverse;
+    HEADRACE_DEVICE std::int64_t token(int i) const { return reverse ? end - 1 - first - i : begin + first + i; }
+};
+
+// One token's worth of [B,T,H,X] per row; rows past the length, columns past the tensor's and all of an absent one become zero.
+template <class T>
+HEADRACE_DEVICE void load_tokens(Tile<T> dst, const Strided& tensor, const ChunkRange& range, std::int64_t head, int first_column,
+                                 int columns) {
+    const std::int64_t first = tensor.given ? offset_of(tensor, range.row, range.token(0), head, first_column) : 0;
+    const std::int64_t step = range.reverse ? -tensor.stride[1] : tensor.stride[1];
+    const int rows = tensor.given ? range.length : 0;
+    for_each(dst, range.rows, round_up(columns, 16), [&](int i, int j) {
+        return i < rows && j < columns ? load_element<T>(tensor.data, tensor.dtype, first + i * step + j * tensor.stride[3]) : T(0);
+    });
+}
+
+template <class T>
+HEADRACE_DEVICE void store_tokens(const Strided& tensor, Tile<T> values, const ChunkRange& range, std::int64_t head, int first_column,
+                                  int columns) {
+    if (!tensor.given) return;
+    const std::int64_t first = offset_of(tensor, range.row, range.token(0), head, first_column);
+    const std::int64_t step = range.reverse ? -tensor.stride[1] : tensor.stride[1];
+    each_element(range.length, columns, [&](int i, int j) {
+        store_element<T>(tensor.data, tensor.dtype, first + i * step + j * tensor.stride[3], values.at(i, j));
+    });
+    ptx::sync_block();  // the tile may be filled again
+}
+
+// One number per token of [B,T,H], then zeros.
+template <class T>
+HEADRACE_DEVICE void load_numbers(T* dst, const Strided& tensor, const ChunkRange& range, std::int64_t head) {
+    each(range.rows, [&](int i) {
+        dst[i] = i < range.length ? load_element<T>(tensor.data, tensor.dtype, offset_of(tensor, range.row, range.token(i), head)) : T(0);
+    });
+    ptx::sync_block();
+}
+
+template <class T>
+HEADRACE_DEVICE void store_numbers(const Strided& tensor, const T* values, const ChunkRange& range, std::int64_t head) {
+    each(range.length, [&](int i) {
+        store_element<T>(tensor.data, tensor.dtype, offset_of(tensor, range.row, range.token(i), head), values[i]);
+    });
+    ptx::sync_block();
+}
+
+// Columns [first_column, first_column + columns) of state (n, head); zero where the tensor is absent or too small.
+template <class T>
+HEADRACE_DEVICE void load_state(Tile<T> dst, const Strided& tensor, std::int64_t n, std::int64_t head, int K, int first_column,
+                                int columns) {
+    for_each(dst, round_up(K, 16), round_up(columns, 16), [&](int c, int j) {
+        const bool inside = tensor.given && c < K && j < columns;
+        return inside ? load_element<T>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, first_column + j)) : T(0);
+    });
+}
+
+template <class T>
+HEADRACE_DEVICE void store_state(const Strided& tensor, Tile<T> values, std::int64_t n, std::int64_t head, int K, int first_column,
+                                 int columns) {
+    if (!tensor.given) return;
+    each_element(K, columns, [&](int c, int j) {
+        store_element<T>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, first_column + j), values.at(c, j));
+    });
+    ptx::sync_block();
+}
+
+// ---- preparations inside the operator: math.md, section 2 ----
+
+// r_i = (sum_c x_ic^2 + 1e-6)^(-1/2)
+template <class T>
+HEADRACE_DEVICE void inverse_norms(T* inverse_norm, Tile<T> x, int rows, int columns) {
+    each_row_sum(rows, columns, [&](int i, int j) { return x.at(i, j) * x.at(i, j); },
+                 [&](int i, T sum) { inverse_norm[i] = static_cast<T>(1 / sqrt(static_cast<double>(sum) + 1e-6)); });
+}
+
+template <class T>
+HEADRACE_DEVICE T exponential(T x) {
+    return exp(x);
+}
+// From e^{-|x|}, which never overflows.
+template <class T>
+HEADRACE_DEVICE T sigmoid(T x) {
+    const T e = exponential(-fabs(x));
+    return (x < 0 ? e : T(1)) / (1 + e);
+}
+template <class T>
+HEADRACE_DEVICE T sigmoid_slope(T x) {
+    const T e = exponential(-fabs(x));
+    return e / ((1 + e) * (1 + e));
+}
+template <class T>
+HEADRACE_DEVICE T softplus(T x) {
+    return (x < 0 ? T(0) : x) + log1p(exponential(-fabs(x)));
+}
+
+// A gate's parameters for one head.
+template <class T>
+struct GateParameters {
+    GateFormula formula;
+    T rate, lower_bound, gamma;
+};
+
+// The log decay without gamma, of x = g + bias.
+template <class T>
+HEADRACE_DEVICE T gate_value(T x, const GateParameters<T>& gate) {
+    if (gate.formula == GateFormula::softplus) return softplus(x) * -gate.rate;
+    if (gate.formula == GateFormula::bounded) return sigmoid(x * gate.rate) * gate.lower_bound;
+    return x;
+}
+
+template <class T>
+HEADRACE_DEVICE GateParameters<T> gate_parameters(const KernelArgs& args, std::int64_t head) {
+    const auto number = [&](const Strided& tensor) {
+        return tensor.given ? load_element<double>(tensor.data, tensor.dtype, head * tensor.stride[0]) : 0.0;
+    };
+    return {args.gate_formula, static_cast<T>(exp(number(args.A_log))), static_cast<T>(args.lower_bound),
+            static_cast<T>(number(args.g_gamma))};
+}
+// g and its bias; c is 0 where one gate serves all channels
+template <class T>
+HEADRACE_DEVICE T pre_activation(const KernelArgs& args, std::int64_t row, std::int64_t token, std::int64_t head, int c) {
+    const T g = load_element<T>(args.g.data, args.g.dtype, offset_of(args.g, row, token, head, c));
+    if (!args.dt_bias.given || args.gate_formula == GateFormula::log_decay) return g;
+    std::int64_t at = head * args.dt_bias.stride[0];
+    if (args.bias_per_channel) at += c * args.dt_bias.stride[1];
+    return g + load_element<T>(args.dt_bias.data, args.dt_bias.dtype, at);
+}
+// A NaN or a forbidden positive value poisons what it decays, and is reported.
+template <class T>
+HEADRACE_DEVICE T accepted(const KernelArgs& args, T g) {
+    if (args.positive_gates ? g == g : g <= 0) return g;
+    atomicOr(args.refused, refused_gate);
+    return static_cast<T>(__int_as_float(0x7fc00000));
+}
+
+// Beta, and its derivative by what the caller gave. 1 where none is given.
+template <class T>
+struct Beta {
+    T value, slope;
+};
+template <class T>
+HEADRACE_DEVICE Beta<T> beta_value(const KernelArgs& args, std::int64_t row, std::int64_t token, std::int64_t head, int column) {
+    if (!args.beta.given) return {1, 1};
+    const T given = load_element<T>(args.beta.data, args.beta.dtype, offset_of(args.beta, row, token, head, column));
+    const bool formula = args.beta_formula != BetaFormula::value;
+    if (formula ? given != given : given - given != 0) atomicOr(args.refused, refused_beta);
+    if (!formula) return {given, 1};
+    const T factor = args.beta_formula == BetaFormula::two_sigmoid ? T(2) : T(1);
+    return {sigmoid(given) * factor, sigmoid_slope(given) * factor};
+}
+
+template <class T>
+struct GateGradient {
+    T d_x, rate_term;  // of the pre-activation; of A_log
+};
+template <class T>
+HEADRACE_DEVICE GateGradient<T> gate_gradient(T d, T x, const GateParameters<T>& gate) {
+    GateGradient<T> gradient{d, T(0)};
+    if (gate.formula == GateFormula::softplus) {
+        gradient = {d * sigmoid(x) * -gate.rate, d * softplus(x) * -gate.rate};
+    } else if (gate.formula == GateFormula::bounded) {
+        gradient.d_x = d * sigmoid_slope(x * gate.rate) * (gate.lower_bound * gate.rate);
+        gradient.rate_term = gradient.d_x * x;
+    }
+    // Of an infinite pre-activation the gate has no gradient, but the term would be 0 times infinity.
+    if (gradient.d_x == 0) gradient.rate_term = 0;
+    return gradient;
+}
+
+}  // namespace headrace::cuda

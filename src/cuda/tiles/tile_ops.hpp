@@ -1,0 +1,166 @@
+// tile_ops: the primitives of the algorithm pages on a thread block: tiles in memory that all of its threads share.
+//
+// All threads of a block call these functions together, with the same arguments. Each ends with a barrier where it has written to
+// memory that others read, so that one may follow the other.
+#pragma once
+
+#include "cuda/ptx.hpp"
+
+namespace headrace::cuda {
+
+inline constexpr int warp_lanes = 32, block_warps = 4, block_threads = block_warps * warp_lanes;
+
+constexpr __host__ __device__ int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+HEADRACE_DEVICE int lane() { return static_cast<int>(threadIdx.x) % warp_lanes; }
+HEADRACE_DEVICE int warp() { return static_cast<int>(threadIdx.x) / warp_lanes; }
+
+// A matrix in shared memory, or where that is full in global memory: element (i, j) at data[i * row + j]. Sizes are multiples of
+// 16, padded with zeros.
+template <class T>
+struct Tile {
+    T* data = nullptr;
+    int row = 0;
+    HEADRACE_DEVICE T& at(int i, int j) const { return data[i * row + j]; }
+    HEADRACE_DEVICE Tile from(int i, int j) const { return {data + i * row + j, row}; }
+    HEADRACE_DEVICE explicit operator bool() const { return data != nullptr; }
+};
+
+// Hands out pieces of a block's memory: of shared memory first, of `spill` what it has no room for. Without memory it measures.
+struct Arena {
+    char *shared = nullptr, *spill = nullptr;
+    std::size_t shared_size = 0, shared_used = 0, spill_used = 0;
+
+    template <class T>
+    __host__ __device__ T* take(std::size_t count) {
+        const std::size_t bytes = (count * sizeof(T) + 15) / 16 * 16;
+        const bool fits = shared_used + bytes <= shared_size;
+        std::size_t& used = fits ? shared_used : spill_used;
+        char* const base = fits ? shared : spill;
+        used += bytes;
+        return base == nullptr ? nullptr : reinterpret_cast<T*>(base + used - bytes);
+    }
+    // Rows of an odd length: lanes side by side in a row or in a column meet different banks.
+    template <class T>
+    __host__ __device__ Tile<T> tile(int rows, int columns) {
+        const int row = round_up(columns, 16) + 1;
+        return {take<T>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(row)), row};
+    }
+};
+
+// f(i, j) for all elements of [rows, columns], neighbours in a row by neighbouring lanes.
+template <class F>
+HEADRACE_DEVICE void each_element(int rows, int columns, F f) {
+    HEADRACE_ROLLED
+    for (int i = warp(); i < rows; i += block_warps) {
+        HEADRACE_ROLLED
+        for (int j = lane(); j < columns; j += warp_lanes) f(i, j);
+    }
+}
+// f(i) for i < count
+template <class F>
+HEADRACE_DEVICE void each(int count, F f) {
+    HEADRACE_ROLLED
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += block_threads) f(i);
+}
+
+// dst[i,j] = value(i,j)
+template <class T, class F>
+HEADRACE_DEVICE void for_each(Tile<T> dst, int rows, int columns, F value) {
+    each_element(rows, columns, [&](int i, int j) { dst.at(i, j) = value(i, j); });
+    ptx::sync_block();
+}
+
+template <class T>
+HEADRACE_DEVICE T sum_of_warp(T value) {
+    HEADRACE_ROLLED
+    for (int distance = warp_lanes / 2; distance > 0; distance /= 2) value += ptx::shuffle_xor(value, distance);
+    return value;
+}
+
+// store(i, sum_j value(i, j)) for each row, by one lane; the sum of 32 interleaved parts, in an order that is always the same.
+template <class Value, class Store>
+HEADRACE_DEVICE void each_row_sum(int rows, int columns, Value value, Store store) {
+    HEADRACE_ROLLED
+    for (int i = warp(); i < rows; i += block_warps) {
+        decltype(value(0, 0)) sum = 0;
+        HEADRACE_ROLLED
+        for (int j = lane(); j < columns; j += warp_lanes) sum += value(i, j);
+        sum = sum_of_warp(sum);
+        if (lane() == 0) store(i, sum);
+    }
+    ptx::sync_block();
+}
+
+// Which terms d of sum_d a(i,d) b(d,j) are not zero: all, d <= i, or d >= i.
+enum class Part { full, a_lower, a_upper };
+
+// leave(i, j, sum_d a(i, d) b(d, j)); what leave writes must be no operand. rows a multiple of 4. A warp has 4 rows of 32 `parts`
+// columns at once, a lane 4 x `parts` sums: few_columns for scores, wide for rows of keys and values.
+inline constexpr int few_columns = 1, wide = 4;
+
+template <class T, int parts, class A, class B, class Leave>
+HEADRACE_DEVICE void multiply(A a, B b, int rows, int columns, int depth, Part part, Leave leave) {
+    const int row_blocks = (rows + 4 * block_warps - 1) / (4 * block_warps);
+    HEADRACE_ROLLED
+    for (int step = 0; step < row_blocks; ++step) {
+        const int i = 4 * (step * block_warps + warp());
+        HEADRACE_ROLLED
+        for (int first = 0; first < columns; first += warp_lanes * parts) {
+            T sums[4][parts] = {};
+            const int begin = part == Part::a_upper ? i : 0, end = part == Part::a_lower && i + 4 < depth ? i + 4 : depth;
+            HEADRACE_ROLLED
+            for (int d = begin; d < end && i < rows; ++d) {
+                T left[4];
+                for (int r = 0; r < 4; ++r) left[r] = a(i + r, d);
+                for (int p = 0; p < parts; ++p) {
+                    const int j = first + p * warp_lanes + lane();
+                    const T right = j < columns ? b(d, j) : T(0);
+                    for (int r = 0; r < 4; ++r) sums[r][p] = fma(left[r], right, sums[r][p]);
+                }
+            }
+            for (int p = 0; p < parts && i < rows; ++p) {
+                const int j = first + p * warp_lanes + lane();
+                for (int r = 0; r < 4 && j < columns; ++r) leave(i + r, j, sums[r][p]);
+            }
+        }
+    }
+    ptx::sync_block();
+}
+
+// x <- (I - n)^-1 x, or with the transposed matrix; n [rows, rows] strictly lower, x [rows, columns]. A thread has a column.
+enum class Side { lower, transposed };
+
+template <class T>
+HEADRACE_DEVICE void solve_unit_lower(Tile<T> x, Tile<T> n, int rows, int columns, Side side) {
+    each(columns, [&](int j) {
+        HEADRACE_ROLLED
+        for (int step = 1; step < rows; ++step) {
+            const int i = side == Side::lower ? step : rows - 1 - step;
+            T value = x.at(i, j);
+            if (side == Side::lower) {
+                HEADRACE_ROLLED
+                for (int m = 0; m < i; ++m) value = fma(n.at(i, m), x.at(m, j), value);
+            } else {
+                HEADRACE_ROLLED
+                for (int m = i + 1; m < rows; ++m) value = fma(n.at(m, i), x.at(m, j), value);
+            }
+            x.at(i, j) = value;
+        }
+    });
+    ptx::sync_block();
+}
+
+// A decay x as whole + part, whole 0 or 1: y whole + (y part + z) rounds once and differently at every step, where y x + z would be
+// off in the same direction for a constant x near 1.
+template <class T>
+struct SplitDecay {
+    T whole, part;
+};
+template <class T>
+HEADRACE_DEVICE SplitDecay<T> split_decay(double x) {
+    const double whole = x >= 0.5 ? 1 : 0;
+    return {static_cast<T>(whole), static_cast<T>(x - whole)};
+}
+
+}  // namespace headrace::cuda

@@ -1,0 +1,185 @@
+// TokenTiles: the inputs of a few tokens of one head as tiles, with l2norm, gate and beta preparation and its adjoint.
+#pragma once
+
+#include "cuda/tiles/rows.hpp"
+
+namespace headrace::cuda {
+
+// Where the part (chunk, segment) of so many tokens of sequence n and a head is saved: parts of the sequences before it are counted
+// by an upper bound that needs no lengths.
+HEADRACE_DEVICE std::int64_t saved_place(const KernelArgs& args, const TokenRange& s, std::int64_t n, std::int64_t head, std::int64_t part,
+                                         int tokens) {
+    const std::int64_t before = args.cu_seqlens.given ? s.begin / tokens + n : n * ((args.T + tokens - 1) / tokens);
+    return (before + part) * args.HV + head;
+}
+
+HEADRACE_DEVICE void clear_parameter_sums(const KernelArgs& args, std::int64_t n, std::int64_t head) {
+    const std::int64_t sum = n * args.HV + head;
+    const int biases = args.bias_per_channel ? args.K : 1;
+    each(biases, [&](int c) {
+        if (c == 0 && args.d_gamma != nullptr) args.d_gamma[sum] = 0;
+        if (c == 0 && args.d_rate != nullptr) args.d_rate[sum] = 0;
+        if (args.d_bias != nullptr) args.d_bias[sum * biases + c] = 0;
+    });
+    ptx::sync_block();
+}
+
+template <class T>
+struct TokenTiles {
+    using Tile = cuda::Tile<T>;
+
+    const KernelArgs& args;
+    Tile q, k, e, v, log_decay;  // log_decay [C,K] of a channel gate, else [1,C]
+    T *beta, *beta_slope, *q_inverse_norm, *k_inverse_norm, *e_inverse_norm;
+    double* sums;                // [K] of the gate's parameters, backward only
+    int key_columns;
+
+    __host__ __device__ TokenTiles(const KernelArgs& arguments, Arena& arena, int C, int value_columns, bool backward)
+        : args(arguments), sums(nullptr), key_columns(round_up(arguments.K, 16)) {
+        q = arena.tile<T>(C, key_columns);
+        k = arena.tile<T>(C, key_columns);
+        e = args.undecayed_error ? arena.tile<T>(C, key_columns) : k;
+        v = arena.tile<T>(C, value_columns);
+        log_decay = args.channel_gate ? arena.tile<T>(C, key_columns) : arena.tile<T>(1, C);
+        for (T** vector : {&beta, &beta_slope, &q_inverse_norm, &k_inverse_norm, &e_inverse_norm}) *vector = arena.take<T>(C);
+        if (backward) sums = arena.take<double>(key_columns);
+    }
+
+    HEADRACE_DEVICE void load_keys(const ChunkRange& range, std::int64_t key_head) {
+        load_tokens(q, args.q, range, key_head, 0, args.K);
+        load_tokens(k, args.k, range, key_head, 0, args.K);
+        if (args.undecayed_error) load_tokens(e, args.p, range, key_head, 0, args.K);
+        if (!args.l2norm) return;
+        normalise(q, q_inverse_norm, range.rows);
+        normalise(k, k_inverse_norm, range.rows);
+        if (args.undecayed_error) normalise(e, e_inverse_norm, range.rows);
+    }
+
+    // v, beta and the total log decays of a value head.
+    HEADRACE_DEVICE void load_head(const ChunkRange& range, std::int64_t head, int first_value, int values) {
+        load_tokens(v, args.v, range, head, first_value, values);
+        load_gate(range, head);
+        if (args.delta && !args.elementwise_beta) load_beta(range, head);
+    }
+
+    // gradient, shaped as log_decay, is that of the total log decays; becomes that of g. Sums of the head's parameters
+    // are added at [n, head].
+    HEADRACE_DEVICE void store_gate_gradient(Tile gradient, std::int64_t n, std::int64_t head, const ChunkRange& range) {
+        const GateParameters<T> gate = gate_parameters<T>(args, head);
+        const std::int64_t sum = n * args.HV + head;
+        add_sums(gradient, range, args.d_gamma, sum, [&](int, int, T d) { return static_cast<double>(d); });
+        if (args.g.given && args.gate_formula != GateFormula::log_decay) {
+            add_sums(gradient, range, args.d_rate, sum, [&](int i, int c, T d) {
+                return static_cast<double>(gate_gradient(d, pre_activation<T>(args, range.row, range.token(i), head, c), gate).rate_term);
+            });
+            each_gate(range.length, [&](int i, int c) {
+                T& d = gate_at(gradient, i, c);
+                d = gate_gradient(d, pre_activation<T>(args, range.row, range.token(i), head, c), gate).d_x;
+            });
+            ptx::sync_block();
+            add_bias_sums(gradient, range, sum);
+        }
+        if (!args.d_g.given) return;
+        if (args.channel_gate) {
+            store_tokens(args.d_g, gradient, range, head, 0, args.K);
+        } else {
+            store_numbers(args.d_g, gradient.data, range, head);
+        }
+    }
+
+    // Gradients of the rows that the operator used, to those that the caller gave.
+    HEADRACE_DEVICE void store_d_q(Tile d, const ChunkRange& range, std::int64_t head) { store_rows(args.d_q, d, q, q_inverse_norm, range, head); }
+    HEADRACE_DEVICE void store_d_k(Tile d, const ChunkRange& range, std::int64_t head) { store_rows(args.d_k, d, k, k_inverse_norm, range, head); }
+    HEADRACE_DEVICE void store_d_p(Tile d, const ChunkRange& range, std::int64_t head) { store_rows(args.d_p, d, e, e_inverse_norm, range, head); }
+
+  private:
+    HEADRACE_DEVICE void normalise(Tile x, T* inverse_norm, int rows) {
+        inverse_norms(inverse_norm, x, rows, key_columns);
+        for_each(x, rows, key_columns, [&](int i, int c) { return x.at(i, c) * inverse_norm[i]; });
+    }
+    // f(i, c) for the gates of `rows` tokens; c is 0 where one gate serves all channels.
+    template <class F>
+    HEADRACE_DEVICE void each_gate(int rows, F f) const {
+        if (args.channel_gate) {
+            each_element(rows, key_columns, f);
+        } else {
+            each(rows, [&](int i) { f(i, 0); });
+        }
+    }
+    HEADRACE_DEVICE T& gate_at(Tile tile, int i, int c) const { return args.channel_gate ? tile.at(i, c) : tile.at(0, i); }
+    HEADRACE_DEVICE void load_gate(const ChunkRange& range, std::int64_t head) {
+        const GateParameters<T> gate = gate_parameters<T>(args, head);
+        each_gate(range.rows, [&](int i, int c) {
+            T value = 0;
+            if (i < range.length && c < args.K) {
+                if (args.g.given) value = accepted(args, gate_value(pre_activation<T>(args, range.row, range.token(i), head, c), gate));
+                if (args.g_gamma.given) value += accepted(args, gate.gamma);
+            }
+            gate_at(log_decay, i, c) = value;
+        });
+        ptx::sync_block();
+    }
+    HEADRACE_DEVICE void load_beta(const ChunkRange& range, std::int64_t head) {
+        each(range.rows, [&](int i) {
+            const Beta<T> loaded = i < range.length ? beta_value<T>(args, range.row, range.token(i), head, 0) : Beta<T>{0, 1};
+            beta[i] = loaded.value;
+            beta_slope[i] = loaded.slope;
+        });
+        ptx::sync_block();
+    }
+    // target[sum] += the sum of term(i, c, gradient) over the chunk's gates, in double
+    template <class Term>
+    HEADRACE_DEVICE void add_sums(Tile gradient, const ChunkRange& range, double* target, std::int64_t sum, Term term) {
+        if (target == nullptr) return;
+        channel_sums(gradient, range, term);
+        if (warp() == 0) {
+            double total = 0;
+            const int count = args.channel_gate ? args.K : 1;
+            HEADRACE_ROLLED
+            for (int c = lane(); c < count; c += warp_lanes) total += sums[c];
+            total = sum_of_warp(total);
+            if (lane() == 0) target[sum] += total;
+        }
+        ptx::sync_block();
+    }
+    // sums[c] = sum of term(i, c, gradient) over the chunk's tokens
+    template <class Term>
+    HEADRACE_DEVICE void channel_sums(Tile gradient, const ChunkRange& range, Term term) {
+        each(args.channel_gate ? args.K : 1, [&](int c) {
+            double total = 0;
+            HEADRACE_ROLLED
+            for (int i = 0; i < range.length; ++i) total += term(i, c, gate_at(gradient, i, c));
+            sums[c] = total;
+        });
+        ptx::sync_block();
+    }
+    HEADRACE_DEVICE void add_bias_sums(Tile gradient, const ChunkRange& range, std::int64_t sum) {
+        if (args.d_bias == nullptr) return;
+        const auto itself = [](int, int, T d) { return static_cast<double>(d); };
+        if (!args.bias_per_channel) return add_sums(gradient, range, args.d_bias, sum, itself);
+        channel_sums(gradient, range, itself);
+        each(args.K, [&](int c) { args.d_bias[sum * args.K + c] += sums[c]; });
+        ptx::sync_block();
+    }
+    // With y = x r the normalised rows: d <- r (d - y (y . d))
+    HEADRACE_DEVICE void store_rows(const Strided& tensor, Tile d, Tile y, T* inverse_norm, const ChunkRange& range, std::int64_t head) {
+        if (!tensor.given) return;
+        if (args.l2norm) {
+            HEADRACE_ROLLED
+            for (int i = warp(); i < range.rows; i += block_warps) {
+                T along = 0;
+                HEADRACE_ROLLED
+                for (int c = lane(); c < key_columns; c += warp_lanes) along = fma(y.at(i, c), d.at(i, c), along);
+                along = sum_of_warp(along);
+                HEADRACE_ROLLED
+                for (int c = lane(); c < key_columns; c += warp_lanes) {
+                    d.at(i, c) = inverse_norm[i] * fma(-along, y.at(i, c), d.at(i, c));
+                }
+            }
+            ptx::sync_block();
+        }
+        store_tokens(tensor, d, range, head, 0, args.K);
+    }
+};
+
+}  // namespace headrace::cuda

@@ -1,0 +1,399 @@
+// SharedMemory: a shadow of last writers and readers by granules of two bytes; vector clocks of warps and their lanes.
+#include "checks/shared_memory.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+#include "checks/zeros.hpp"
+#include "machine/fault.hpp"
+
+namespace headrace::ptx {
+namespace {
+
+// Time. Each warp counts intervals: `clock` grows when the warp meets others at a barrier, or its own lanes at a
+// bar.warp.sync. seen[w][v] is the interval of warp v up to which all that v did is ordered before what any lane of w
+// does next; seen[w][w] is set where all lanes of w met. Where only some lanes met, known[l][m] says the same for lanes
+// of w. The clocks never start again: what a block before this one did lies below `birth`, so that a new block clears
+// nothing. They are signed since vectors of signed numbers are compared faster.
+using Clock = std::int32_t;
+constexpr Clock never =
+    0x7fffffff;  // when a granule in flight, and never - 1 one under atomics, was written: nobody passes
+
+// Who wrote a granule: in flight 1 | atomic 1 | line 20 | warp 5 | lane 5.
+using Entry = std::uint32_t;
+constexpr Entry in_flight = Entry{1} << 31, atomics_only = Entry{1} << 30, thread_bits = 1023;
+
+constexpr int line_of(Entry entry) { return static_cast<int>(entry >> 10 & 0xfffff); }
+constexpr int warp_of(Entry entry) { return static_cast<int>(entry >> 5 & 31); }
+constexpr int lane_of(Entry entry) { return static_cast<int>(entry & 31); }
+struct Actor {
+    int warp, lane, line;  // lane -1: all lanes of the warp
+};
+
+constexpr Entry entry_of(Actor actor) {
+    return static_cast<Entry>(std::clamp(actor.line, 0, 0xfffff)) << 10 | static_cast<Entry>(actor.warp) << 5 |
+           static_cast<Entry>(actor.lane & 31);
+}
+
+[[noreturn]] void race(std::size_t granule, const char* now, const char* before, Actor other) {
+    throw_fault("race: ", now, " shared offset ", 2 * granule, ", which warp ", other.warp, " lane ", other.lane, " ",
+                before, " at line ", other.line, "; no barrier lies between");
+}
+
+}  // namespace
+
+struct SharedMemory::Implementation {
+    std::size_t bytes, granules, warps;
+    bool races;
+    Zeros<std::byte> data;
+    Zeros<Clock> written_at;         // [granule]: the writer's interval
+    Zeros<Entry> writer;             // [granule]
+    Zeros<Clock> last_read;          // [granule]: the latest interval of any reader since the last write
+    Zeros<Clock> read_at;            // [warp][granule]: the interval of the warp's latest reader
+    Zeros<std::uint32_t> readers;    // [warp][granule]: the lanes that read then
+    Zeros<std::uint32_t> read_line;  // [warp][granule]
+    Clock birth = 1;
+    std::size_t granules_in_flight = 0;
+    std::vector<Clock> clock, seen, floor;  // [warp], [warp][warp], [warp]: the least of its row of seen
+    std::vector<Clock> known;               // [warp][lane][lane]; counts where it is above seen[warp][warp]
+    struct Arrival {
+        int warp, barrier;
+        Clock clock;
+        std::vector<Clock> seen;
+    };
+    std::vector<Arrival> arrivals;  // of warps that did not wait, until their barrier completes
+    struct Atomic {
+        Clock clock;
+        Actor actor;
+        bool is_plain;  // the last write before the atomics: they have to be ordered behind it, not behind each other
+    };
+    std::unordered_map<std::size_t, std::vector<Atomic>> atomics;  // of granules whose entry says atomics_only
+
+    Implementation(std::size_t size, int warp_count, bool look_for_races);
+    void begin_block();
+    void set_floor(std::size_t warp);
+    std::size_t place(std::uint32_t offset, unsigned size) const;  // the first granule
+    bool knows(Actor actor, int warp, int lane, Clock when) const;
+    bool settled(std::size_t granule, Actor actor) const;
+
+    template <int n>
+    void load(std::size_t first, Actor actor);
+    template <int n>
+    void store(std::size_t first, Actor actor, Clock when, Entry entry);
+
+    void check_writer(std::size_t granule, Actor actor, const char* verb);
+    void check_readers(std::size_t granule, Actor actor, const char* verb);
+    void check_written(std::size_t granule) const;
+    void check_flight(std::size_t granule, const char* verb) const;
+    void keep_older_readers(std::size_t granule, Actor actor);
+    void add_atomic(std::size_t granule, Actor actor);
+};
+
+SharedMemory::Implementation::Implementation(std::size_t size, int warp_count, bool look_for_races)
+    : bytes(size),
+      granules((size + 1) / 2),
+      warps(static_cast<std::size_t>(warp_count)),
+      races(look_for_races),
+      data(size + 16),
+      written_at(granules),
+      writer(granules),
+      last_read(granules),
+      read_at(granules * warps),
+      readers(granules * warps),
+      read_line(granules * warps),
+      clock(warps, 1),
+      seen(warps * warps),
+      floor(warps),
+      known(warps * 32 * 32) {
+    begin_block();
+}
+
+void SharedMemory::Implementation::begin_block() {
+    birth = *std::max_element(clock.begin(), clock.end()) + 1;
+    if (birth > never / 2) {
+        std::fill_n(written_at.at, granules, Clock{0});
+        std::fill_n(last_read.at, granules, Clock{0});
+        std::fill_n(read_at.at, granules * warps, Clock{0});
+        std::fill(known.begin(), known.end(), Clock{0});
+        birth = 1;
+    }
+    // Granules under atomics or in flight look younger than any block.
+    for (const auto& entry : atomics) written_at[entry.first] = 0;
+    for (std::size_t i = 0; i < granules && granules_in_flight > 0; ++i)
+        if (written_at[i] == never) written_at[i] = 0;
+    granules_in_flight = 0;
+    std::fill(clock.begin(), clock.end(), birth);
+    std::fill(seen.begin(), seen.end(), birth - 1);
+    arrivals.clear();
+    atomics.clear();
+    for (std::size_t warp = 0; warp < warps; ++warp) set_floor(warp);
+}
+
+void SharedMemory::Implementation::set_floor(std::size_t warp) {
+    const auto row = seen.begin() + static_cast<std::ptrdiff_t>(warp * warps);
+    floor[warp] = races ? *std::min_element(row, row + static_cast<std::ptrdiff_t>(warps)) : never - 1;
+}
+
+std::size_t SharedMemory::Implementation::place(std::uint32_t offset, unsigned size) const {
+    if (offset > bytes || size > bytes - offset)
+        throw_fault("touches ", size, " bytes at shared offset ", offset, ", outside the block's ", bytes,
+                    " bytes of shared memory");
+    if ((offset & (size - 1)) != 0)
+        throw_fault("touches shared offset ", offset, ", which is not aligned to ", size, " bytes");
+    return offset / 2;
+}
+
+// Whether what `lane` of `warp` did in its interval `when` is ordered before what the actor does now.
+bool SharedMemory::Implementation::knows(Actor actor, int warp, int lane, Clock when) const {
+    const auto own = static_cast<std::size_t>(actor.warp);
+    if (when <= seen[own * warps + static_cast<std::size_t>(warp)]) return true;
+    if (warp != actor.warp || actor.lane < 0) return false;
+    if (lane == actor.lane) return true;
+    return when <= known[(own * 32 + static_cast<std::size_t>(actor.lane)) * 32 + static_cast<std::size_t>(lane)];
+}
+
+void SharedMemory::Implementation::check_flight(std::size_t granule, const char* verb) const {
+    if (written_at[granule] != never) return;
+    const Entry entry = writer[granule];
+    throw_fault(verb, " shared offset ", 2 * granule, " while the cp.async of line ", line_of(entry), " (warp ",
+                warp_of(entry), " lane ", lane_of(entry), ") is in flight to it");
+}
+
+void SharedMemory::Implementation::check_written(std::size_t granule) const {
+    if (written_at[granule] < birth) throw_fault("reads shared offset ", 2 * granule, ", which nothing wrote");
+}
+
+void SharedMemory::Implementation::check_writer(std::size_t granule, Actor actor, const char* verb) {
+    const Entry entry = writer[granule];
+    if (written_at[granule] < birth || !races) return;
+    if ((entry & atomics_only) == 0) {
+        if (!knows(actor, warp_of(entry), lane_of(entry), written_at[granule]))
+            race(granule, verb, "wrote", {warp_of(entry), lane_of(entry), line_of(entry)});
+        return;
+    }
+    for (const Atomic& atomic : atomics[granule])
+        if (!knows(actor, atomic.actor.warp, atomic.actor.lane, atomic.clock))
+            race(granule, verb, atomic.is_plain ? "wrote" : "used atomics on", atomic.actor);
+}
+
+void SharedMemory::Implementation::check_readers(std::size_t granule, Actor actor, const char* verb) {
+    if (last_read[granule] <= floor[static_cast<std::size_t>(actor.warp)] || !races) return;
+    for (std::size_t warp = 0; warp < warps; ++warp) {
+        const Clock when = read_at[warp * granules + granule];
+        if (when < birth) continue;
+        for (std::uint32_t rest = readers[warp * granules + granule]; rest != 0; rest &= rest - 1) {
+            const int lane = __builtin_ctz(rest);
+            if (knows(actor, static_cast<int>(warp), lane, when)) continue;
+            const auto line = static_cast<int>(read_line[warp * granules + granule]);
+            race(granule, verb, "read", {static_cast<int>(warp), lane, line});
+        }
+    }
+}
+
+// The lanes that read in an earlier interval of the warp stay marked unless they are ordered before the actor. They
+// take its interval: where lanes sync in changing partial groups this may accuse a pair that a third lane ordered;
+// nobody is let off.
+void SharedMemory::Implementation::keep_older_readers(std::size_t granule, Actor actor) {
+    const auto own = static_cast<std::size_t>(actor.warp);
+    const std::size_t at = own * granules + granule;
+    const Clock when = read_at[at], now = clock[own];
+    if (when == now || when <= seen[own * warps + own]) return;
+    std::uint32_t kept = 0;
+    for (std::uint32_t rest = readers[at]; rest != 0; rest &= rest - 1)
+        if (!knows(actor, actor.warp, __builtin_ctz(rest), when)) kept |= rest & -rest;
+    read_at[at] = now;
+    readers[at] = kept;
+}
+
+// Whether the granule is written, and its writer is ordered before the actor: the checks have nothing to say.
+inline bool SharedMemory::Implementation::settled(std::size_t granule, Actor actor) const {
+    const Clock when = written_at[granule];
+    if (when < birth || when >= never - 1) return false;
+    const Entry entry = writer[granule];
+    const auto own = static_cast<std::size_t>(actor.warp);
+    return when <= seen[own * warps + static_cast<std::size_t>(warp_of(entry))] ||
+           (actor.lane >= 0 && ((entry ^ entry_of(actor)) & thread_bits) == 0);
+}
+
+template <class F>
+inline void with_count(unsigned size, F f) {
+    if (size == 16) return f(std::integral_constant<int, 8>{});
+    if (size == 8) return f(std::integral_constant<int, 4>{});
+    if (size == 4) return f(std::integral_constant<int, 2>{});
+    f(std::integral_constant<int, 1>{});
+}
+
+template <int n>
+inline void SharedMemory::Implementation::load(std::size_t first, Actor actor) {
+    const auto own = static_cast<std::size_t>(actor.warp);
+    const Clock* const wrote = &written_at[first];
+    const Clock since = birth, past = floor[own];
+    int open = 0;
+    for (int i = 0; i < n; ++i) open |= (wrote[i] < since) | (wrote[i] > past);
+    for (std::size_t granule = first; open != 0 && granule < first + n; ++granule) {
+        if (settled(granule, actor)) continue;
+        check_written(granule);
+        check_flight(granule, "reads");
+        check_writer(granule, actor, "reads");
+    }
+    if (!races) return;
+    const Clock now = clock[own], flat = seen[own * warps + own];
+    const std::uint32_t lane_bits = actor.lane < 0 ? ~std::uint32_t{0} : std::uint32_t{1} << actor.lane;
+    const std::size_t at = own * granules + first;
+    Clock *const when = &read_at[at], *const latest = &last_read[first];
+    std::uint32_t *const read = &readers[at], *const lines = &read_line[at];
+    int older = 0;
+    for (int i = 0; i < n; ++i) older |= (when[i] != now) & (when[i] > flat);
+    for (int i = 0; older != 0 && i < n; ++i) keep_older_readers(first + static_cast<std::size_t>(i), actor);
+    for (int i = 0; i < n; ++i) read[i] = (when[i] == now ? read[i] : 0) | lane_bits;
+    for (int i = 0; i < n; ++i) when[i] = now;
+    for (int i = 0; i < n; ++i) latest[i] = latest[i] > now ? latest[i] : now;
+    for (int i = 0; i < n; ++i) lines[i] = static_cast<std::uint32_t>(actor.line);
+}
+
+template <int n>
+inline void SharedMemory::Implementation::store(std::size_t first, Actor actor, Clock when, Entry entry) {
+    const auto own = static_cast<std::size_t>(actor.warp);
+    Clock *const wrote = &written_at[first], *const read = &last_read[first];
+    const Clock past = floor[own];
+    int open = 0;
+    for (int i = 0; i < n; ++i) open |= (wrote[i] > past) | (read[i] > past);
+    for (std::size_t granule = first; open != 0 && granule < first + n; ++granule) {
+        if (!settled(granule, actor)) {
+            check_flight(granule, "writes");
+            check_writer(granule, actor, "writes");
+        }
+        check_readers(granule, actor, "writes");
+    }
+    for (int i = 0; i < n; ++i) wrote[i] = when;
+    for (int i = 0; i < n; ++i) writer[first + static_cast<std::size_t>(i)] = entry;
+    for (int i = 0; i < n; ++i) read[i] = 0;
+}
+
+void SharedMemory::Implementation::add_atomic(std::size_t granule, Actor actor) {
+    check_written(granule);
+    check_flight(granule, "uses atomics on");
+    check_readers(granule, actor, "uses atomics on");
+    if (!races) return;
+    std::vector<Atomic>& list = atomics[granule];
+    if (const Entry entry = writer[granule]; (entry & atomics_only) == 0) {
+        list.clear();
+        list.push_back({written_at[granule], {warp_of(entry), lane_of(entry), line_of(entry)}, /*is_plain=*/true});
+    }
+    for (const Atomic& a : list)
+        if (a.is_plain && !knows(actor, a.actor.warp, a.actor.lane, a.clock))
+            race(granule, "uses atomics on", "wrote", a.actor);
+    std::erase_if(list,
+                  [&](const Atomic& a) { return !a.is_plain && knows(actor, a.actor.warp, a.actor.lane, a.clock); });
+    list.push_back({clock[static_cast<std::size_t>(actor.warp)], actor, /*is_plain=*/false});
+    written_at[granule] = never - 1;
+    writer[granule] = entry_of(actor) | atomics_only;
+}
+
+SharedMemory::SharedMemory(std::size_t bytes, int warps, bool look_for_races)
+    : implementation_(std::make_unique<Implementation>(bytes, warps, look_for_races)) {}
+SharedMemory::~SharedMemory() = default;
+
+std::size_t SharedMemory::size() const { return implementation_->bytes; }
+void SharedMemory::reset() { implementation_->begin_block(); }
+
+const std::byte* SharedMemory::load(std::uint32_t offset, unsigned bytes, int warp, int lane, int line) {
+    Implementation& my = *implementation_;
+    const std::size_t first = my.place(offset, bytes);
+    with_count(bytes, [&](auto n) { my.load<n()>(first, {warp, lane, line}); });
+    return &my.data[offset];
+}
+
+std::byte* SharedMemory::store(std::uint32_t offset, unsigned bytes, int warp, int lane, int line) {
+    Implementation& my = *implementation_;
+    const std::size_t first = my.place(offset, bytes);
+    const Actor actor{warp, lane, line};
+    const Clock now = my.clock[static_cast<std::size_t>(warp)];
+    with_count(bytes, [&](auto n) { my.store<n()>(first, actor, now, entry_of(actor)); });
+    return &my.data[offset];
+}
+
+std::byte* SharedMemory::atomic(std::uint32_t offset, unsigned bytes, int warp, int lane, int line) {
+    Implementation& my = *implementation_;
+    for (std::size_t first = my.place(offset, bytes), i = 0; i < (bytes + 1) / 2; ++i)
+        my.add_atomic(first + i, {warp, lane, line});
+    return &my.data[offset];
+}
+
+void SharedMemory::issue(std::uint32_t offset, unsigned bytes, int warp, int lane, int line) {
+    Implementation& my = *implementation_;
+    const std::size_t first = my.place(offset, bytes);
+    const Actor actor{warp, lane, line};
+    with_count(bytes, [&](auto n) { my.store<n()>(first, actor, never, entry_of(actor) | in_flight); });
+    my.granules_in_flight += (bytes + 1) / 2;
+    std::memset(&my.data[offset], 0xff, bytes);
+}
+
+void SharedMemory::land(std::uint32_t offset, const std::byte* contents, unsigned bytes, int warp, int lane, int line) {
+    Implementation& my = *implementation_;
+    const std::size_t first = my.place(offset, bytes);
+    std::fill_n(&my.written_at[first], (bytes + 1) / 2, my.clock[static_cast<std::size_t>(warp)]);
+    std::fill_n(&my.writer[first], (bytes + 1) / 2, entry_of({warp, lane, line}));
+    my.granules_in_flight -= (bytes + 1) / 2;
+    std::memcpy(&my.data[offset], contents, bytes);
+}
+
+void SharedMemory::warp_sync(int warp, std::uint32_t members) {
+    Implementation& my = *implementation_;
+    const auto own = static_cast<std::size_t>(warp);
+    const Clock now = my.clock[own]++;
+    if (members == ~std::uint32_t{0}) {
+        my.seen[own * my.warps + own] = now;
+        my.set_floor(own);
+        return;
+    }
+    Clock joined[32] = {};
+    Clock* const rows = &my.known[own * 32 * 32];
+    for (std::uint32_t rest = members; rest != 0; rest &= rest - 1)
+        for (int lane = 0; lane < 32; ++lane)
+            joined[lane] = std::max(joined[lane], rows[__builtin_ctz(rest) * 32 + lane]);
+    for (std::uint32_t rest = members; rest != 0; rest &= rest - 1) joined[__builtin_ctz(rest)] = now;
+    for (std::uint32_t rest = members; rest != 0; rest &= rest - 1)
+        std::copy_n(joined, 32, rows + __builtin_ctz(rest) * 32);
+}
+
+void SharedMemory::arrive(int warp, int barrier) {
+    Implementation& my = *implementation_;
+    const auto own = static_cast<std::size_t>(warp);
+    const auto row = my.seen.begin() + static_cast<std::ptrdiff_t>(own * my.warps);
+    my.arrivals.push_back({warp, barrier, my.clock[own]++, {row, row + static_cast<std::ptrdiff_t>(my.warps)}});
+}
+
+void SharedMemory::barrier(const std::vector<int>& arriving, const std::vector<int>& waiting, int barrier) {
+    Implementation& my = *implementation_;
+    const Clock now = *std::max_element(my.clock.begin(), my.clock.end());
+    std::vector<Clock> joined(my.warps);
+    const auto join = [&](const Clock* row) {
+        for (std::size_t i = 0; i < my.warps; ++i) joined[i] = std::max(joined[i], row[i]);
+    };
+    for (const int warp : arriving) {
+        const auto own = static_cast<std::size_t>(warp);
+        const auto early = std::find_if(my.arrivals.begin(), my.arrivals.end(),
+                                        [&](const auto& a) { return a.warp == warp && a.barrier == barrier; });
+        const bool waits = std::find(waiting.begin(), waiting.end(), warp) != waiting.end();
+        if (early != my.arrivals.end() && !waits) {
+            join(early->seen.data());
+            joined[own] = std::max(joined[own], early->clock);
+            my.arrivals.erase(early);
+        } else {
+            join(&my.seen[own * my.warps]);
+            joined[own] = now;
+            my.clock[own] = now + 1;
+        }
+    }
+    for (const int warp : waiting) {
+        const auto own = static_cast<std::size_t>(warp);
+        for (std::size_t i = 0; i < my.warps; ++i)
+            my.seen[own * my.warps + i] = std::max(my.seen[own * my.warps + i], joined[i]);
+        my.clock[own] = now + 1;
+        my.set_floor(own);
+    }
+}
+
+}  // namespace headrace::ptx

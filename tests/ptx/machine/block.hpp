@@ -1,0 +1,41 @@
+// Block: one thread block while it runs: its place in the grid, memories and asynchronous copies, as instructions see it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "checks/device_memory.hpp"
+#include "checks/shared_memory.hpp"
+#include "machine/settings.hpp"
+#include "machine/warp.hpp"
+
+namespace headrace::ptx {
+
+// Copies of one thread between issue and landing; instructions/async.cpp.
+struct AsyncCopies;
+
+// Generic addresses: shared and local windows lie where no device address can (the first GiB); cvta adds the base.
+inline constexpr std::uint64_t shared_window = std::uint64_t{1} << 24, local_window = std::uint64_t{1} << 25, window_bytes = std::uint64_t{1} << 24;
+
+class Block {
+  public:
+    std::uint32_t number = 0;                    // in the grid, x fastest
+    std::uint32_t index[3] = {}, grid[3] = {}, threads[3] = {};
+    const Settings* settings = nullptr;
+    DeviceMemory* memory = nullptr;
+    SharedMemory* shared = nullptr;
+    const std::vector<std::byte>* parameters = nullptr;
+    std::size_t local_bytes = 0;                 // per thread
+    std::vector<std::byte> local, local_written; // thread t at t * local_bytes; written: a byte for each
+    AsyncCopies* copies = nullptr;               // made by async.cpp when the block starts
+    std::mt19937_64 random;
+};
+
+// async.cpp: called by the block's loop.
+AsyncCopies* make_async_copies(Block& block, int threads);
+void destroy_async_copies(AsyncCopies* copies);
+void check_no_copies_in_flight(const Warp& warp, Mask exiting);  // Fault: a thread ends with copies in flight
+
+}  // namespace headrace::ptx

@@ -241,6 +241,49 @@ TEST(Interface, I2_BadOptionsWriteNothing) {
         {"gla:bwd t20 h2 k16", "state_dtype", [](CallTensors& m) { m.call.options.state_dtype = DType::f16; }});
 }
 
+// What every front of the library answers to a call.
+std::vector<Status> answers(Call call) {
+    std::size_t bytes = 0;
+    std::vector<PlanEntry> entries;
+    std::vector<Candidate> candidates;
+    std::vector<Status> found = {run(call), workspace_size(call, &bytes), plan(call, &entries), explain(call, &candidates)};
+    if (call.direction == Direction::backward) {
+        bool agree = false;
+        found.push_back(states_agree(call, &agree));
+        const TensorView& entering = call.in.initial_state;
+        harness::Tensor leaving(entering.dtype, {entering.shape, entering.shape + entering.rank});
+        found.push_back(backward_states(call.op, call.in, call.d_out, call.grads, {{}, leaving.view()}, call.options));
+        call.out.final_state = leaving.view();
+        found.push_back(workspace_size(call, &bytes));
+    }
+    return found;
+}
+
+// Kernels share work out by heads: a divisor there that is 0 would end the process.
+TEST(Interface, I2_NoHeadsAreRefusedAndNoSequencesServedByEveryFront) {
+    const Piece piece;
+    for (const Operator op : operators()) {
+        for (const char* direction : directions) {
+            for (const char* words : {" t100 h4 hv8 k64 v64 bf16", " t100 h4 k64 v64", " t4 h2 k16 v16 f64"}) {
+                ProblemLine no_heads = line_of(line_text(op, direction) + words + " threads=1");
+                no_heads.state_in = no_heads.state_out = no_heads.direction == Direction::backward;
+                ProblemLine no_sequences = no_heads;
+                no_heads.H = no_heads.HV = no_sequences.B = 0;
+                CallTensors refused = harness::make_tensors(no_heads), served = harness::make_tensors(no_sequences);
+                for (const Piece* whole : {static_cast<const Piece*>(nullptr), &piece}) {
+                    if (whole != nullptr && served.call.direction == Direction::step) continue;  // takes none
+                    refused.call.options.piece = served.call.options.piece = whole;
+                    const std::string message = refused.call.direction == Direction::summarize ? "k" : "q";
+                    for (const Status& status : answers(refused.call)) {
+                        EXPECT_EQ(status.message(), message + ": expected at least 1 head, got 0");
+                    }
+                    for (const Status& status : answers(served.call)) EXPECT_EQ(status.message(), "");
+                }
+            }
+        }
+    }
+}
+
 // Chunk 0 is no chunk length but "as you like": the hint that was never given.
 TEST(Interface, I2_ChunkZeroIsTheDefault) {
     ProblemLine line = line_of("gla:fwd t70 h2 k16");

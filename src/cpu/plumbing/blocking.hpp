@@ -128,7 +128,9 @@ inline int chunk_value_columns(const Problem& problem) { return chunk_value_colu
 
 // Heads of a token are neighbours in memory. A task that takes a few of them through the chunks together meets each page
 // once for all of them, and address translation no longer slows long sequences. Their states stay in L2 beside the tiles of
-// a chunk; tasks enough remain for all threads, and with them saved states of at most half of all heads.
+// a chunk; tasks enough remain for all threads, and with them saved states of at most half of all heads. One thread has
+// nobody to share with, so a piece of some heads takes as many together as the whole would; several threads could not
+// share its few tasks. H is at least 1 (make_problem), N may be 0.
 constexpr std::int64_t walked_bytes = std::int64_t{256} << 10;
 constexpr std::int64_t most_walked = 4;
 
@@ -137,7 +139,7 @@ inline int heads_walked(const Problem& problem, std::int64_t heads, std::int64_t
         const std::int64_t tasks = problem.N * heads / walk, threads = problem.threads;
         const std::int64_t of_whole = problem.whole.sequences * problem.whole.heads * (heads / problem.H) / walk;
         const bool balanced = tasks >= 8 * threads || (tasks >= 2 * threads && tasks % threads == 0) ||
-                              (threads == 1 && of_whole >= 2);  // a piece of some heads
+                              (threads == 1 && of_whole >= 2);
         const bool fits = walk * state_bytes_per_head * chunk <= walked_bytes * default_chunk;
         if (heads % walk == 0 && balanced && fits) return static_cast<int>(walk);
     }

@@ -1,14 +1,20 @@
-"""Mistakes that users of other libraries met where sequences were cut over ranks, each by its name."""
+"""Mistakes that users of other libraries met where sequences and layers were cut over ranks, each by its name."""
+
+import copy
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import relative_error
 from cp_jobs import local_tokens, problem, run, squares
 from layers import HIDDEN, make
 from ranks import close_all, group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import parallelize_module
 
 import headrace.torch as ht
-from headrace.torch.distributed import _layout, build_cp_context, shard, unshard
+import headrace.torch.nn as hn
+from headrace.torch.distributed import _layout, build_cp_context, shard, tensor_parallel_plan, unshard
 
 T, SIZES = 96, (2, 4, 8, 8)  # H, HV, K, V
 EXACT = 1e-12
@@ -62,7 +68,8 @@ def beside_one_process(ranks, tensors, strategy):
 def a_convolutions_gradient_leaks_into_another_sequence(ranks):
     """The second sequence begins with a rank, whose predecessor has the end of the first."""
     W = 4
-    context = build_cp_context(torch.tensor([0, T // 3, T]), ranks, W, token_ranges=[[(i, i + 32)] for i in (0, 32, 64)])
+    ranges = [[(begin, begin + 32)] for begin in (0, 32, 64)]
+    context = build_cp_context(torch.tensor([0, T // 3, T]), ranks, W, token_ranges=ranges)
     x = torch.randn(1, T, 6, dtype=torch.float64)
     mine = shard(x, context).requires_grad_()
     y, _ = ht.short_convolution(mine, torch.randn(6, W, dtype=torch.float64), cp_context=context)
@@ -103,7 +110,18 @@ def borders_of_packed_sequences_are_lost_in_layers(ranks):
     outputs = [unshard(layer(shard(each, context), cp_context=context)[0], context) for each in (x, other)]
     assert torch.equal(*(o[:, :40] for o in outputs)) and torch.equal(*(o[:, 41:] for o in outputs))
     assert not torch.equal(*(o[:, 40] for o in outputs))
-    assert squares(outputs[0], layer(x, cu_seqlens=offsets)[0], ranks) < EXACT
+    expected = layer(x, cu_seqlens=offsets)[0]
+    assert squares(outputs[0], expected, ranks) < EXACT
+    weights = torch.randn(1, T, HIDDEN, dtype=torch.float64)
+    for begin, end in ((0, 40), (40, 41), (41, T), (0, T)):  # the loss of one sequence, and of all
+        of_these = torch.zeros_like(weights)
+        of_these[:, begin:end] = weights[:, begin:end]
+        mine, whole = x.clone().requires_grad_(), x.clone().requires_grad_()
+        (layer(shard(mine, context), cp_context=context)[0] * shard(of_these, context)).sum().backward()
+        dist.all_reduce(mine.grad, group=ranks)
+        (layer(whole, cu_seqlens=offsets)[0] * of_these).sum().backward()
+        assert mine.grad[:, :begin].count_nonzero() == mine.grad[:, end:].count_nonzero() == 0
+        assert squares(mine.grad, whole.grad, ranks) < EXACT
 
 
 def metadata_is_made_in_every_layer(ranks):
@@ -122,11 +140,21 @@ def metadata_is_made_in_every_layer(ranks):
     assert not made
 
 
-# Projections that are cut across q, k and v: test_tensor_parallel.every_layer.
+def projections_are_cut_across_q_k_and_v(ranks):
+    """A rank has its heads of each of them, not a third of the rows of all."""
+    layer = hn.GatedDeltaNet(HIDDEN, 1, 16, 3, 6).double()
+    parallel, rank = copy.deepcopy(layer), dist.get_rank(ranks)
+    parallelize_module(parallel, init_device_mesh("cpu", (3,)), tensor_parallel_plan(parallel))
+    for name in (f"{x}_{part}.weight" for x in "qkv" for part in ("proj", "conv1d")):
+        assert torch.equal(parallel.get_parameter(name).to_local(), layer.get_parameter(name).chunk(3)[rank]), name
+    x = torch.randn(1, T, HIDDEN, dtype=torch.float64)
+    assert relative_error(parallel(x)[0], layer(x)[0]) < EXACT
+
+
 @pytest.mark.parametrize("bug", [
     the_gate_of_another_head_in_backward_summaries, the_state_that_entered_is_not_there_in_the_backward,
     a_convolutions_gradient_leaks_into_another_sequence, offsets_are_divided_by_the_ranks,
     contiguous_by_sequences_and_contiguous_by_tokens, borders_of_packed_sequences_are_lost_in_layers,
-    metadata_is_made_in_every_layer], ids=lambda bug: bug.__name__)
+    metadata_is_made_in_every_layer, projections_are_cut_across_q_k_and_v], ids=lambda bug: bug.__name__)
 def test_three_ranks(bug):
     group(3).run(bug)

@@ -53,6 +53,15 @@ def group(rank):
     return dist.group.WORLD
 
 
+def what_is_raised(call):
+    """The text of its RuntimeError; None where it returns."""
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
 def run(rank):
     import cp_fault_jobs
     import cp_jobs
@@ -70,12 +79,12 @@ def run(rank):
     if rank == 0:
         subprocess.run(["ip", "link", "set", NAMES[0], "down"], check=True)
     begin = time.monotonic()
-    try:
-        cp_fault_jobs.call(context)
-    except RuntimeError as error:
-        message, seconds = str(error), time.monotonic() - begin
+    message = what_is_raised(lambda: cp_fault_jobs.call(context))
+    seconds = time.monotonic() - begin
+    assert message is not None, f"rank {rank}: the call returned after {seconds:.1f} s though the link was down"
     assert f"rank {1 - rank} was lost" in message and seconds < 4 * TIMEOUT, (message, seconds)
-    print(f"rank {rank}: three strategies within 1e-12 of one process; link down: {message} ({seconds:.1f} s)", flush=True)
+    print(f"rank {rank}: three strategies within 1e-12 of one process; link down: {message} ({seconds:.1f} s)",
+          flush=True)
     os._exit(0)  # connections to the other rank are not closed in order any more
 
 

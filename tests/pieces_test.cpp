@@ -127,8 +127,20 @@ class Pieces {
     std::vector<std::unique_ptr<Tensor>> tensors_;
 };
 
+// Sanitizers, which find in a few problems of each kind what there is to find, take one of eleven: a number that divides
+// no loop of these tests, and half a minute instead of four.
+bool is_left_out() {
+#ifdef HEADRACE_SANITIZED
+    static int problems = 0;
+    return problems++ % 11 != 0;
+#else
+    return false;
+#endif
+}
+
 // Every multiple of 64 counts from where a sequence begins to run.
 void expect_same_in_pieces(const ProblemLine& line, const Cuts& cuts) {
+    if (is_left_out()) return;
     CallTensors made = harness::make_tensors(line);
     const std::string what = harness::format(line);
     const Status status = run(made.call);
@@ -240,6 +252,7 @@ TEST(Pieces, StatesThatAgree) {
                                   " t512 h8 k16", " t40 h8 k64 f16", " t100 h2 k64 f64"}) {
             const bool has_betas = std::string(sizes).find("betas") != std::string::npos;
             if (has_betas && !harness::has_delta_rule(line_of(words).op)) continue;
+            if (!has_betas && is_left_out()) continue;  // few of those that go on in double are there
             const std::string text = words + sizes + " state=inout";
             const bool no_gates = line_of(words).op == Operator::delta_rule;
             CallTensors made = harness::make_tensors(line_of(has_betas && no_gates ? words + " t700 h2 k128 v64 betas=1.9,2 state=inout" : text));

@@ -58,7 +58,7 @@ TEST(Problem, AcceptsEveryOperatorAndResolvesDefaults) {
             EXPECT_EQ(problem.N, 2);
             EXPECT_EQ(problem.group, 2);
             EXPECT_EQ(problem.scale, 1 / std::sqrt(3.0));
-            EXPECT_GE(problem.threads, 1);
+            EXPECT_EQ(problem.threads, default_threads());
             EXPECT_EQ(problem.state_dtype, DType::f32);
             EXPECT_EQ(problem.channel_gate, op == Operator::gla || op == Operator::kda);
             EXPECT_EQ(problem.head_gate, op == Operator::retention);

@@ -236,6 +236,9 @@ Status states_agree(const Call& backward, bool* agree);
 // The names of all implementations compiled in, of every direction.
 std::vector<std::string> implementations();
 
+// The threads of a call whose Options::threads is 0: as many as OpenMP would use, 1 inside an OpenMP region.
+int default_threads();
+
 // One function per operator and direction: the same as forward, backward and step with the operator given.
 #define HEADRACE_OPERATOR(NAME)                                                                                         \
     inline Status NAME##_forward(const Inputs& in, const Outputs& out, const Options& options = {},                   \

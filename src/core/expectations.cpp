@@ -16,14 +16,6 @@ namespace {
 constexpr int max_threads = 1024;
 constexpr std::int64_t max_sequences = std::int64_t{1} << 22;  // the list of sequences stays at 100 MB
 
-int default_threads() {
-#ifdef _OPENMP
-    return omp_in_parallel() ? 1 : std::clamp(omp_get_max_threads(), 1, max_threads);
-#else
-    return 1;
-#endif
-}
-
 std::string letters(std::initializer_list<Dim> dims) {
     std::string text;
     for (const Dim& dim : dims) text += (text.empty() ? "[" : ", ") + std::string(dim.letter);
@@ -31,6 +23,14 @@ std::string letters(std::initializer_list<Dim> dims) {
 }
 
 }  // namespace
+
+int default_threads() {
+#ifdef _OPENMP
+    return omp_in_parallel() ? 1 : std::clamp(omp_get_max_threads(), 1, max_threads);
+#else
+    return 1;
+#endif
+}
 
 bool expect_shape(const char* name, const TensorView& view, std::initializer_list<Dim> dims, Fault& fault) {
     if (!view.given()) return true;

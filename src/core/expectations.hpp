@@ -32,8 +32,7 @@ bool count_sequences(std::int64_t* N, const TensorView& cu_seqlens, std::int64_t
 bool list_sequences(std::vector<Sequence>* sequences, const TensorView& cu_seqlens, const char* tokens, std::int64_t B,
                     std::int64_t T, Fault& fault);
 
-// Threads to use where the caller wants `wanted`, 0 for the default. One in a child that lost its threads: one thread
-// never enters OpenMP.
+// Threads to use where the caller wants `wanted`, 0 for default_threads().
 bool resolve_threads(int wanted, int* threads, Fault& fault);
 
 }  // namespace headrace

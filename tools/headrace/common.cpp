@@ -1,16 +1,10 @@
 // What the commands share: failing with one line, problems from words, operators by name.
 #include "tools/headrace/common.hpp"
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <sstream>
-#include <thread>
-
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 #include "harness/output_file.hpp"
 #include "harness/tensors.hpp"
@@ -106,14 +100,6 @@ void require_stdout() {
     errno = 0;
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
     throw Failure{"stdout: could not be written" + (errno != 0 ? std::string(": ") + std::strerror(errno) : "")};
-}
-
-int default_threads() {
-#if defined(_OPENMP)
-    return omp_get_max_threads();
-#else
-    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-#endif
 }
 
 const std::vector<Operator>& operators() {

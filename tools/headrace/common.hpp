@@ -43,9 +43,6 @@ ProblemLine parse_problem(const std::vector<std::string>& words);
 // The implementations that would serve the problem if forced, in order of preference. Throws where it is not valid.
 std::vector<std::string> accepting_implementations(ProblemLine line);
 
-// The threads that the library uses where Options::threads is 0.
-int default_threads();
-
 // The same of a status that concerns one problem, which the message then names.
 void require(const ProblemLine& line, const Status& status);
 

@@ -14,7 +14,7 @@ logs=build/logs
 passed=0 failed=0
 launcher=()
 started=$SECONDS
-export OMP_WAIT_POLICY=passive  # tests run side by side: a thread that waits leaves its core to others
+export OMP_WAIT_POLICY=passive  # tests run side by side: waiting threads of PyTorch leave their cores to others
 
 # run NAME COMMAND...: one step, timed; its output goes to a log, of which a failure shows the end.
 run() {
@@ -64,8 +64,8 @@ tests() {
     fi
 }
 
-# The thread sanitizer knows nothing of OpenMP's barriers. Clang's run-time loads libarcher, which explains them to it;
-# races inside the uninstrumented run-time itself are ignored. With g++ and libgomp every barrier looks like a race.
+# The library's threads are its own, and the thread sanitizer sees all they do. A test that calls from inside an OpenMP
+# region needs the uninstrumented run-time of OpenMP ignored.
 # Newer kernels place memory where older sanitizers cannot follow, unless address randomisation is off (setarch -R).
 # Three threads even on one core.
 export TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1"

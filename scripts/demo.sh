@@ -97,4 +97,4 @@ say "a language model of bytes"
 "$venv/bin/python" examples/language_model "${model[@]}"
 say "a sequence in one process, and cut over two"
 OMP_NUM_THREADS=1 "$venv/bin/python" -m torch.distributed.run --standalone --nproc-per-node 2 examples/language_model \
-    --cp 2 --batch 1 --hidden 64 --layers 2 --steps 12 --sample 1 --dtype f32 --beside-one --out "$folder/ranks"
+    --cp 2 --batch 1 --hidden 64 --layers 2 --steps 12 --sample 60 --dtype f32 --beside-one --out build/demo/two_processes

@@ -97,9 +97,9 @@ def set_up(a, kind):
     training = kind(a, text, held_out)
     if a.resume:
         training.load(a.checkpoint)
-    size = sum(parameter.numel() for parameter in training.model.parameters()) / 1e6
+    size, threads = sum(p.numel() for p in training.model.parameters()) / 1e6, torch.get_num_threads()
     print(f"{a.operator}: {size:.1f} million parameters, {a.layers} layers, {a.heads} heads of {a.hidden // a.heads}, "
-          f"{a.dtype}, {torch.get_num_threads()} threads" + (f" in each of {a.ranks} processes" if a.ranks else ""))
+          f"{a.dtype}, {threads} thread{'s' * (threads > 1)}" + (f" in each of {a.ranks} processes" if a.ranks else ""))
     print(f"text: {a.text or 'the sources of this project'}, {len(text):,} bytes, {held_out.numel():,} more held out")
     print(f"steps of {a.batch} x {a.length} bytes" + (f", after {training.steps} earlier ones" if a.resume else ""),
           flush=True)

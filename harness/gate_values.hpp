@@ -1,4 +1,4 @@
-// What gates are drawn from: log decays of constant heads, of tokens and channels, and the pre-activations of raw gates.
+// What gates are drawn from: log decays of constant heads, of tokens and channels, and pre-activations of raw gates.
 #pragma once
 
 #include <cmath>

@@ -120,7 +120,8 @@ void draw_lasting(Drawing& draw, ProblemLine& line) {
 }
 
 // Up to 2, as values and as logits. With few channels a beta of 1 leaves of a state what rounding errors are, in the
-// oracle too: 1 - sigmoid(30) is 9e-14. Comba erases from the undecayed state with a key of its own: above 1 its states grow.
+// oracle too: 1 - sigmoid(30) is 9e-14. Comba erases from the undecayed state with a key of its own: above 1 its states
+// grow.
 void draw_beta(Drawing& draw, ProblemLine& line) {
     line.beta_form = static_cast<int>(draw.pick<std::int64_t>({0, 0, 1, 2}));
     constexpr std::int64_t channels_enough = 16;

@@ -1,4 +1,4 @@
-// The oracle of summaries: a transition is what the tokens make of the identity, the adjoint the lines of docs/math.md 3.
+// The oracle of summaries: a transition is what the tokens make of the identity, the adjoint lines of docs/math.md 3.
 #include "reference/summary.hpp"
 
 #include <algorithm>
@@ -37,10 +37,10 @@ void for_tokens(const Spec& spec, Recurrence& recurrence, std::int64_t n, Order 
     }
 }
 
-// Of one value head and sequence. A transition is the identity less what each token erases, beta k e^T M, all of it as the maps
-// of the tokens behind leave it: these are its terms, each of which an implementation has within its relative error,
-// independent of the others. Erasures are themselves sums over the channels. Of a prepared gate each log decay g has such an
-// error, so that the decays are off by as much times |g|, all in one direction.
+// Of one value head and sequence. A transition is the identity less what each token erases, beta k e^T M, all of it as
+// the maps of the tokens behind leave it: these are its terms, each of which an implementation has within its relative
+// error, independent of the others. Erasures are themselves sums over the channels. Of a prepared gate each log decay g
+// has such an error, so that the decays are off by as much times |g|, all in one direction.
 class TransitionTerms {
   public:
     explicit TransitionTerms(const Spec& spec)
@@ -81,8 +81,8 @@ class TransitionTerms {
     RandomSigns signs_;
 };
 
-// Whatever its terms, a transition is judged by no more than the identity that it began with: what reaches a state behind
-// the piece through it is no larger.
+// Whatever its terms, a transition is judged by no more than the identity that it began with: what reaches a state
+// behind the piece through it is no larger.
 void limit_to_identity(const Spec& spec, std::vector<double>& terms) {
     double squares = 0.0;
     for (double term : terms) squares += term * term;

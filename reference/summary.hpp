@@ -1,11 +1,12 @@
-// The oracle of summaries: what a piece of tokens does to a state and to its gradient, in double precision, token by token.
+// The oracle of summaries: what a piece of tokens does to a state and its gradient, in double, token by token.
 #pragma once
 
 #include "reference/oracle.hpp"
 
 namespace headrace::reference {
 
-// S_out = transition S_in + state for every sequence and value head (docs/math.md 9). `state` takes the initial state up.
+// S_out = transition S_in + state for every sequence and value head (docs/math.md 9). `state` takes the initial state
+// up.
 struct Summary {
     std::vector<double> transition;  // [N,HV,K,K], for the additive rule too
     std::vector<double> state;       // [N,HV,K,V]

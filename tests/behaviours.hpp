@@ -121,8 +121,8 @@ inline void expect_same_bits(const std::map<std::string, Bytes>& expected, const
     }
 }
 
-// Every output of a call that was run, against values known from elsewhere, within the bars of the check. `terms` of those
-// that are sums (Judged::terms).
+// Every output of a call that was run, against values known from elsewhere, within the bars of the check. `terms` of
+// those that are sums (Judged::terms).
 inline void expect_within_bars(const Call& call, const std::map<std::string, std::vector<double>>& reference,
                                const std::string& what, const std::map<std::string, std::vector<double>>& terms = {}) {
     const std::vector<harness::NamedView> outputs = harness::output_views(call);

@@ -1,4 +1,4 @@
-// N1, N2, N4 to N7, and the range of B7: gates of any strength, bad gates, reports of NaN, prefixes and threads. N3: behaviours_exp_test.
+// N1, N2, N4 to N7, B7's range: gates of any strength, bad gates, reports of NaN, prefixes, threads. N3: _exp_test.
 #include <cstring>
 
 #include "behaviours.hpp"
@@ -365,8 +365,8 @@ TEST(Numerics, B7_StatesSavedInF16KeepTheirRange) {
     }
 }
 
-// With threads to spare a task takes one head, else a few: 8 heads on one thread and on eight. In one pass only where the
-// saved states outgrow the caches: 2100 tokens are 132 chunks of 16.
+// With threads to spare a task takes one head, else a few: 8 heads on one thread and on eight. In one pass only where
+// the saved states outgrow the caches: 2100 tokens are 132 chunks of 16.
 TEST(Numerics, N7_HeadsThatAreTakenTogetherChangeNoBit) {
     for (const char* text : {"kda:fwd t70 h4 hv8 k32 v24 state=inout", "linear_attention:bwd b2 t70 h4 hv8 k32 state=inout",
                              "gla:fwd t70 h8 k32 bf16", "kda:bwd t2100 h4 k128 chunk=16 state=inout",

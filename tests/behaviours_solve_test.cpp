@@ -87,8 +87,8 @@ TEST(Solve, OverlappingKeysBackwardInF32) { expect_solved(":bwd", "f32"); }
 TEST(Solve, OverlappingKeysBackwardInBf16) { expect_solved(":bwd", "bf16"); }
 TEST(Solve, OverlappingKeysBackwardInF16) { expect_solved(":bwd", "f16"); }
 
-// Keys of few directions: the gradient of the state grows in all others, where no key erases it, and what keys read in it
-// is far below its roundings to bf16. 2000 tokens let it grow.
+// Keys of few directions: the gradient of the state grows in all others, where no key erases it, and what keys read in
+// it is far below its roundings to bf16. 2000 tokens let it grow.
 void draw_few_directions(CallTensors& made, const ProblemLine& line, std::int64_t directions) {
     const harness::Stream basis(line.seed, "basis");
     std::vector<double> key(static_cast<std::size_t>(line.K)), kept;

@@ -1,4 +1,4 @@
-// N4, N6: what one NaN or infinity does, for every tensor of every call: refused by name, or kept to its sequence and head.
+// N4, N6: what one NaN or infinity does, in every tensor of every call: refused by name, or kept to its sequence, head.
 #include <cstring>
 
 #include "behaviours.hpp"
@@ -70,8 +70,8 @@ std::int64_t element_to_spoil(const std::string& name, const TensorView& view, c
     return (first + last) / 2;
 }
 
-// Whether a bad element of tensor `bad` may change the output at `place`. A tensor of the heads that share a key changes
-// both; outputs of tokens before its chunk, or in the recurrent form before itself, it does not.
+// Whether a bad element of tensor `bad` may change the output at `place`. A tensor of the heads that share a key
+// changes both; outputs of tokens before its chunk, or in the recurrent form before itself, it does not.
 bool may_change(const std::string& bad, const std::string& output, const Place& place, const ProblemLine& line) {
     const bool everywhere = letters_of(bad)[0] == 'H';  // a parameter of a head, in all sequences
     if (!everywhere && place.sequence != any && place.sequence != bad_sequence) return false;

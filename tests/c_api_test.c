@@ -1,4 +1,4 @@
-/* The C interface from plain C: forward, backward, step and summaries against values computed by hand, and every error path. */
+/* The C interface from plain C: forward, backward, step, summaries against values computed by hand, all errors. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

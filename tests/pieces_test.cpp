@@ -12,7 +12,8 @@ using Cuts = std::vector<std::int64_t>;
 
 const char* const parameter_gradients[] = {"d_g_gamma", "d_A_log", "d_dt_bias"};
 
-// A call cut along its tokens. Pieces run one after the other, each with all sequences, those without tokens in it empty.
+// A call cut along its tokens. Pieces run one after the other, each with all sequences, those without tokens in it
+// empty.
 class Pieces {
   public:
     Pieces(CallTensors& made, const Cuts& cuts) : made_(made), whole_(made.call), borders_{0} {
@@ -127,8 +128,8 @@ class Pieces {
     std::vector<std::unique_ptr<Tensor>> tensors_;
 };
 
-// Sanitizers, which find in a few problems of each kind what there is to find, take one of eleven: a number that divides
-// no loop of these tests, and half a minute instead of four.
+// Sanitizers, which find in a few problems of each kind what there is to find, take one of eleven: a number that
+// divides no loop of these tests, and half a minute instead of four.
 bool is_left_out() {
 #ifdef HEADRACE_SANITIZED
     static int problems = 0;
@@ -207,7 +208,8 @@ TEST(Pieces, TheRecurrentForm) {
     expect_same_in_pieces_everywhere("kda:fwd t129 h2 k32", {64, 128, 129});
 }
 
-// What the kernels know beside the state passes a cut: the estimates of bf16, the count that sends a forward into double.
+// What the kernels know beside the state passes a cut: the estimates of bf16, the count that sends a forward into
+// double.
 TEST(Pieces, WhatIsKnownAboutRoundings) {
     for (const char* op : {"delta_rule", "gated_delta_rule", "kda", "comba"}) {
         for (const char* words : {" betas=2,2", " betas=1.5,2 l2norm", " betas=1.9,1.9 beta=two_sigmoid"}) {

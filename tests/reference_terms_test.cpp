@@ -11,7 +11,8 @@ namespace headrace::reference {
 namespace {
 
 // Terms [B,T,HV,K] of a parameter's gradient, one for each token and state element (V = 1): their sums, and their size
-// as ParameterTerms defines it. `least` [B,T,HV]: counts instead of smaller sums over the elements of a token; or empty.
+// as ParameterTerms defines it. `least` [B,T,HV]: counts instead of smaller sums over the elements of a token; or
+// empty.
 struct SumsAndSizes {
     std::vector<double> sums, sizes;
 };

@@ -1,4 +1,4 @@
-// The delta rule where tokens reflect the state (beta up to 2) and gates hardly forget: nothing takes its roundings away.
+// The delta rule where tokens reflect the state (beta up to 2) and gates hardly forget: its roundings stay.
 #include <algorithm>
 #include <random>
 #include <sstream>
@@ -30,7 +30,8 @@ TEST(Reflections, BetaNearTwoAsValuesAndAsLogits) {
     }
 }
 
-// A key longer than 1 reflects with a smaller beta: the product counts. sqrt(2) k with beta / 2 erases what k does with beta.
+// A key longer than 1 reflects with a smaller beta: the product counts. sqrt(2) k with beta / 2 erases what k does with
+// beta.
 TEST(Reflections, LongKeysCountLikeLargeBetas) {
     for (const char* op : {"delta_rule", "gated_delta_rule", "kda"}) {
         const std::string gates = std::string(op) == "delta_rule" ? "" : " gates=zero";

@@ -1,4 +1,4 @@
-// The threads of a call: every task once, many callers at once, no waiting for a thread that has not begun, no idle work.
+// The threads of a call: every task once, many callers at once, no waiting for a thread that has not begun.
 #include "core/threads.hpp"
 
 #include <gtest/gtest.h>
@@ -138,7 +138,8 @@ cpu_set_t cores_of(pid_t thread) {
     return cores;
 }
 
-// A caller that has moved has its helpers woken on another core than its own, and only on cores that are allowed to them.
+// A caller that has moved has its helpers woken on another core than its own, and only on cores that are allowed to
+// them.
 TEST(Threads, HelpersWakeOnAnotherCore) {
     const cpu_set_t all = cores_of(0);
     if (CPU_COUNT(&all) < 2) GTEST_SKIP() << "needs two cores";

@@ -164,8 +164,8 @@ typedef struct headrace_state_pool {
                                             indices[n][num_accepted_tokens[n] - 1]; not given: from indices[n][0] */
 } headrace_state_pool;
 
-/* What a call on a piece of cut sequences knows of the undivided problem; begin with zeros. As headrace::Piece: with it,
-   and cut at multiples of 64 tokens from where a sequence begins to run, pieces give the bits of one call. */
+/* What a call on a piece of cut sequences knows of the undivided problem; begin with zeros. As headrace::Piece: with
+   it, and cut at multiples of 64 tokens from where a sequence begins to run, pieces give the bits of one call. */
 typedef struct headrace_piece {
     int64_t tokens;    /* of all sequences of the undivided problem; 0: as in the call, like the next three */
     int64_t longest;   /* of its longest sequence */
@@ -334,8 +334,8 @@ headrace_status headrace_step(int32_t op, const headrace_inputs* in, const headr
                               const headrace_state_pool* pool, const headrace_options* options,
                               const headrace_workspace* workspace, char* message, size_t length);
 
-/* The map of a piece of tokens; a part that is not given is not computed. in->q is not read and may be absent. `options` and
-   `workspace` may be NULL. */
+/* The map of a piece of tokens; a part that is not given is not computed. in->q is not read and may be absent.
+   `options` and `workspace` may be NULL. */
 headrace_status headrace_summarize(int32_t op, const headrace_inputs* in, const headrace_summary* out,
                                    const headrace_options* options, const headrace_workspace* workspace, char* message,
                                    size_t length);

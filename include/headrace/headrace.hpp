@@ -63,9 +63,9 @@ struct Inputs {
     TensorView k;              // [B, T, H, K]
     TensorView v;              // [B, T, HV, V]
     TensorView p;              // [B, T, H, K], comba's erase key
-    TensorView g;              // log decay: [B, T, HV] (step gate) or [B, T, HV, K] (channel gate); or its pre-activation.
-                               // A NaN or positive value is an error (see allow_positive_gates) that forward and backward
-                               // find as they read: outputs are then undefined
+    TensorView g;              // log decay: [B, T, HV] (step gate) or [B, T, HV, K] (channel gate); or its
+                               // pre-activation. A NaN or positive value is an error (see allow_positive_gates) that
+                               // forward and backward find as they read: outputs are then undefined
     TensorView gv;             // [B, T, HV, V], log decay on the value side; recurrent form only
     TensorView g_gamma;        // [HV], constant log decay of each head; added to g where both are given
     TensorView beta;           // [B, T, HV], or [B, T, HV, V] (recurrent form only), finite; or its logit, not NaN
@@ -229,8 +229,8 @@ struct Candidate {
 Status explain(const Call& call, std::vector<Candidate>* candidates);
 
 // Whether the final state of forward() on the inputs of a backward call is, bit for bit, what backward_states() of it
-// computes. Of the delta rule in f32 that holds while forward() stays in f32: while the last of a state's final_roundings is
-// no more than 512.
+// computes. Of the delta rule in f32 that holds while forward() stays in f32: while the last of a state's
+// final_roundings is no more than 512.
 Status states_agree(const Call& backward, bool* agree);
 
 // The names of all implementations compiled in, of every direction.

@@ -44,7 +44,8 @@ inline DType dtype_of(const nb::dlpack::dtype& type, const char* name) {
                std::to_string(type.code) + " with " + std::to_string(type.bits) + " bits");
 }
 
-// The part of DLPack's exchange interface (version 1) that is used here: functions that a framework's type of tensors offers.
+// The part of DLPack's exchange interface (version 1) that is used here: functions that a framework's type of tensors
+// offers.
 struct DlpackExchange {
     struct {
         std::uint32_t major, minor;
@@ -54,14 +55,15 @@ struct DlpackExchange {
     int (*tensor_of)(void* object, nb::dlpack::dltensor* tensor);  // borrowed; 0, or another number and a Python error
 };
 
-// PyTorch's parameters: tensors of a derived class that changes nothing about their memory. nullptr until PyTorch is used.
+// PyTorch's parameters: tensors of a derived class that changes nothing about their memory. nullptr until PyTorch is
+// used.
 inline PyTypeObject*& parameter_type() {
     static PyTypeObject* type = nullptr;
     return type;
 }
 
-// The exchange interface of a type itself; nullptr for one that only inherits it, of which a framework may make anything.
-// The last type that offers one is remembered, and kept.
+// The exchange interface of a type itself; nullptr for one that only inherits it, of which a framework may make
+// anything. The last type that offers one is remembered, and kept.
 inline const DlpackExchange* exchange_of(PyTypeObject* type) {
     static PyObject* const name = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
     static PyTypeObject* last = nullptr;
@@ -76,8 +78,8 @@ inline const DlpackExchange* exchange_of(PyTypeObject* type) {
     return exchange = api;
 }
 
-// A tensor as its framework holds it, without a call of Python's (1 microsecond each); false where only __dlpack__ or the
-// buffer protocol may say, as for most classes derived from the framework's.
+// A tensor as its framework holds it, without a call of Python's (1 microsecond each); false where only __dlpack__ or
+// the buffer protocol may say, as for most classes derived from the framework's.
 inline bool borrow(nb::handle argument, nb::dlpack::dltensor* tensor) {
     PyTypeObject* const type = Py_TYPE(argument.ptr());
     const DlpackExchange* const api = exchange_of(type == parameter_type() ? type->tp_base : type);

@@ -1,4 +1,4 @@
-// core_module: headrace._core, the C++ interface on arrays of any framework (DLPack and the buffer protocol), no copies.
+// core_module: headrace._core, the C++ interface on arrays of any framework (DLPack, buffer protocol), no copies.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

@@ -36,8 +36,8 @@ bool requires_gradient(nb::handle tensor) {
     return nb::getattr(tensor, nb::handle(name)).is(Py_True);
 }
 
-// Whether memory says all about the tensors of a tuple: each is dense or, behind the `required` ones, None. nothing: one
-// is not. Else whether any requires a gradient, where `gradients` are recorded.
+// Whether memory says all about the tensors of a tuple: each is dense or, behind the `required` ones, None. nothing:
+// one is not. Else whether any requires a gradient, where `gradients` are recorded.
 std::optional<bool> plain(const nb::tuple& tensors, int required, bool gradients) {
     bool any = false;
     int place = 0;

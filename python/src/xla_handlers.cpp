@@ -93,8 +93,8 @@ struct Request {
     }
 };
 
-// Where words are wanted, i32 [..., words], an error is no error here: its message is left in each row of them, 0 without
-// one. Ranks tell each other before they fail, since one that fails alone leaves the others waiting.
+// Where words are wanted, i32 [..., words], an error is no error here: its message is left in each row of them, 0
+// without one. Ranks tell each other before they fail, since one that fails alone leaves the others waiting.
 Status in_words(const Status& status, const TensorView& words) {
     if (!words.given()) return status;
     const auto length = static_cast<std::size_t>(words.shape[words.rank - 1]) * size_of(words.dtype);

@@ -11,11 +11,11 @@ namespace headrace::python {
 
 // Arguments: the tensors given, in the order of headrace._arguments.INPUTS, then d_o and d_final_state in the backward,
 // the states in the step, and last a span of tokens, i32 [2], which alone are then read (of a summary, whose results
-// have no tokens). Results: o and final_state; the gradients in the order of the inputs; o and the states, in the memory
-// of the argument; transition and state; d_initial_state; of the forward and of summaries also words, i32 [B, HV, 32],
-// which take the message of an error. Attributes: `given` and `wanted`, one bit for each possible
-// argument and result; op, scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first. Errors
-// are XLA errors with the library's message.
+// have no tokens). Results: o and final_state; the gradients in the order of the inputs; o and the states, in the
+// memory of the argument; transition and state; d_initial_state; of the forward and of summaries also words, i32 [B,
+// HV, 32], which take the message of an error. Attributes: `given` and `wanted`, one bit for each possible argument and
+// result; op, scale, reverse, qk_l2norm, gate_form, lower_bound, beta_form, chunk, state_v_first. Errors are XLA errors
+// with the library's message.
 xla::Error* xla_forward(xla::CallFrame* frame);
 xla::Error* xla_backward(xla::CallFrame* frame);
 xla::Error* xla_step(xla::CallFrame* frame);

@@ -1,13 +1,13 @@
-// recurrent: one token of either rule, forward and adjoint: the definition of the operators on vectors and one state; two at once.
+// recurrent: one token of either rule, forward and adjoint: the operators on vectors and one state; two at once.
 #pragma once
 
 #include "core/types.hpp"
 
 namespace headrace::algorithms {
 
-// One token; every pointer is a row vector. decay = e^{g} per key channel and value_decay = e^{gv} per value channel (or
-// null), each also as whole + part, whole 0 or 1
-// (a sum with both rounds once); beta per value channel. Comba's error is taken before the decay.
+// One token; every pointer is a row vector. decay = e^{g} per key channel and value_decay = e^{gv} per value channel
+// (or null), each also as whole + part, whole 0 or 1 (a sum with both rounds once); beta per value channel. Comba's
+// error is taken before the decay.
 template <class T>
 struct Token {
     const T *q, *k, *e;                  // [K]
@@ -27,8 +27,8 @@ struct TokenSpare {
 
 // S' = Diag(decay) S Diag(value_decay)     error = v - S'^T e (Comba: S^T e)     d = beta error (additive: d = v)
 // to <- S' + k d^T                         o = scale (S'^T q + (q.k) d)
-// `to` may be S; no data in S: zero. Columns of the state do not meet: a few at a time are read (by the delta rule twice, the
-// second time from the nearest cache) and written.
+// `to` may be S; no data in S: zero. Columns of the state do not meet: a few at a time are read (by the delta rule
+// twice, the second time from the nearest cache) and written.
 template <bool delta, class Ops, class T>
 HEADRACE_PAGE void token_forward(Ops& ops, T* o, typename Ops::Tile S, typename Ops::Tile to, const Token<T>& token, const TokenSpare<T>& spare) {
     ops.multiply_keys(spare.decayed_q, token.q, token.decay);
@@ -54,8 +54,8 @@ HEADRACE_PAGE void token_forward(Ops& ops, T* o, typename Ops::Tile S, typename 
     });
 }
 
-// Two tokens of a run, against a state that is kept as S~ with S = Diag(L) S~: decays multiply numbers per key channel (L,
-// in double) instead of the state. Rows of keys have them built in; `absent` second tokens are rows of zeros.
+// Two tokens of a run, against a state that is kept as S~ with S = Diag(L) S~: decays multiply numbers per key channel
+// (L, in double) instead of the state. Rows of keys have them built in; `absent` second tokens are rows of zeros.
 template <class T>
 struct TokenPair {
     const T *q[2], *e[2];     // [K] read S~: q L, e L with the decays up to and with their own token (Comba's e: before it)
@@ -68,8 +68,9 @@ struct TokenPair {
 };
 
 // d1 = beta1 (v1 - S^T e1)     d2 = beta2 (v2 - S^T e2 - (e2.k1) d1)     (additive: d = v)
-// o1 = scale (S^T q1 + (q1.k1) d1)     o2 = scale (S^T q2 + (q2.k1) d1 + (q2.k2) d2)     S~ <- kept S~ + k1 d1^T + k2 d2^T
-// for all pairs, on a few columns of the state: while a pair is written, the next one reads. The last is left to `columns`.
+// o1 = scale (S^T q1 + (q1.k1) d1)     o2 = scale (S^T q2 + (q2.k1) d1 + (q2.k2) d2)     S~ <- kept S~ + k1 d1^T + k2
+// d2^T for all pairs, on a few columns of the state: while a pair is written, the next one reads. The last is left to
+// `columns`.
 template <bool delta, class Columns, class T>
 HEADRACE_PAGE void pairs_forward(const Columns& columns, const TokenPair<T>* pairs, int count) {
     auto read = columns.template read_first<delta>(pairs[0]);
@@ -96,15 +97,15 @@ struct TokenGradients {
     T *d_v, *d_beta, *d_value_decay;     // [V]; d_value_decay is that of gv
 };
 
-// With S = S_before, S' decayed, d and error as forward; D is the gradient of the state after the token and becomes that
-// of the state before it:
+// With S = S_before, S' decayed, d and error as forward; D is the gradient of the state after the token and becomes
+// that of the state before it:
 //     d_q = scale (S' d_o + (d.d_o) k)      d_k = D d + scale (d.d_o) q      y = D^T k + scale (q.k) d_o
 //     D += scale q d_o^T      z = beta y = d_v      d_beta = y error
 //     e against S': d_e = -S' z, D' = D - e z^T; D <- decayed D'      against S: d_e = -S z, D <- decayed D - e z^T
 //     d_decay = rowsum(D' * S')      d_value_decay = colsum(D' * S')
-// The sum and the decay of D are one rounding: a decay of less than half a unit in the last place, rounded alone, would be
-// lost every time. A token's own part is written out, by inner products in double: with one token and no states, everything
-// rests on it.
+// The sum and the decay of D are one rounding: a decay of less than half a unit in the last place, rounded alone, would
+// be lost every time. A token's own part is written out, by inner products in double: with one token and no states,
+// everything rests on it.
 template <bool delta, class Ops, class T>
 HEADRACE_PAGE void token_backward(Ops& ops, const TokenGradients<T>& gradients, typename Ops::Tile D, typename Ops::Tile S_before,
                     const Token<T>& token, const T* d_o, const TokenSpare<T>& spare) {

@@ -1,4 +1,4 @@
-// summary: the adjoint of one chunk or token by itself: from the gradient of the state leaving it to that of the one entering.
+// summary: the adjoint of one chunk or token by itself: from the gradient of the leaving state to the entering one's.
 #pragma once
 
 #include "algorithms/chunk_backward.hpp"
@@ -6,7 +6,8 @@
 
 namespace headrace::algorithms {
 
-// Of chunk_backward what D needs: neither the state nor the residuals. For the additive rule that is nothing but q and d_o.
+// Of chunk_backward what D needs: neither the state nor the residuals. For the additive rule that is nothing but q and
+// d_o.
 //     P, l as forward      y = (I + diag(beta) l)^-T (P^T d_o + (k e^{G_L - G}) D)      z = beta y
 template <bool delta, class Ops>
 HEADRACE_PAGE void chunk_written(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o,
@@ -22,7 +23,8 @@ HEADRACE_PAGE void chunk_written(Ops& ops, const ChunkInputs<Ops>& in, const Bac
 }
 
 // The same of a token, as token_backward:
-//     y = D^T k + scale (q.k) d_o      z = beta y      D <- decay (D + scale q d_o^T - e z^T), or e z^T taken away undecayed
+//     y = D^T k + scale (q.k) d_o      z = beta y      D <- decay (D + scale q d_o^T - e z^T), or e z^T taken away
+//     undecayed
 template <bool delta, class Ops, class T>
 HEADRACE_PAGE void token_adjoint(Ops& ops, typename Ops::Tile D, const Token<T>& token, const T* d_o, const TokenSpare<T>& spare) {
     T* z = nullptr;

@@ -10,7 +10,8 @@
 namespace headrace {
 
 // The mode of a thread while it computes. Subnormal numbers are zero: decays underflow by design, and subnormal
-// arithmetic can be a hundred times slower. At the end, streamed stores are ordered before what the thread signals next.
+// arithmetic can be a hundred times slower. At the end, streamed stores are ordered before what the thread signals
+// next.
 class FlushSubnormals {
   public:
     FlushSubnormals() : saved_(mode()) { set_mode(saved_ | flush_bits); }

@@ -7,8 +7,8 @@
 
 namespace headrace {
 
-// dst = a b + c for each of N sequences and HV heads, dst, b and c seen as [N, HV, rows, columns]. a: [N, HV, K, K], its
-// diagonal [N, HV, K], one number for the whole diagonal [N, HV], or not given: the identity. c may be absent.
+// dst = a b + c for each of N sequences and HV heads, dst, b and c seen as [N, HV, rows, columns]. a: [N, HV, K, K],
+// its diagonal [N, HV, K], one number for the whole diagonal [N, HV], or not given: the identity. c may be absent.
 struct ProductProblem {
     TensorView dst, a, b, c;
     bool transposed = false;

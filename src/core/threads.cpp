@@ -1,4 +1,4 @@
-// The pool: calls in slots that are never freed, tasks taken by compare-and-swap, helpers that spin a little and then sleep.
+// The pool: calls in slots that are never freed, tasks taken by compare-and-swap, helpers that spin and then sleep.
 #include "core/threads.hpp"
 
 #include <pthread.h>
@@ -46,8 +46,9 @@ bool spin_until(Clock::time_point end, const Ready& ready) {
     return ready();
 }
 
-// What is left of a call to take: the call's number above, how many below, in one word. Who has read the number of a call that
-// has ended since takes nothing of the next one, whose other fields may already stand while its word does not.
+// What is left of a call to take: the call's number above, how many below, in one word. Who has read the number of a
+// call that has ended since takes nothing of the next one, whose other fields may already stand while its word does
+// not.
 struct alignas(64) Counter {
     std::atomic<std::uint64_t> value{0};
     std::atomic<std::uint32_t> end{0};
@@ -103,8 +104,9 @@ int core() {
 #endif
 }
 
-// The cores of a helper: all that it may use but the caller's. A kernel on a virtual machine takes a core that sleeps for one that
-// the host has taken away, and wakes a helper on its caller's core, where it does not get to run for milliseconds.
+// The cores of a helper: all that it may use but the caller's. A kernel on a virtual machine takes a core that sleeps
+// for one that the host has taken away, and wakes a helper on its caller's core, where it does not get to run for
+// milliseconds.
 class HelperCores {
   public:
 #ifdef __linux__
@@ -263,7 +265,8 @@ class Pool {
     }
 };
 
-// Never destroyed: helpers live as long as the process. The child of a fork has none of them and makes a pool of its own.
+// Never destroyed: helpers live as long as the process. The child of a fork has none of them and makes a pool of its
+// own.
 std::atomic<Pool*> the_pool{nullptr};
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { the_pool.store(nullptr); });
 

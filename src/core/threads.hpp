@@ -5,7 +5,8 @@
 
 namespace headrace {
 
-// Who takes a task: whoever is free, or in every call first the same thread, which finds in its caches what it left there.
+// Who takes a task: whoever is free, or in every call first the same thread, which finds in its caches what it left
+// there.
 enum class Shares { dynamic, fixed };
 
 struct Sharing {
@@ -16,10 +17,10 @@ struct Sharing {
 // A task: body, its number, and that of the thread within the call, below `threads`.
 using Task = void (*)(const void* body, std::int64_t task, int thread);
 
-// Runs task(body, i, thread) once for each i in [0, tasks), on the caller and up to threads - 1 helpers. The caller takes every
-// task that no helper has begun and waits for those in progress only, never for a thread that has not started. Helpers are
-// started by the first call that wants them, look for work for 100 microseconds after a call, and sleep. Any
-// number of callers at once; in the child of a fork helpers are started anew. Tasks must not throw.
+// Runs task(body, i, thread) once for each i in [0, tasks), on the caller and up to threads - 1 helpers. The caller
+// takes every task that no helper has begun and waits for those in progress only, never for a thread that has not
+// started. Helpers are started by the first call that wants them, look for work for 100 microseconds after a call, and
+// sleep. Any number of callers at once; in the child of a fork helpers are started anew. Tasks must not throw.
 void run_tasks(std::int64_t tasks, int threads, Sharing sharing, Task task, const void* body);
 
 // The same for body(task, thread). Which thread runs a task never changes a result.

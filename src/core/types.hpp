@@ -1,4 +1,4 @@
-// Scalar conversions between float, bf16 and f16 bit patterns; exact where the target can hold the value, else to nearest even.
+// Scalar conversions between float, bf16 and f16 bit patterns; exact where the target holds it, else to nearest even.
 #pragma once
 
 #include <cstdint>

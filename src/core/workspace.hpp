@@ -16,8 +16,8 @@ class Carver {
   public:
     static constexpr std::size_t alignment = 128;  // two cache lines: prefetchers fetch pairs
 
-    // base == nullptr: measure only, and note every block in *plan, if given. base need not be aligned; size() includes the
-    // slack.
+    // base == nullptr: measure only, and note every block in *plan, if given. base need not be aligned; size() includes
+    // the slack.
     explicit Carver(void* base = nullptr, std::vector<PlanEntry>* plan = nullptr);
 
     // A block for shape elements of dtype. nullptr while measuring.

@@ -8,8 +8,8 @@
 
 namespace headrace::cli {
 
-// One way to run line.ranks pieces of the tokens: by summaries that all compute and exchange; handing states on in a ring, a
-// wavefront over the heads; or whole sequences of some heads on each rank, exchanged all to all.
+// One way to run line.ranks pieces of the tokens: by summaries that all compute and exchange; handing states on in a
+// ring, a wavefront over the heads; or whole sequences of some heads on each rank, exchanged all to all.
 struct Strategy {
     std::string name;
     double message_bytes = 0, messages = 0;  // that one rank sends

@@ -6,11 +6,11 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
-// Scores meet at an anchor a: P_ij = sum_c (q_ic e^{G_i - G_a}) (k_jc e^{G_a - G_j}), one product of matrices for all rows i
-// from a on, as long as the factors stay within range; the next row begins a block with an anchor of its own. The first
-// anchor is the chunk's start, G_a = 0, whose factors the products with the state need too. So anchors depend on the gates
-// up to their row and on none behind it, no exponential has a positive argument, and hard resets and huge gates need no
-// special case: they begin a block.
+// Scores meet at an anchor a: P_ij = sum_c (q_ic e^{G_i - G_a}) (k_jc e^{G_a - G_j}), one product of matrices for all
+// rows i from a on, as long as the factors stay within range; the next row begins a block with an anchor of its own.
+// The first anchor is the chunk's start, G_a = 0, whose factors the products with the state need too. So anchors depend
+// on the gates up to their row and on none behind it, no exponential has a positive argument, and hard resets and huge
+// gates need no special case: they begin a block.
 template <class A>
 struct ChannelGate {
     using T = typename A::real;
@@ -91,8 +91,8 @@ struct ChannelGate {
     reg<T> decay_to_end(int i, int c) const { return load<T>(end.at(i) + c); }
     reg<T> decay_of(int i, int c) const { return load<T>(decay.at(i) + c); }
     Start<T> decay_state() const { return {Start<T>::decayed, through_decay, whole, part}; }
-    // Whether channels that decay by no more than `least_decay` keep what bf16 rounds of a write, decayed keys among it: a
-    // quarter of the channels, or if tokens reflect the state any.
+    // Whether channels that decay by no more than `least_decay` keep what bf16 rounds of a write, decayed keys among
+    // it: a quarter of the channels, or if tokens reflect the state any.
     bool keeps(T least_decay, bool reflects) const {
         int count = 0;
         for (int c = 0; c < columns; ++c) count += through_decay[c] >= least_decay;
@@ -111,7 +111,8 @@ struct ChannelGate {
         return {decay_once(decayed_e, has_decayed_e, in.e.rows, T(1)), minus_one, {}, T(1)};
     }
 
-    // As ScalarGate::scores, by products of Small: in fp32 for the delta rule, whose errors feed back. `rounded`: P in A.
+    // As ScalarGate::scores, by products of Small: in fp32 for the delta rule, whose errors feed back. `rounded`: P in
+    // A.
     template <class Small>
     void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>& packer, Packer<A>& passing, Packer<Small>& small,
                 bool rounded) {
@@ -191,7 +192,8 @@ struct ChannelGate {
     }
 
   private:
-    // Factors of a block lie between least and 1 / least: half of fp32's exponents, so that rows may take the other half.
+    // Factors of a block lie between least and 1 / least: half of fp32's exponents, so that rows may take the other
+    // half.
     static constexpr T least = T(0x1p-64);
 
     void sum_up(Tile<T> log_decay) {
@@ -296,8 +298,8 @@ struct ChannelGate {
     Left<Any> left_of(Tile<T> x, int block, Packer<Any>& packer) const {
         return packer.left(x.from(first_row(block), 0), block_rows(block), columns);
     }
-    // dst[i,j] = x_i.keys_j for the rows i of a block and j < i (in fp32 also j = i), else 0; x from first_row(block) on. Rows
-    // and keys that only fill register tiles are dropped.
+    // dst[i,j] = x_i.keys_j for the rows i of a block and j < i (in fp32 also j = i), else 0; x from first_row(block)
+    // on. Rows and keys that only fill register tiles are dropped.
     template <class Any>
     void block_scores(Tile<T> dst, Left<Any> x, Right<Any> keys_transposed, int block, bool own) {
         const int first = anchors[block], last = anchors[block + 1], from = first_row(block);

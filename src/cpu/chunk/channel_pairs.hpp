@@ -24,8 +24,9 @@ struct ChannelPairs {
     T* keys;                  // [C * keys_row] spare
     static constexpr int panel = 2, keys_row = panel * lanes<T>;  // registers and channels of a pass over pairs
 
-    // Of the pairs j < i, first <= i < last: those with keys before `first`, then those inside by halves, so that every gate
-    // receives sums of the pairs that span it, and never a difference of sums. A panel of channels at a time stays in L1.
+    // Of the pairs j < i, first <= i < last: those with keys before `first`, then those inside by halves, so that every
+    // gate receives sums of the pairs that span it, and never a difference of sums. A panel of channels at a time stays
+    // in L1.
     void add_gradients(int first, int last, int columns) const {
         int c = 0;
         for (; c + panel * lanes<T> <= columns; c += panel * lanes<T>) add_panel<panel>(first, last, c);

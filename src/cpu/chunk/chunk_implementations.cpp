@@ -74,9 +74,9 @@ class ChunkImplementation : public IsaImplementation {
         layout.args.state_chunk = state_chunk_of(problem, isa_.bf16_only);
         layout.args.chunk = wants_states(problem) ? layout.args.state_chunk : chunk_of(problem, isa_.bf16_only, problem.direction);
         layout.args.walk = 1;
-        // Saved states may be in the type of the inputs; everything else is in the tile type. A gradient through the final
-        // state alone may rest on a few tokens, and gate gradients of few heads on few sums: too few to average the roundings
-        // of saved states.
+        // Saved states may be in the type of the inputs; everything else is in the tile type. A gradient through the
+        // final state alone may rest on a few tokens, and gate gradients of few heads on few sums: too few to average
+        // the roundings of saved states.
         if (problem.wide) {
             layout.args.state_dtype = DType::f64;
         } else if (problem.direction == Direction::backward && (!problem.d_out.d_o.given() || few_gate_sums(problem))) {
@@ -132,7 +132,8 @@ class ChunkImplementation : public IsaImplementation {
         }
     }
 
-    // The state entering every chunk of every sequence and head, and with `adjoints` the gradient of the one leaving it.
+    // The state entering every chunk of every sequence and head, and with `adjoints` the gradient of the one leaving
+    // it.
     Layout layout_of_all_states(const Problem& problem, Carver& carver, bool adjoints) const {
         Layout l = ChunkImplementation::layout(problem, carver);
         std::int64_t count = 0;
@@ -216,8 +217,8 @@ class OnePass : public ChunkImplementation {
         Layout l = ChunkImplementation::layout(problem, carver);
         l.args.walk = key_heads_walked(problem, l.args.chunk);
         l.scratch = take_scratch(carver, problem.threads, kernels(problem).backward_scratch(l.args));  // the same for any T
-        // Saved states of a short sequence stay in the caches, where those of several heads would drive each other out. For a
-        // longer one the pages that heads share save more (T 2048: 1 to 12 % of the time, T 4096: 5 to 14 %).
+        // Saved states of a short sequence stay in the caches, where those of several heads would drive each other out.
+        // For a longer one the pages that heads share save more (T 2048: 1 to 12 % of the time, T 4096: 5 to 14 %).
         const std::int64_t saved_bytes = chunks(longest(problem), l.args.chunk) * problem.group * state_bytes(problem);
         if (saved_bytes <= static_cast<std::int64_t>(cached_bytes / 4)) l.args.walk = 1;
         const std::int64_t tasks = std::max<std::int64_t>(1, problem.N * (problem.H / l.args.walk));
@@ -236,7 +237,8 @@ class TwoPass : public ChunkImplementation {
     bool compute(const Problem& problem, const Layout& l) const override {
         const std::int64_t H = problem.H;
         compute_all_states(problem, l, true);
-        // Parameter gradients are summed per sequence and head: with them, a task takes all chunks of one, as one pass does.
+        // Parameter gradients are summed per sequence and head: with them, a task takes all chunks of one, as one pass
+        // does.
         const bool sums = l.args.d_gamma != nullptr || l.args.d_rate != nullptr || l.args.d_bias != nullptr;
         const auto gradients = [&](std::int64_t n, std::int64_t head, std::int64_t chunk, int thread) {
             const std::int64_t first = l.first_chunk[n] * problem.HV + head * problem.group;

@@ -169,7 +169,8 @@ struct ChunkKernel {
         if (with_d_o) ops.next_chunk.add(args.d_o, range, head, args.V);
     }
 
-    // ---- forward: all chunks of sequence n and value heads [head, head + args.walk), values [first, first + count) ----
+    // ---- forward: all chunks of sequence n and value heads [head, head + args.walk), values [first, first + count)
+    // ----
     void forward(std::int64_t n, std::int64_t head, int first, int count, Unfinished* rest) {
         ops.V = value_columns = round_up(count, 16);
         const std::int64_t heads = args.walk;
@@ -215,8 +216,8 @@ struct ChunkKernel {
 
     // ---- backward ----
     // Runs the states of `heads` value heads forwards and saves what enters each chunk (and the delta rule's
-    // residuals and erase scores). Where saved states have the tile's type, each is computed in its place; where they are
-    // operands, they are left there.
+    // residuals and erase scores). Where saved states have the tile's type, each is computed in its place; where they
+    // are operands, they are left there.
     void save_states(std::int64_t n, std::int64_t head, std::int64_t heads, const SavedSlot& slot) {
         const auto place = [&](std::int64_t chunk, std::int64_t j) {
             const std::int64_t index = slot.index(chunk, j);
@@ -263,7 +264,8 @@ struct ChunkKernel {
         if (saves_scores()) tiles.l = tiles.residual.from(0, value_columns);
     }
 
-    // The value heads of args.walk query/key heads from key_head on; partial sums of the gate parameters go to [n, head].
+    // The value heads of args.walk query/key heads from key_head on; partial sums of the gate parameters go to [n,
+    // head].
     std::int64_t heads() const { return args.walk * args.group; }
     void begin_heads(std::int64_t n, std::int64_t key_head, const Strided& entering) {
         for (std::int64_t j = 0; j < heads(); ++j) {

@@ -14,9 +14,9 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
-// A: arithmetic of all products but those of Small: an output's product with its read scores, under channel gates the erase
-// scores and an output's read scores, and what the numbers of a chunk ask for (fine_write, fine_read, fine). The delta rule keeps
-// these in fp32 where A is bf16 (docs/decisions/003).
+// A: arithmetic of all products but those of Small: an output's product with its read scores, under channel gates the
+// erase scores and an output's read scores, and what the numbers of a chunk ask for (fine_write, fine_read, fine). The
+// delta rule keeps these in fp32 where A is bf16 (docs/decisions/003).
 template <class A, class Small, class GateType>
 struct ChunkOps {
     using T = typename A::real;
@@ -24,8 +24,8 @@ struct ChunkOps {
     using Rows = KeyRows<T>;
     using Decayed = DecayedRows<T>;
     using Inputs = algorithms::ChunkInputs<ChunkOps>;
-    // A state: its tile, and where A multiplies pairs of bf16, operands that decay_and_write renews with it. A saved one may
-    // have no tile.
+    // A state: its tile, and where A multiplies pairs of bf16, operands that decay_and_write renews with it. A saved
+    // one may have no tile.
     struct State {
         Tile tile{};
         Copies<A> packed{};
@@ -84,8 +84,8 @@ struct ChunkOps {
         if (packs_all) states.carve(arena, static_cast<std::size_t>(std::max(K * (V / 2 + 16), K / 2 * (V + 16))));  // left, right
         carve_packer(arena, small, chunk, packs_all ? 3 : 1);
     }
-    // scores: whether those are wanted, or only what the state needs. estimate: StateRoundings' of the state that the chunk
-    // reads and writes, or null where it writes none.
+    // scores: whether those are wanted, or only what the state needs. estimate: StateRoundings' of the state that the
+    // chunk reads and writes, or null where it writes none.
     void start_chunk(int length, int padded_rows, Tile log_decay, const Inputs& in, T* estimate, bool scores) {
         rows = padded_rows;
         packer.reset();
@@ -94,8 +94,8 @@ struct ChunkOps {
         if (mixed && estimate != nullptr) {
             roundings.begin_chunk(estimate, gate, in.beta, in.k, in.e, length, rows);
             fine_read = roundings.fine;
-            // A state that hardly forgets (e^{-0.008} by a token) keeps the roundings of many writes: those of decayed keys, and where a token reflects it
-            // instead of erasing, any.
+            // A state that hardly forgets (e^{-0.008} by a token) keeps the roundings of many writes: those of decayed
+            // keys, and where a token reflects it instead of erasing, any.
             fine_write = fine_read || gate.keeps(static_cast<T>(__builtin_exp(-0.008 * rows)), roundings.reflects);
         }
     }
@@ -134,7 +134,8 @@ struct ChunkOps {
         }
     }
 
-    // From here on this chunk's products are of Small. Until then: whether its gradients are small against what A rounds.
+    // From here on this chunk's products are of Small. Until then: whether its gradients are small against what A
+    // rounds.
     void refine() { fine = fine_read = fine_write = true; }
     template <class Tiles>
     bool must_refine(const Inputs& in, const Tiles& t, Tile d_o, State D, bool keys_wanted) const {

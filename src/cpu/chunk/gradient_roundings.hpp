@@ -5,16 +5,18 @@
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
-// Keys that overlap leave small differences of large numbers. The gradient D of the state holds what no key erases: with keys of
-// few directions it grows with the tokens, while what a key reads in it stays small. And d_q (d_e) is what the state holds now,
-// added up of all that was written since the chunk's start. Energies (squares of norms) of the roundings, in units of one
-// rounding, and of what they end up in:
+// Keys that overlap leave small differences of large numbers. The gradient D of the state holds what no key erases:
+// with keys of few directions it grows with the tokens, while what a key reads in it stays small. And d_q (d_e) is what
+// the state holds now, added up of all that was written since the chunk's start. Energies (squares of norms) of the
+// roundings, in units of one rounding, and of what they end up in:
 //     y:    sum_ic (k_ic e^{G_L - G_i})^2 |D_c|^2 + 2 sum_ij P_ij^2 |d_o_i|^2
-//     d_q:  (scale^2 / V) sum_i |d_o_i|^2 sum_{j <= i} |d_j|^2 |k_j e^{G_i - G_j}|^2        d_e: z in the place of d_o, no scale
+//     d_q:  (scale^2 / V) sum_i |d_o_i|^2 sum_{j <= i} |d_j|^2 |k_j e^{G_i - G_j}|^2        d_e: z in the place of d_o,
+//     no scale
 // times the operands that are rounded.
 template <class T>
 struct GradientRoundings {
-    // With random keys the quotients are 3 to 7 and about 1. Errors grow as their roots: at these limits they are 0.8 of the bar.
+    // With random keys the quotients are 3 to 7 and about 1. Errors grow as their roots: at these limits they are 0.8
+    // of the bar.
     static constexpr T most_of_y = T(10), most_of_keys = T(5);
 
     int columns = 0;            // key channels

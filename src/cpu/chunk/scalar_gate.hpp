@@ -39,8 +39,8 @@ struct ScalarGate {
         other_factors = arena.take<T>(static_cast<std::size_t>(chunk));
     }
 
-    // From log_decay [1,C]. Decays are products of e^{g}, each begun at its own row, so a huge gate spoils nothing behind
-    // it, and in double, because roundings of a constant gate would all point one way.
+    // From log_decay [1,C]. Decays are products of e^{g}, each begun at its own row, so a huge gate spoils nothing
+    // behind it, and in double, because roundings of a constant gate would all point one way.
     void prepare(Tile<T> log_decay, int true_rows, int padded_rows, bool /*scores*/) {
         constexpr int n = lanes<double>;
         length = true_rows;
@@ -77,11 +77,13 @@ struct ScalarGate {
     reg<T> decay_to_end(int i, int /*c*/) const { return broadcast<T>(end[i]); }
     reg<T> decay_of(int i, int /*c*/) const { return broadcast<T>(static_cast<T>(gate[i])); }
     Start<T> decay_state() const { return {Start<T>::decayed, through_decay, whole, part}; }
-    // Whether a state that decays by no more than `least_decay` keeps what bf16 rounds of a write: only if tokens reflect it.
+    // Whether a state that decays by no more than `least_decay` keeps what bf16 rounds of a write: only if tokens
+    // reflect it.
     bool keeps(T least_decay, bool reflects) const { return reflects && through_decay[0] >= least_decay; }
 
-    // factor * x e^{G}, factor * x e^{G - g} or x e^{G_L - G} of key rows, as rows and what is left to multiply them by.
-    // Rows stay as they came: in bf16 they are exact, the factors are applied to fp32 sums. Only the last two stay valid.
+    // factor * x e^{G}, factor * x e^{G - g} or x e^{G_L - G} of key rows, as rows and what is left to multiply them
+    // by. Rows stay as they came: in bf16 they are exact, the factors are applied to fp32 sums. Only the last two stay
+    // valid.
     DecayedRows<T> from_chunk_start(KeyRows<T> x, T factor) { return weigh(x, start, factor); }
     DecayedRows<T> from_chunk_start_before(KeyRows<T> x, T factor) { return weigh(x, before, factor); }
     DecayedRows<T> to_chunk_end(KeyRows<T> x) { return weigh(x, end, T(1)); }
@@ -94,8 +96,8 @@ struct ScalarGate {
     // The decay between rows i and j of the erase scores: own gate of row i included or not.
     const T* erase_decay(int i, bool exclusive) const { return decay.at(exclusive ? i - 1 : i); }
 
-    // P[i,j] = scale q_i.k_j e^{G_i - G_j}, j <= i; l[i,j] = e_i.k_j e^{Ge_i - G_j}, j < i. An empty tile is not wanted. Rows are
-    // exact in A, so the products are as well.
+    // P[i,j] = scale q_i.k_j e^{G_i - G_j}, j <= i; l[i,j] = e_i.k_j e^{Ge_i - G_j}, j < i. An empty tile is not
+    // wanted. Rows are exact in A, so the products are as well.
     template <class Small>
     void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, Packer<A>& packer, Packer<A>& passing, Packer<Small>&, bool) const {
         passing.reset();

@@ -1,20 +1,21 @@
-// StateRoundings: an estimate of what bf16 reads have left in a state of the delta rule; it decides which chunks read in fp32.
+// StateRoundings: what bf16 reads have left in a state of the delta rule, about; it decides which chunks read fp32.
 #pragma once
 
 #include "cpu/tiles/tile_ops.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {
 
-// A token reads the state through operands rounded to bf16 and writes beta times what it read, error and all. In units of the
-// error of one read, relative to the state (squares of norms), that adds beta^2 |k|^2 |e|^2 / m. The same token takes
-// (2 beta k.e - beta^2 |k|^2 |e|^2) / m of all that is in the state, earlier errors included, and the gate takes 1 - a^2 of each
-// channel; m is the number of channels that share the energy of the keys. With unit keys and beta <= 1 the errors settle at
-// beta / (2 - beta) <= 1 or below. With beta near 2 a token reflects the state, nothing but gates takes errors away, and they
-// add up over all tokens. A chunk that reads in fp32 adds none. What a chunk decides follows from chunks that are past: its
-// outputs may not depend on later tokens.
+// A token reads the state through operands rounded to bf16 and writes beta times what it read, error and all. In units
+// of the error of one read, relative to the state (squares of norms), that adds beta^2 |k|^2 |e|^2 / m. The same token
+// takes (2 beta k.e - beta^2 |k|^2 |e|^2) / m of all that is in the state, earlier errors included, and the gate takes
+// 1 - a^2 of each channel; m is the number of channels that share the energy of the keys. With unit keys and beta <= 1
+// the errors settle at beta / (2 - beta) <= 1 or below. With beta near 2 a token reflects the state, nothing but gates
+// takes errors away, and they add up over all tokens. A chunk that reads in fp32 adds none. What a chunk decides
+// follows from chunks that are past: its outputs may not depend on later tokens.
 template <class T>
 struct StateRoundings {
-    // A chunk reads in fp32 where errors, with those that it would add, might exceed this (docs/numerics.md has what remains).
+    // A chunk reads in fp32 where errors, with those that it would add, might exceed this (docs/numerics.md has what
+    // remains).
     static constexpr T limit = T(0.75);
     static constexpr T most = T(1e6);  // of what a chunk adds: keeps the estimate finite
 
@@ -22,8 +23,9 @@ struct StateRoundings {
     bool fine = false;      // the chunk begun last reads in fp32 what its writes follow from
     bool reflects = false;  // some token of it has beta k.e > 1
 
-    // Of an estimate (KernelArgs::roundings numbers): the errors in each channel [K], then what a chunk like the last would add,
-    // and whether that chunk's gradients were refined (GradientRoundings), as those of the next one may have to be.
+    // Of an estimate (KernelArgs::roundings numbers): the errors in each channel [K], then what a chunk like the last
+    // would add, and whether that chunk's gradients were refined (GradientRoundings), as those of the next one may have
+    // to be.
     static T& refined(T* estimate, int key_columns) { return estimate[key_columns + 1]; }
 
     void carve(Arena& arena, int chunk, int key_columns) {
@@ -32,7 +34,8 @@ struct StateRoundings {
         added = arena.take<T>(static_cast<std::size_t>(columns));
     }
 
-    // From the estimate of the state that enters a chunk to that of the state that leaves it; rows of the chunk as padded.
+    // From the estimate of the state that enters a chunk to that of the state that leaves it; rows of the chunk as
+    // padded.
     template <class Gate>
     void begin_chunk(T* estimate, const Gate& gate, const T* beta, KeyRows<T> k, KeyRows<T> e, int length, int rows) {
         fine = mean(estimate) + estimate[columns] > limit;

@@ -1,4 +1,4 @@
-// SummaryKernel: walks the chunks of one sequence and a few heads for what they do to a state: no outputs, no gradients.
+// SummaryKernel: walks the chunks of one sequence and a few heads for what they do to a state, and nothing else.
 #pragma once
 
 #include "algorithms/summary.hpp"

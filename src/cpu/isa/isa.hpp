@@ -1,4 +1,4 @@
-// The ISA that a kernel file is compiled for: HEADRACE_ISA names it (and its namespace), one header per ISA says the rest.
+// The ISA that a kernel file is compiled for: HEADRACE_ISA names it and its namespace, a header per ISA the rest.
 #pragma once
 
 #ifndef HEADRACE_ISA

@@ -1,4 +1,4 @@
-// summary_bf16: summaries in the chunk form with bf16 operands and fp32 sums, compiled for ISAs with a bf16 dot product.
+// summary_bf16: summaries in the chunk form with bf16 operands and fp32 sums, for ISAs with a bf16 dot product.
 #include "cpu/kernels/summary_entry.hpp"
 
 namespace headrace::cpu::inline HEADRACE_ISA {

@@ -29,7 +29,8 @@ struct ChunkKernels {
 };
 
 // Summaries in the chunk form, one instance as above. Columns [first, first + count) of the state, and behind its
-// args.state_columns of the transition; or of the gradient of the state, from that after the tokens to that before them.
+// args.state_columns of the transition; or of the gradient of the state, from that after the tokens to that before
+// them.
 struct SummaryKernels {
     std::size_t (*summarize_scratch)(const KernelArgs&);
     std::size_t (*adjoint_scratch)(const KernelArgs&);
@@ -37,8 +38,8 @@ struct SummaryKernels {
     void (*adjoint)(const KernelArgs&, std::int64_t n, std::int64_t head, int first, int count, void* scratch);
 };
 
-// dst[rows,columns] = a b + c for each sequence and head; a [rows,inner], its transpose, the diagonal [rows] of a matrix, or the
-// identity. c may be absent. Any floating types.
+// dst[rows,columns] = a b + c for each sequence and head; a [rows,inner], its transpose, the diagonal [rows] of a
+// matrix, or the identity. c may be absent. Any floating types.
 enum class Factor { matrix, transposed, diagonal, identity };
 struct ProductArgs {
     Strided dst, a, b, c;
@@ -56,7 +57,8 @@ struct RecurrentKernels {
     std::size_t (*backward_scratch)(const KernelArgs&);
     void (*start)(void* scratch);  // before the first forward of a call on a thread's scratch, which keeps what they share
     void (*forward)(const KernelArgs&, std::int64_t n, std::int64_t head, int first_value, int values, void* scratch, Unfinished* rest);
-    // Saves one state per segment and member of the group at args.saved_states from index `first` on (state_bytes each).
+    // Saves one state per segment and member of the group at args.saved_states from index `first` on (state_bytes
+    // each).
     void (*backward)(const KernelArgs&, std::int64_t n, std::int64_t key_head, std::int64_t first, void* scratch);
     std::size_t (*state_bytes)(const KernelArgs&);
     int segment;

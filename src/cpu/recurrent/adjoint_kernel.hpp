@@ -1,4 +1,4 @@
-// AdjointKernel: walks the tokens of one sequence and head from the last to the first for the gradient of the state alone.
+// AdjointKernel: walks the tokens of one sequence and head backwards for the gradient of the state alone.
 #pragma once
 
 #include "algorithms/summary.hpp"

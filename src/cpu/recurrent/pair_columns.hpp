@@ -1,4 +1,4 @@
-// PairColumns: a few registers of columns of a state, kept together in the nearest cache, which pairs of tokens read and write.
+// PairColumns: a few registers of columns of a state, together in the nearest cache, for pairs of tokens.
 #pragma once
 
 #include "cpu/recurrent/state_columns.hpp"

@@ -55,9 +55,9 @@ class Recurrent : public IsaImplementation {
         Scratch scratch, rest;
     };
     static bool is_double(const Problem& problem) {
-        // With few key channels every token of the delta rule erases much of a state's gradient through a difference: with
-        // one channel all that is left is its product with a - beta k p; with two, one of 7,500 gradients of initial
-        // states was off by 1.7e-5.
+        // With few key channels every token of the delta rule erases much of a state's gradient through a difference:
+        // with one channel all that is left is its product with a - beta k p; with two, one of 7,500 gradients of
+        // initial states was off by 1.7e-5.
         const bool erases_much = problem.rule == Rule::delta && problem.K < fewest_delta_channels;
         return problem.wide || (problem.direction == Direction::backward && (rests_on_few_sums(problem) || erases_much));
     }

@@ -1,5 +1,5 @@
-// RecurrentKernel: walks the tokens of one sequence and head with the state in scratch memory; its backward keeps a state
-// every few tokens and recomputes those between.
+// RecurrentKernel: walks the tokens of one sequence and head with the state in scratch memory; its backward keeps a
+// state every few tokens and recomputes those between.
 #pragma once
 
 #include "cpu/recurrent/recurrent_ops.hpp"
@@ -92,7 +92,7 @@ struct RecurrentKernel {
         load_tokens(value_beta, args.beta, range, head, first, values);
         for (int i = 0; i < range.rows; ++i) apply_beta_formula(value_beta.at(i), value_slope.at(i), args.beta_formula, value_columns);
     }
-    // What the tokens in the tiles add, whichever block of values this is; afterwards value_beta is that of another block.
+    // What the tokens in the tiles add, whichever block of values this is; value_beta is then that of another block.
     void count_reflections(const ChunkRange& range, std::int64_t head) {
         if (args.elementwise_beta) {
             for (int i = 0; i < range.length; ++i) tokens.beta[i] = 0;
@@ -196,8 +196,8 @@ struct RecurrentKernel {
         const std::int64_t row = args.state_in != nullptr ? args.state_in[next] : next;
         return row < 0 ? Tile{} : tile_of(states, row, same_sequence ? head + 1 : 0, first);
     }
-    // The same for tokens that leave one state at most and have no value decays: the state is kept undecayed, in blocks of
-    // columns that stay in the nearest cache. A token alone with its state is better off above: it needs no such block.
+    // The same for tokens that leave one state at most and have no value decays: the state is kept undecayed, in blocks
+    // of columns that stay in the nearest cache. A token alone with its state is better off above: it needs none.
     void forward_in_pairs(std::int64_t n, std::int64_t from, std::int64_t head, int first, int count, Unfinished* rest) {
         const std::int64_t last = args.state_out != nullptr ? args.state_out[n] : n;
         const bool read_there = is_tile(args.initial_state, count);
@@ -288,7 +288,7 @@ struct RecurrentKernel {
     }
     // A pair's sums, errors and a row of the state fill 16 registers with two columns of registers, 32 with four.
     static constexpr int widest_block = row_block > 4 ? 4 : 2, nearest_cache = 32 << 10;
-    // Whether the caller's states or rows of values can serve as tiles: in the tile's type and order, without padded columns.
+    // Whether the caller's states or rows of values can serve as tiles: in a tile's type and order, no padded columns.
     static bool is_tile(const Strided& tensor, int count) {
         return tensor.given && tensor.stride[3] == 1 && count % 16 == 0 && tensor.dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32);
     }

@@ -68,8 +68,9 @@ struct RecurrentOps {
     void rows_times(T* dst, T factor, Tile S, const T* b) const {
         for (int c = 0; c < keys; ++c) dst[c] = factor * row_dot(S, Tile{const_cast<T*>(b)}, c, values, 0);
     }
-    // With S' = Diag(decay) S Diag(value_decay) and D' = D + scale q d_o^T, z given: - e z^T: d_decay[c] = D'[c,:].S'[c,:];
-    // d_value_decay = colsum(D' * S'); z given: d_e[c] = -S'[c,:].z; then D <- Diag(decay) D' Diag(value_decay).
+    // With S' = Diag(decay) S Diag(value_decay) and D' = D + scale q d_o^T, z given: - e z^T: d_decay[c] =
+    // D'[c,:].S'[c,:]; d_value_decay = colsum(D' * S'); z given: d_e[c] = -S'[c,:].z; then D <- Diag(decay) D'
+    // Diag(value_decay).
     void decay_and_write_adjoint(Tile D, Tile S, const algorithms::Token<T>& token, const T* d_o, const T* z,
                                  const algorithms::TokenGradients<T>& gradients) const {
         const int columns = values;
@@ -95,8 +96,8 @@ struct RecurrentOps {
     }
 
   private:
-    // What is fetched while so many registers of columns from column j on are walked: those behind them, at last the first ones of
-    // the next state; or as many lines of the next state, which are neighbours there.
+    // What is fetched while so many registers of columns from column j on are walked: those behind them, at last the
+    // first ones of the next state; or as many lines of the next state, which are neighbours there.
     template <int width>
     Ahead ahead_of(Tile from, int j) const {
         using Columns = StateColumns<T, width>;

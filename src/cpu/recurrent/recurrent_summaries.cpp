@@ -43,8 +43,8 @@ class RecurrentSummary : public IsaImplementation {
         Scratch scratch, rest;
     };
 
-    // With few key channels every token of the delta rule erases much through a difference: of a transition, which no write
-    // fills up again, as of a gradient.
+    // With few key channels every token of the delta rule erases much through a difference: of a transition, which no
+    // write fills up again, as of a gradient.
     static bool in_double(const Problem& problem) {
         const bool erases_much = problem.rule == Rule::delta && problem.K < fewest_delta_channels;
         return problem.wide || erases_much || (problem.runs_backward() && rests_on_few_sums(problem));

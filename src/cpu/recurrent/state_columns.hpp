@@ -1,4 +1,4 @@
-// StateColumns: a few registers of columns of a state, which a token reads and writes while they are in the nearest cache.
+// StateColumns: a few registers of columns of a state, which a token reads and writes in the nearest cache.
 #pragma once
 
 #include "algorithms/recurrent.hpp"
@@ -45,8 +45,8 @@ struct Values {
     }
 };
 
-// What is fetched while a state's rows are walked: lines that lie `row` bytes further from row to row, those of a second walk
-// `rest` bytes behind the first ones. Without data: nothing.
+// What is fetched while a state's rows are walked: lines that lie `row` bytes further from row to row, those of a
+// second walk `rest` bytes behind the first ones. Without data: nothing.
 struct Ahead {
     const char* data = nullptr;
     std::int64_t row = 0, rest = 0;

@@ -1,4 +1,4 @@
-// TokenPairs: the tokens of a segment as pairs, with the decays of a state that is kept undecayed built into their rows.
+// TokenPairs: the tokens of a segment as pairs, with the decays of an undecayed state built into their rows.
 #pragma once
 
 #include "cpu/recurrent/pair_columns.hpp"
@@ -9,7 +9,8 @@ namespace headrace::cpu::inline HEADRACE_ISA {
 template <class T>
 struct TokenPairs {
     using Tile = cpu::Tile<T>;
-    // The decays so far stay in this range: where they leave it, the state is multiplied with them and they start again.
+    // The decays so far stay in this range: where they leave it, the state is multiplied with them and they start
+    // again.
     static constexpr double smallest = 0x1p-20, largest = 0x1p20;
 
     algorithms::TokenPair<T>* pairs;  // their rows of keys and their numbers; rows of values are the caller's
@@ -63,7 +64,8 @@ struct TokenPairs {
         const T* row;
         T number;
     };
-    // What the rows of a pair are multiplied with: before it, with its first token, with both; what the second decays; keys.
+    // What the rows of a pair are multiplied with: before it, with its first token, with both; what the second decays;
+    // keys.
     struct Factors {
         Factor before, one, two, second, first_written, second_written;
         bool scaled;

@@ -1,4 +1,4 @@
-// vec<T>: one register of the ISA that the file is compiled for, on compiler vector types: load, store, fma, shuffles, exp.
+// vec<T>: one register of the ISA that the file is compiled for, on compiler vectors: load, store, fma, shuffles, exp.
 #pragma once
 
 #include <cstdint>
@@ -72,8 +72,8 @@ HEADRACE_INLINE reg<T> broadcast(T value) {
     return value - reg<T>{};
 }
 
-// a * b + c, rounded once where the ISA has an instruction for it: left to the compiler, some sums would be rounded twice,
-// depending on the code around them.
+// a * b + c, rounded once where the ISA has an instruction for it: left to the compiler, some sums would be rounded
+// twice, depending on the code around them.
 template <class R>
 HEADRACE_INLINE R fma(R a, R b, R c) {
     if constexpr (requires { fused_multiply_add(a, b, c); }) {
@@ -83,8 +83,8 @@ HEADRACE_INLINE R fma(R a, R b, R c) {
     }
 }
 
-// body(i, j) for all i < rows, j < columns, both of them constants: only so does the compiler keep arrays of sums in registers
-// around a loop. Lambdas that are passed say always_inline.
+// body(i, j) for all i < rows, j < columns, both of them constants: only so does the compiler keep arrays of sums in
+// registers around a loop. Lambdas that are passed say always_inline.
 template <int rows, int columns, class Body>
 HEADRACE_INLINE void unroll(const Body& body) {
     [&]<int... index>(std::integer_sequence<int, index...>) __attribute__((always_inline)) {
@@ -222,8 +222,8 @@ HEADRACE_INLINE reg<T> exp(reg<T> x) {
     return reduced.underflow ? reg<T>{} : result;
 }
 
-// e^x as whole + part with whole 0 or 1: 1 + (e^x - 1) where x is near 0, 0 + e^x elsewhere. `part` is accurate in its own
-// digits.
+// e^x as whole + part with whole 0 or 1: 1 + (e^x - 1) where x is near 0, 0 + e^x elsewhere. `part` is accurate in its
+// own digits.
 template <class T>
 struct ExpParts {
     reg<T> whole, part;

@@ -142,8 +142,8 @@ HEADRACE_INLINE void matmul_block(typename A::real* dst, long dst_row, Left<A> a
     }
     if constexpr (!std::is_same_v<Other, Alone>) add(other.a, other.b, 0, other.units);
     if (start.kind == Start<T>::decayed) {
-        // Last, so that the sum rounds once: a decay by less than half a unit in the last place, rounded alone, would be lost
-        // every time.
+        // Last, so that the sum rounds once: a decay by less than half a unit in the last place, rounded alone, would
+        // be lost every time.
         each([&](auto i, auto j) __attribute__((always_inline)) {
             const reg<T> before = source_at(i, j);
             if constexpr (A::pack == 2) {
@@ -181,8 +181,8 @@ void matmul_columns(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, 
     }
 }
 
-// The blocks that touch the lower triangle; those above it become zero. Single columns take twice the rows, which keeps as
-// many sums in flight.
+// The blocks that touch the lower triangle; those above it become zero. Single columns take twice the rows, which keeps
+// as many sums in flight.
 template <class A>
 void matmul_lower(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int N, int units) {
     constexpr int n = lanes<typename A::real>, rows = row_block, tall = 2 * row_block;
@@ -204,8 +204,8 @@ struct NoWork {
     void operator()() const {}
 };
 
-// M a multiple of row_block (dst_lower: of 16), N of the vector length, K in tile elements, a multiple of A::pack. `beside` is called after
-// each block.
+// M a multiple of row_block (dst_lower: of 16), N of the vector length, K in tile elements, a multiple of A::pack.
+// `beside` is called after each block.
 template <class A, class Work = NoWork, class Other = Alone>
 void matmul(typename A::real* dst, long dst_row, Left<A> a, Right<A> b, int M, int N, int K, Part part = Part::full,
             Start<typename A::real> start = {}, const Work& beside = {}, const Other& other = {}, const Copies<A>& copies = {}) {

@@ -6,11 +6,11 @@
 namespace headrace::cpu::inline HEADRACE_ISA {
 
 // A token multiplies the state, and the roundings in it, by I - beta k e^T. Seen from K channels that takes the share
-// (2 beta k.e - beta^2 |k|^2 |e|^2) / K of their squares, the gate 1 - a^2. It leaves roundings of its own, in proportion to what
-// it writes: beta^2 |k|^2 |e|^2 / 4 of those of a reflection (beta 2, unit keys). Where a token takes more than it leaves, twice
-// over, K / 2 are held at most, and it is not counted. Reflections take nothing: without gates all of them add up. Erase keys that
-// do not point where k does (Comba) make it take less than nothing: states that grow so may shrink again, and leave their
-// roundings behind.
+// (2 beta k.e - beta^2 |k|^2 |e|^2) / K of their squares, the gate 1 - a^2. It leaves roundings of its own, in
+// proportion to what it writes: beta^2 |k|^2 |e|^2 / 4 of those of a reflection (beta 2, unit keys). Where a token
+// takes more than it leaves, twice over, K / 2 are held at most, and it is not counted. Reflections take nothing:
+// without gates all of them add up. Erase keys that do not point where k does (Comba) make it take less than nothing:
+// states that grow so may shrink again, and leave their roundings behind.
 template <class T>
 Unfinished left_at(const ChunkRange& done, Tile<T> state) {
     return {done.first + done.length, reinterpret_cast<const char*>(state.data), state.row};

@@ -67,7 +67,8 @@ inline void store_element(char* destination, DType dtype, std::int64_t index, do
     }
 }
 
-// Consecutive elements as registers of T: body(at) with at(source, i), once per tensor; false where T holds no such type.
+// Consecutive elements as registers of T: body(at) with at(source, i), once per tensor; false where T holds no such
+// type.
 template <class T, class Body>
 HEADRACE_INLINE bool with_registers_of(DType dtype, const Body& body) {
     if (dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32)) {

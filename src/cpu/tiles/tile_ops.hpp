@@ -172,8 +172,9 @@ HEADRACE_INLINE void store_narrow(T* destination, reg<double> value) {
     std::memcpy(destination, &part, sizeof part);
 }
 
-// A decay x as one number, and as whole + part with whole 0 or 1: y whole + y part + z rounds the digits of y only in its last
-// sum, even without fused multiply-adds. Rounded alone, a constant x near 1 would be off in the same direction at every token.
+// A decay x as one number, and as whole + part with whole 0 or 1: y whole + y part + z rounds the digits of y only in
+// its last sum, even without fused multiply-adds. Rounded alone, a constant x near 1 would be off in the same direction
+// at every token.
 template <class T>
 HEADRACE_INLINE void store_decay(T* all, T* whole, T* part, reg<double> x) {
     const reg<double> one = broadcast<double>(1), w = x >= broadcast<double>(0.5) ? one : reg<double>{};
@@ -231,8 +232,8 @@ void invert_unit_lower_16(Tile<T> inverse, Tile<T> n) {
 enum class Side { lower, transposed };
 
 // x <- (I - n)^-1 x, or with the transposed matrix; n [rows, rows] strictly lower, x [rows, columns].
-// 16 x 16 diagonal blocks are inverted, the rest is substitution by blocks. The product with an inverse replaces its rows
-// in the order in which no later one needs them.
+// 16 x 16 diagonal blocks are inverted, the rest is substitution by blocks. The product with an inverse replaces its
+// rows in the order in which no later one needs them.
 template <class A>
 void solve_unit_lower(Tile<typename A::real> x, Tile<typename A::real> n, Tile<typename A::real> inverse, int rows,
                       int columns, Side side) {

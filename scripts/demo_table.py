@@ -39,7 +39,7 @@ def main():
     kind = "bf16 dot product" if peaks["bf16_gflops"] else "fp32 multiply-add"
     print(f"bf16 inputs; best of 5 calls on {peaks['threads']} threads; "
           f"limit: best measured peak of the {kind}, {peak:.0f} GFLOP/s.\n"
-          f"Error: the output or gradient closest to its bar, against the oracle, on {checked} tokens of the same layer.")
+          f"Error: the output or gradient closest to its bar, against the oracle, on {checked} tokens of the layer.")
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def record(function: Callable, arguments: tuple, options: Dict[str, Any],
     used = {address_of(x) for arrays in lists for x in arrays}
     for name, x in arguments_by_name(function, arguments, options).items():
         if address_of(x) not in used | {None}:
-            raise ValueError(f"{name}: expected an array that a call uses where it lies, got one that it copies, combines "
-                             "with others or does not use")
+            raise ValueError(f"{name}: expected an array that a call uses where it lies, got one that it copies, "
+                             "combines with others or does not use")
     if not {address_of(x) for x in _arrays(result)} <= used | {None}:
         raise ValueError(f"{function.__name__}: expected results that a call leaves where the library writes them, got "
                          "one of another type, which is a copy")

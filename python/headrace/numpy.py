@@ -82,7 +82,7 @@ def _options(arguments):
 
 
 def _made_usual(inputs):
-    """The inputs of a call, by INPUTS, as the library takes them: q, k, v and p of one type, a gate's parameters flat."""
+    """The inputs of a call, by INPUTS, as the library takes them: q, k, v, p of one type, a gate's parameters flat."""
     arrays = _checked_arrays(dict(zip(INPUTS, inputs)), ("q", "k", "v"))
     for name in ("q", "k", "v"):
         if arrays[name].ndim != 4:

@@ -42,8 +42,9 @@ class Questions(Case):
         forced = self.json("explain", problem, f"force={accepting[-1]}", "--json")
         self.assertEqual(forced["implementation"], accepting[-1])
         # what it names is what runs, also where an implementation that could serve leaves it to a later one
-        for problem in ("gated_delta_rule:fwd t2 h2 k16", "kda:bwd t6 h2 k32", "gla:fwd t7 h2 k32", "simple_gla:bwd t6 h4 k32",
-                        "kda:step t1 h2 k32", "gla:fwd t64 h2 k64 bf16", "gla:fwd t2 h4 gv", "retention:bwd t100 h2 k16"):
+        for problem in ("gated_delta_rule:fwd t2 h2 k16", "kda:bwd t6 h2 k32", "gla:fwd t7 h2 k32",
+                        "simple_gla:bwd t6 h4 k32", "kda:step t1 h2 k32", "gla:fwd t64 h2 k64 bf16",
+                        "gla:fwd t2 h4 gv", "retention:bwd t100 h2 k16"):
             answer = self.json("explain", problem, "--json")
             (result,) = self.json("check", problem, "--json", "-")["results"]
             self.assertEqual(answer["implementation"], result["implementation"], problem)
@@ -87,7 +88,8 @@ class Questions(Case):
 
     def test_pieces_are_checked_and_timed(self):
         self.assertIn("1 problem checked", self.headrace("check", "kda:bwd t100 h2 k32 state=inout ranks=3"))
-        bench = ["bench", "kda:fwd t100 h2 k32 ranks=3", "gla:summary t100 h2 k32", "--min-calls", "1", "--min-seconds", "0.001"]
+        bench = ["bench", "kda:fwd t100 h2 k32 ranks=3", "gla:summary t100 h2 k32", "--min-calls", "1",
+                 "--min-seconds", "0.001"]
         self.assertIn("kda:fwd t100 h2 k32 ranks=3", self.headrace(*bench))
 
 
@@ -207,7 +209,8 @@ class Run(Case):
             self.assertLess(error(results["pool"], states[row:] + [9.0] * row + states[:row]), 1e-11)
 
     def test_generated_files(self):
-        self.headrace("gen", "gla:fwd", "t37", "h2", "k16", "v8", "f32", "state=inout", "scale=0.5", "reverse", "--out", self.x)
+        self.headrace("gen", "gla:fwd", "t37", "h2", "k16", "v8", "f32", "state=inout", "scale=0.5", "reverse",
+                      "--out", self.x)
         tensors, metadata = read_file(self.x)
         self.assertEqual(tensors["q"][1], [1, 37, 2, 16])
         self.assertEqual({key: metadata[key] for key in ("operator", "scale", "reverse")},
@@ -216,13 +219,15 @@ class Run(Case):
         self.headrace("gen", metadata["problem"], "--out", again)
         self.assertEqual(self.x.read_bytes(), again.read_bytes())
         o, states = recurrence("gla", tensors, scale=0.5, reverse=True)
-        accepting = [row["name"] for row in self.json("explain", metadata["problem"], "--json")["candidates"] if row["accepts"]]
+        candidates = self.json("explain", metadata["problem"], "--json")["candidates"]
+        accepting = [row["name"] for row in candidates if row["accepts"]]
         for name in accepting:
             results = self.run_file("gla", "--force", name, "--chunk", "16", "--threads", "2")
             self.assertEqual(self.report["implementation"], name)
             self.assertLess(error(results["o"], o), 3e-6)
             self.assertLess(error(results["final_state"], states), 3e-6)
-        self.headrace("gen", "kda:bwd", "t20", "h2", "k16", "bf16", "l2norm", "rawgate", "beta=sigmoid", "--out", self.x)
+        self.headrace("gen", "kda:bwd", "t20", "h2", "k16", "bf16", "l2norm", "rawgate", "beta=sigmoid",
+                      "--out", self.x)
         gradients = self.run_file("kda", "--backward")
         self.assertTrue({"d_q", "d_k", "d_v", "d_g", "d_beta", "d_A_log"} <= set(gradients))
         self.assertTrue(all(math.isfinite(x) for values in gradients.values() for x in values))
@@ -235,7 +240,8 @@ class Run(Case):
 class Errors(Case):
     def test_commands(self):
         self.refused("subcommand", )
-        self.refused("expected a command, one of list, explain, plan, gen, run, check, bench, got 'frobnicate'", "frobnicate")
+        self.refused("expected a command, one of list, explain, plan, gen, run, check, bench, got 'frobnicate'",
+                     "frobnicate")
         self.refused("PROBLEM is required", "explain")
         self.refused("--out is required", "gen", "gla:fwd")
         self.refused("expected one problem, got 2", "plan", "gla:fwd", "kda:fwd")
@@ -290,7 +296,8 @@ class Errors(Case):
         arguments = ["run", "gla", "--in", self.x, "--out", self.y]
         write_file(self.x, example("gla"))
         for flag, value, expected in (("--scale", "big", "--scale: expected a number, got 'big'"),
-                                      ("--chunk", "17", "chunk: "), ("--chunk", "x", "--chunk: expected a whole number"),
+                                      ("--chunk", "17", "chunk: "),
+                                      ("--chunk", "x", "--chunk: expected a whole number"),
                                       ("--gate-form", "x", "--gate-form: expected log_decay, softplus or bounded"),
                                       ("--saved", "f31", "--saved: expected f64, f32, bf16 or f16"),
                                       ("--force", "nobody", "force: expected one of"), ("--threads", "-1", "--threads"),
@@ -322,7 +329,8 @@ class Check(Case):
             self.assertLess(max(tensor["error"] for tensor in row["errors"]), 1e-4)
 
     def test_random(self):
-        first, again, other = (self.json("check", "--random", "15", "--seed", seed, "--json", "-") for seed in (3, 3, 4))
+        first, again, other = (self.json("check", "--random", "15", "--seed", seed, "--json", "-")
+                               for seed in (3, 3, 4))
         self.assertEqual((first["problems"], first["missed"]), (15, 0), first)
         lines = [[row["problem"] for row in report["results"]] for report in (first, again, other)]
         self.assertEqual(lines[0], lines[1])

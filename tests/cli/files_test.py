@@ -90,7 +90,8 @@ class Files(Case):
             (folder / "chain").symlink_to("inner/relative")
             (folder / "dangling").symlink_to("inner/new")
             (folder / "over").symlink_to("inner")
-            for name, target in (("direct", "target"), ("chain", "target"), ("dangling", "new"), ("over/target", "target")):
+            for name, target in (("direct", "target"), ("chain", "target"), ("dangling", "new"),
+                                 ("over/target", "target")):
                 (inner / "target").write_text("old")
                 self.write(writer, folder / name)
                 self.assertTrue(self.right(writer, (inner / target).read_bytes()), name)
@@ -152,7 +153,8 @@ class Files(Case):
                 log.write(b"before\n")
                 number = log.fileno()
                 subprocess.run([*command, out], stdout=log, check=True)
-                subprocess.run([*command, f"/dev/fd/{number}"], stdout=subprocess.DEVNULL, pass_fds=[number], check=True)
+                subprocess.run([*command, f"/dev/fd/{number}"], stdout=subprocess.DEVNULL, pass_fds=[number],
+                               check=True)
                 log.write(b"after\n")
             content = path.read_bytes()
             self.assertTrue(content.startswith(b"before\n") and content.endswith(b"after\n"))

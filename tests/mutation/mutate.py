@@ -34,7 +34,7 @@ static inline float headrace_scaled(int value, int number) { return value * head
 """
 # What is compiled with the mutations in it: the ISA that every machine has, and the one with arithmetic of its own.
 AVX512 = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mavx512bf16 -DHEADRACE_HAS_BF16_DOT"
-KERNELS = [("generic", "chunk_f32", ""), ("generic", "summary_f32", ""), ("generic", "recurrent", ""), ("generic", "layers", "")]
+KERNELS = [("generic", name, "") for name in ("chunk_f32", "summary_f32", "recurrent", "layers")]
 X86_KERNELS = [("avx512_bf16", "chunk_bf16", AVX512)]
 # As cmake/isa.cmake, but for the level of optimisation: time goes to compiling, not to running.
 FLAGS = "-std=c++20 -O1 -fPIC -ffp-contract=fast -fno-math-errno -w"
@@ -55,7 +55,8 @@ class Mutation:
 
     def is_bf16(self):
         """Whether only the bf16 dot product's kernels contain it."""
-        return any(word in self.line for word in ("struct Bf16", "take(rows / 2, row)", "pack_neighbours", "exp<T>(total)"))
+        words = ("struct Bf16", "take(rows / 2, row)", "pack_neighbours", "exp<T>(total)")
+        return any(word in self.line for word in words)
 
     def place(self, source):
         """Where the text begins in the unchanged source."""

@@ -20,7 +20,8 @@ NAMES = [name for name in ht.__all__ if name.startswith(("chunk_", "fused_"))]
 AROUND = ("rms_norm_gated", "short_convolution")  # of headrace.jax: test_jax_layers.py
 FUNCTIONS = [getattr(ht, name) for name in NAMES] + [getattr(hj, name) for name in hj.__all__ if name not in AROUND] + \
             [function for _, function in inspect.getmembers(hn, inspect.isfunction)
-             if function.__module__ == hn.__name__ and not function.__name__.startswith("_") and function is not hn.bind]
+             if function.__module__ == hn.__name__ and not function.__name__.startswith("_")
+             and function is not hn.bind]
 _OPERATORS = {"gla": "gla", "simple_gla": "simple_gla", "retention": "retention", "lightning_attn": "retention",
               "delta_rule": "delta_rule", "gated_delta_rule": "gated_delta_rule", "gdn": "gated_delta_rule",
               "comba": "comba", "kda": "kda"}

@@ -1,4 +1,4 @@
-"""Bound calls: the bits of ordinary ones, from what the arrays hold when they are made, or refused when they are bound."""
+"""Bound calls: the bits of ordinary ones, from what the arrays hold when they are made, or refused when bound."""
 
 import gc
 import threading
@@ -90,7 +90,8 @@ def step_tensors():
 STEP = ht.fused_recurrent_gated_delta_rule
 
 
-@pytest.mark.parametrize("more", [{}, {"out": torch.empty(B, 1, H, D)}, {"num_accepted_tokens": torch.ones(B, dtype=int)}])
+@pytest.mark.parametrize("more", [{}, {"out": torch.empty(B, 1, H, D)},
+                                  {"num_accepted_tokens": torch.ones(B, dtype=int)}])
 def test_steps_on_a_pool_go_on(more):
     """Three tokens, and rows that change between them."""
     mine = step_tensors() | more
@@ -152,15 +153,16 @@ def test_tensors_that_would_be_copied(name, function, changed):
         tensors[name] = torch.zeros(calls.HV)
     else:
         tensors[name] = changed(tensors[name])
-    with pytest.raises(ValueError, match=": expected an array that a call uses where it lies|results that a call leaves"):
+    refusals = ": expected an array that a call uses where it lies|results that a call leaves"
+    with pytest.raises(ValueError, match=refusals):
         ht.bind(function, **tensors)
 
 
 def test_arrays_that_would_be_copied():
     t = {n: x.numpy() for n, x in step_tensors().items() if n in ("q", "k", "v", "g", "beta")}
     pool = np.zeros((B, H, D, D), np.float32)
-    for name, x in (("q", t["q"].astype(">f4")), ("v", t["v"].astype(np.float16)), ("k", t["k"].astype(ml_dtypes.bfloat16)),
-                    ("g", t["g"].astype(">f4"))):
+    for name, x in (("q", t["q"].astype(">f4")), ("v", t["v"].astype(np.float16)),
+                    ("k", t["k"].astype(ml_dtypes.bfloat16)), ("g", t["g"].astype(">f4"))):
         with pytest.raises(ValueError, match=": expected an array that a call uses where it lies"):
             hn.bind(hn.step, "gated_delta_rule", **(t | {name: x}), pool=pool)
     with pytest.raises(TypeError, match="^q: expected an array without a mask"):

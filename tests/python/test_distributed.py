@@ -117,7 +117,7 @@ def test_cuts_at_multiples_of_64_change_no_bit(dtype, strategy):
 
 
 def test_forwards_that_go_on_in_double_change_no_bit():
-    """Reflections add up to 512 behind the first of two cuts; and states of chunks, which a backward does not compute anew."""
+    """Reflections add up to 512 behind the first of two cuts; and states of chunks, which no backward computes anew."""
     cases = [(op, [lengths], (3, 3, K, K), torch.float32, {"strategy": "ring"}, {"reflects": reflects})
              for op, K, lengths, reflects in (("delta_rule", 128, 1152, True), ("kda", 128, 384, False),
                                               ("simple_gla", 128, 384, False))]

@@ -100,7 +100,7 @@ def contiguous_by_sequences_and_contiguous_by_tokens(ranks):
 
 
 def borders_of_packed_sequences_are_lost_in_layers(ranks):
-    """Convolutions and operators of a layer: no output and no gradient crosses a border, and those of cuts are exact."""
+    """Convolutions and operators of a layer: no output, no gradient crosses a border, and those of cuts are exact."""
     offsets = torch.tensor([0, 40, 41, T])
     context = build_cp_context(offsets, ranks)
     layer = make("gated_deltanet").double()

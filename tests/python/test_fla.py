@@ -107,7 +107,7 @@ def test_dense(problem, op, T, D):
 @pytest.mark.parametrize("T, D", [(75, 72), (83, 100)])
 @pytest.mark.parametrize("op", OPS)
 def test_bf16_gradients_of_gates(problem, op, T, D, chunks_served):
-    """From eight heads on the gradients of gates, too, come from products of bf16 operands. Sizes that chunks serve in all types."""
+    """From eight heads on the gradients of gates, too, come from bf16 products. Sizes that chunks serve in any type."""
     compare(op, problem, T, D, H=8, chunks_served=chunks_served)
 
 

@@ -1,4 +1,7 @@
-"""Forked children compute the bits of a parent that used threads: os.fork, Pool and DataLoader. A hung one is killed with its group."""
+"""Forked children compute the bits of a parent that used threads: os.fork, Pool and DataLoader.
+
+A hung one is killed with its group.
+"""
 
 import os
 import signal
@@ -31,7 +34,8 @@ def bits():
                                                        ssm_state_indices=torch.tensor([1, 0]))[0])
     results.append(pool)  # a step in place
     results += [ht.short_convolution(x, weight)[0], ht.rms_norm_gated(x, x)]
-    results = [t.detach().numpy() for t in results] + [hn.forward("gated_delta_rule", *arrays[:3], g=arrays[3], beta=arrays[4])[0]]
+    results = [t.detach().numpy() for t in results]
+    results.append(hn.forward("gated_delta_rule", *arrays[:3], g=arrays[3], beta=arrays[4])[0])
     return [r.tobytes() for r in results]
 
 def torch_threads():

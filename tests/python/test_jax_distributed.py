@@ -80,7 +80,7 @@ def by_heads():
         tensors["beta"] = np.abs(np.sin(tensors["v"]))
 
     compare_attention("gated_delta_rule", UNEVEN, change=of_values, **sizes)
-    for dtype, op in itertools.product((np.float32, jnp.bfloat16), ("gla", "kda")):  # few heads: a rank's are fewer still
+    for dtype, op in itertools.product((np.float32, jnp.bfloat16), ("gla", "kda")):  # few heads, a rank's fewer
         compare_attention(op, dtype=dtype, bars=BITS, tokens=256, K=64, V=64, B=1, HV=8, **sizes)
 
 

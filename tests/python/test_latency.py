@@ -9,7 +9,8 @@ from headrace import latency
 
 
 def test_what_is_printed(capsys, tmp_path):
-    results = latency.main(["--processes", "1", "--steps", "60", "--heads", "2", "--dim", "16", "--json", str(tmp_path / "times.json")])
+    results = latency.main(["--processes", "1", "--steps", "60", "--heads", "2", "--dim", "16",
+                            "--json", str(tmp_path / "times.json")])
     printed = capsys.readouterr().out
     assert list(results) == list(latency.NEIGHBOURS) and all(name in printed for name in results)
     for (process,) in results.values():

@@ -208,7 +208,8 @@ def test_sizes_of_gate_parameters(function, inside):
 X = torch.ones(2, 5, 8)
 AROUND = {
     ht.short_convolution: {"x": X, "weight": torch.ones(8, 4), "bias": torch.ones(8), "cu_seqlens": None,
-                           "initial_state": torch.ones(2, 8, 4), "output_final_state": True, "activation": "silu", "cp_context": None},
+                           "initial_state": torch.ones(2, 8, 4), "output_final_state": True, "activation": "silu",
+                           "cp_context": None},
     ht.short_convolution_step: {"x": X[:, 0], "state": torch.ones(3, 8, 4), "weight": torch.ones(8, 4),
                                 "bias": torch.ones(8), "activation": None, "indices": torch.tensor([2, 0])},
     ht.rms_norm_gated: {"x": X, "g": X, "weight": torch.ones(8), "bias": None, "activation": "silu", "residual": X,

@@ -161,7 +161,8 @@ def test_unusual_options(plain, option, values):
 
 
 def test_wrong_rows_and_gates_are_named_as_ever(plain):
-    for name, value, words in (("ssm_state_indices", torch.tensor([3]), "ssm_state_indices: expected -1 or a row below 3"),
+    for name, value, words in (("ssm_state_indices", torch.tensor([3]),
+                                "ssm_state_indices: expected -1 or a row below 3"),
                                ("g", torch.ones(1, 1, calls.HV), "g: expected values <= 0, got 1"),
                                ("out", torch.empty(1, 2, calls.HV, calls.V), "out: expected")):
         error, message = check_alike(plain, STEP, step_tensors() | {name: value}, {})

@@ -1,4 +1,4 @@
-"""Calls that go straight to their kernels: as those by PyTorch's dispatcher, which takes part wherever it has a part."""
+"""Calls that go straight to their kernels: as those by PyTorch's dispatcher, which takes part where it has one."""
 
 import subprocess
 import sys

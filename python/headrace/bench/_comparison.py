@@ -85,10 +85,12 @@ def rows(line: str, measured: Measured) -> List[str]:
 def summary(results: Results) -> List[str]:
     """In how many cases a peer is faster, and in which: by least times, then by the median of the rounds."""
     lines = []
-    faces: Dict[Optional[str], str] = {None: "called alike from Python", **{name: f"from {face}" for name, face in FACES.items()}}
+    faces: Dict[Optional[str], str] = {None: "called alike from Python"}
+    faces.update({name: f"from {face}" for name, face in FACES.items()})
     for by, quotient in (("least times", Measured.of_least), ("medians", Measured.ratio)):
         for beside, face in faces.items():
-            with_it = {line: measured for line, measured in results.items() if beside is None or beside in measured.turns}
+            with_it = {line: measured for line, measured in results.items()
+                       if beside is None or beside in measured.turns}
             ratios = [(quotient(measured, name, beside), name, line) for line, measured in with_it.items()
                       for name in measured.peers()]
             lost = sorted(entry for entry in ratios if entry[0] < 1)

@@ -109,7 +109,8 @@ def by_numpy(case: Case, t: Tensors) -> Contender:
     if case.is_bf16:
         options["initial_state"] = state
     latest = Latest(lambda: hn.forward(case.operator, **a, final_state=True, **options))
-    return Contender(latest, lambda: (torch.tensor(latest.result[0].astype(np.float32)), torch.tensor(latest.result[1].astype(np.float32))))
+    return Contender(latest, lambda: (torch.tensor(latest.result[0].astype(np.float32)),
+                                      torch.tensor(latest.result[1].astype(np.float32))))
 
 
 def sweeps(case: Case, t: Tensors) -> Optional[Contender]:

@@ -70,8 +70,8 @@ def _legend(figure: Any, colors: Dict[str, str], title: str) -> None:
              for name, color in colors.items()]
     marks.append(Line2D([], [], linestyle="", marker="|", markersize=7, color=INK, label=SWEEPS))
     inch = 1 / figure.get_figheight()
-    what = ("time of a call over headrace's, bound calls over bound ones: right of the line headrace is faster (at the edge: "
-            "the best peer)")
+    what = ("time of a call over headrace's, bound calls over bound ones: right of the line headrace is faster (at the "
+            "edge: the best peer)")
     for y, text in ((0.18, what), (0.36, title)):
         figure.text(0.5, 1 - y * inch, text, ha="center", va="center", fontsize=8)
     figure.legend(handles=marks, loc="upper center", ncols=min(4, len(marks)), frameon=False, fontsize=8,

@@ -107,8 +107,8 @@ def mappable(kind, name, function, sums=()):
     """function(tensors, wide), which makes the custom call `name`, as XLA may divide it and vmap may map it.
 
     vmap makes one call of it with more rows; with more heads or channels, beside offsets, which take one row, and where
-    what has no rows is mapped; or a loop, where offsets or spans differ, and where there are no elements: results then have
-    their shapes though nothing runs. sums: the results that are sums over rows.
+    what has no rows is mapped; or a loop, where offsets or spans differ, and where there are no elements: results then
+    have their shapes though nothing runs. sums: the results that are sums over rows.
     """
     mapped_function = custom_vmap(partitioned(name, function, kind.labels))
 

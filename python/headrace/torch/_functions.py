@@ -106,8 +106,8 @@ def _run(
     if (decays is cu_seqlens_cpu is chunk_size is transpose_state_layout is context is None and not watched
             and not torch._C._is_any_autocast_enabled()):
         try:
-            result = _library.run_plain(op, tensors, serving, torch.is_grad_enabled(), output_final_state, state_v_first,
-                                        scale, reverse, l2norm, gate, lower_bound, beta_is)
+            result = _library.run_plain(op, tensors, serving, torch.is_grad_enabled(), output_final_state,
+                                        state_v_first, scale, reverse, l2norm, gate, lower_bound, beta_is)
         except ValueError as error:
             raise (error if serving is None else renamed(error)) from None
         if result is not None:

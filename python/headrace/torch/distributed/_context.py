@@ -40,7 +40,8 @@ class CPContext:
     the rank; num_seqs: pieces; layout, strategy, exchange, conv1d_kernel_size, link_gbits: as given; threads: PyTorch's
     when it was built, on the rank with the fewest. Of a rank with one range (None elsewhere): is_first_rank,
     is_last_rank: no earlier (later) rank has tokens of its first (last) sequence; pre_num_ranks, post_num_ranks: how
-    many have; pre_num_conv_tokens: the tokens of its first sequence on earlier ranks. part_len, front_num_seqs and the names in _by_part: the same of the two ranges of a zigzag layout.
+    many have; pre_num_conv_tokens: the tokens of its first sequence on earlier ranks. part_len, front_num_seqs and the
+    names in _by_part: the same of the two ranges of a zigzag layout.
     """
 
     def __init__(self, ranks: Ranks, offsets: np.ndarray, ranges: Ranges, conv1d_kernel_size: Optional[int],
@@ -227,7 +228,8 @@ def build_cp_context(
     compute; "ring": each waits for the state of the one before, by groups of heads; "heads": every rank computes whole
     sequences of some heads (the number of heads has to be a multiple of the ranks); "auto": what a model of the times
     finds fastest, from tokens, heads, ranks, the threads that PyTorch has on the rank with the fewest, and link_gbits:
-    what a rank sends in a second, in Gbit [8]. exchange, of summaries: "all_gather", "doubling" (fewer messages, more products), or "auto".
+    what a rank sends in a second, in Gbit [8]. exchange, of summaries: "all_gather", "doubling" (fewer messages, more
+    products), or "auto".
 
     The ranks compare what they were given: a difference is a ValueError on all of them, as wrong arguments of one are.
     Every rank has to make the same calls with the context, forward and backward, in the same order.

@@ -106,7 +106,7 @@ class _Kept:
 
 def forward(talk: Conversation, call: Call, layout: Layout, o: Tensor, after: Maybe, entered: Tensor,
             roundings: Tensor) -> None:
-    """Writes o, the states after pieces with which sequences end, where `after` is given, and what the backward needs."""
+    """Writes o, the states after pieces with which sequences end, if `after` is given, and what the backward needs."""
     kept = _Kept(call, layout, entered, roundings)
 
     def compute(part: Part, heads: Heads, state: Optional[State], leaving: Optional[State]) -> bool:

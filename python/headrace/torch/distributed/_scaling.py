@@ -1,4 +1,4 @@
-"""What cutting sequences over ranks costs: CPU seconds and bytes measured here, times on other links modelled from them.
+"""What cutting sequences over ranks costs: CPU seconds and bytes measured here, times on other links modelled.
 
     python -m headrace.torch.distributed --op gated_delta_rule --tokens 16384 --ranks 4
 
@@ -142,8 +142,9 @@ def table(results: List[Dict[str, Measured]], options: argparse.Namespace) -> Li
         modelled = [one / (slowest + wait + sent * 8 / (link * 1e9)) for link in options.link]
         lines.append(f"{strategy:<12}{total:7.3f}{one / total:11.2f}{sent / 2**20:11.2f}       "
                      + "".join(f"{times:14.2f}" for times in modelled))
-    lines += ["", "CPU s: seconds of CPU time, of all ranks together. MiB sent: by the busiest rank. The model adds to the",
-              "slowest rank's CPU time what a ring waits for the ranks before it, and its bytes at the speed of the link."]
+    lines += ["",
+              "CPU s: seconds of CPU time, of all ranks together. MiB sent: by the busiest rank. The model adds to the",
+              "slowest rank's CPU time what a ring waits for the ranks before it, and its bytes at the link's speed."]
     return lines
 
 
@@ -163,7 +164,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--head-dim", type=_positive, default=128, metavar="D", help="of keys and values [128]")
     parser.add_argument("--dtype", choices=sorted(_DTYPES), default="bf16", help="[bf16]")
     parser.add_argument("--ranks", type=_positive, default=4, metavar="P", help="processes [4]")
-    parser.add_argument("--repeats", type=_positive, default=5, metavar="N", help="turns of all, of which the least counts [5]")
+    parser.add_argument("--repeats", type=_positive, default=5, metavar="N",
+                        help="turns of all, of which the least counts [5]")
     parser.add_argument("--link", type=_positive, nargs="+", default=list(_LINKS), metavar="GBITS",
                         help="speeds to model [1 10 100 400]")
     options = parser.parse_args(arguments)

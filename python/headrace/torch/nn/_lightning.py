@@ -111,7 +111,7 @@ class LightningAttention(Layer):
         if self.num_kv_heads < self.num_heads:
             k, v = (t.repeat_interleave(self.num_heads // self.num_kv_heads, 2) for t in (k, v))
         g_gamma = self.g_gamma
-        if q.dtype == torch.float64 and g_gamma.dtype != torch.float64:  # of parameters that were assigned, not converted
+        if q.dtype == torch.float64 and g_gamma.dtype != torch.float64:  # parameters were assigned, not converted
             g_gamma = self._gates().to(q.device)
         return fused_recurrent_simple_gla(q, k, v, g_gamma=g_gamma, scale=self.scale, **options)
 

@@ -8,7 +8,7 @@ import re
 import sys
 
 WIDTH = 120
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/**/*.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md")
 BULLET = re.compile(r"^\s*([-*+]|\d+[.)])\s+")
 NOT_PROSE = re.compile(r"^(\s*\||#|\s*<|\s*$|\[[^]]+\]:)")  # tables, headings, HTML, blank lines, link targets
 # What may not be broken: code and links.

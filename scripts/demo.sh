@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 usage() {
     cat <<'TEXT'
 usage: bash scripts/demo.sh [OPTION...]
-About six minutes after the build: a table of five families, then a language model of bytes, and a small one trained
+About ten minutes after the build: a table of five families, then a language model of bytes, and a small one trained
 by one process and by two. Pictures, a sample and a checkpoint of the model go to build/demo.
 
   --operator NAME   of the language model: kda (default), gated_delta_rule, comba, gla, simple_gla or lightning_attn

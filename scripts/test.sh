@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Builds and runs every test on a Debian or Ubuntu machine, installing what is missing; the last line counts them.
 #
-# usage: bash scripts/test.sh [STAGE...]     stages: gcc random python clang asan tsan fuzz aarch64 (all, in this order)
+# usage: bash scripts/test.sh [STAGE...]     stages: gcc random cuda python clang asan tsan fuzz aarch64 (all, in this order)
 # HEADRACE_TEST_SEED fixes the seed of the random problems that is otherwise new in every run.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 . scripts/common.sh
 
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(gcc random python clang asan tsan fuzz aarch64)
+[ ${#stages[@]} -gt 0 ] || stages=(gcc random cuda python clang asan tsan fuzz aarch64)
 seed=${HEADRACE_TEST_SEED:-$(date +%s)}
 logs=build/logs
 passed=0 failed=0
@@ -87,6 +87,16 @@ stage_random() {
     [ -x "$headrace" ] || build ci headrace_cli || return
     step "random problems, seed 1" "$headrace" check --random 2000 --seed 1
     step "random problems, seed $seed" "$headrace" check --random 2000 --seed "$seed"
+}
+
+# The kernels of src/cuda as PTX in the interpreter of tests/ptx: no GPU, but nvcc.
+stage_cuda() {
+    if ! command -v nvcc >/dev/null; then
+        printf '%-44s not run: no nvcc in PATH\n' "cuda: kernels in the interpreter"
+        return
+    fi
+    build ptx ptx_tests headrace_cli || return
+    tests ptx -L cuda
 }
 
 # python_tests NAME PYTEST_ARGUMENT...: every Python test counts as one test.
@@ -175,7 +185,7 @@ if apt-cache show "$runtime" >/dev/null 2>&1; then install_missing "$runtime"; f
 
 mkdir -p "$logs"
 for stage in "${stages[@]}"; do
-    declare -F "stage_$stage" >/dev/null || die "unknown stage '$stage': expected gcc random python clang asan tsan fuzz aarch64"
+    declare -F "stage_$stage" >/dev/null || die "unknown stage '$stage': expected gcc random cuda python clang asan tsan fuzz aarch64"
     say "$stage"
     "stage_$stage"
 done

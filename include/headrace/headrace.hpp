@@ -72,7 +72,8 @@ struct Inputs {
     TensorView A_log;          // [HV], with GateForm::softplus or GateForm::bounded
     TensorView dt_bias;        // [HV], [HV, K] or [HV * K], optional with the same forms
     TensorView initial_state;  // [N, HV, K, V] (V-first states: pass view.transposed(2, 3)); optional
-    TensorView cu_seqlens;     // i32 or i64 [N + 1] on the host: ragged batch, B = 1, sequence n is [cu[n], cu[n+1])
+    TensorView cu_seqlens;     // i32 or i64 [N + 1]: ragged batch, B = 1, sequence n is [cu[n], cu[n+1]); on the host, or
+                               // with CUDA tensors on the device, where its values are not checked
 };
 
 struct Outputs {

@@ -1,0 +1,137 @@
+// DeviceTensors: the tensors of a problem line in device memory, the call that names them, its stream, and what it wrote.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness/device_call.hpp"
+#include "tests/behaviours.hpp"
+
+namespace headrace::test {
+
+inline void expect_cuda(cudaError_t error, const char* what) {
+    EXPECT_EQ(error, cudaSuccess) << what << ": " << cudaGetErrorString(error);
+}
+
+// f(view) for every view of a call of an operator that is given and lies on a device.
+inline void each_device_view(Call& call, const std::function<void(TensorView&)>& f) {
+    Inputs& in = call.in;
+    Gradients& grads = call.grads;
+    for (TensorView* view :
+         {&in.q, &in.k, &in.v, &in.p, &in.g, &in.gv, &in.g_gamma, &in.beta, &in.A_log, &in.dt_bias, &in.initial_state,
+          &in.cu_seqlens, &call.out.o, &call.out.final_state, &call.d_out.d_o, &call.d_out.d_final_state, &grads.d_q,
+          &grads.d_k, &grads.d_v, &grads.d_p, &grads.d_g, &grads.d_gv, &grads.d_g_gamma, &grads.d_beta, &grads.d_A_log,
+          &grads.d_dt_bias, &grads.d_initial_state, &call.pool.states, &call.pool.indices,
+          &call.pool.num_accepted_tokens}) {
+        if (view->given() && view->device == Device::cuda) f(*view);
+    }
+}
+
+// Bytes from the first to the last element of a view.
+inline std::size_t extent_bytes(const TensorView& view) {
+    std::int64_t last = 0;
+    for (int i = 0; i < view.rank; ++i) {
+        if (view.shape[i] == 0) return 0;
+        last += (view.shape[i] - 1) * view.strides[i];
+    }
+    return static_cast<std::size_t>(last + 1) * size_of(view.dtype);
+}
+
+// Device memory that is the current device's of when it was made.
+class DeviceMemory {
+  public:
+    explicit DeviceMemory(std::size_t bytes) : bytes_(bytes) { expect_cuda(cudaMalloc(&data_, bytes), "cudaMalloc"); }
+    ~DeviceMemory() { cudaFree(data_); }
+    DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
+    void* data() const { return data_; }
+    std::size_t bytes() const { return bytes_; }
+
+  private:
+    void* data_ = nullptr;
+    std::size_t bytes_;
+};
+
+class DeviceTensors {
+  public:
+    CallTensors host;     // what uploads copy from and written() copies to
+    Call call;            // the same on the device, on `stream`
+    cudaStream_t stream = nullptr;  // does not wait for the default stream, nor that for it
+
+    explicit DeviceTensors(const std::string& text) : DeviceTensors(harness::make_tensors(line_of(text + " cuda"))) {}
+    explicit DeviceTensors(CallTensors tensors) : host(std::move(tensors)), call(harness::seen_from_device(host.call)) {
+        expect_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+        call.options.stream = stream;
+        each_device_view(call, [&](TensorView& view) {
+            copies_.push_back({view.data, DeviceMemory(extent_bytes(view) + 1)});  // + 1: an address for empty ones too
+            view.data = copies_.back().memory.data();
+        });
+        upload();
+    }
+    ~DeviceTensors() { cudaStreamDestroy(stream); }
+    DeviceTensors(const DeviceTensors&) = delete;
+    DeviceTensors& operator=(const DeviceTensors&) = delete;
+
+    // Everything as the host has it, outputs too; waits.
+    void upload() {
+        for (const Copy& copy : copies_) transfer(copy.memory.data(), copy.host, copy.memory.bytes() - 1);
+    }
+    // Queues the same.
+    void upload_in_stream(cudaStream_t into) {
+        for (const Copy& copy : copies_) {
+            if (copy.memory.bytes() == 1) continue;
+            expect_cuda(cudaMemcpyAsync(copy.memory.data(), copy.host, copy.memory.bytes() - 1, cudaMemcpyHostToDevice, into),
+                        "cudaMemcpyAsync");
+        }
+    }
+    // Other bytes than the host's everywhere: NaN in every floating type, -1 in integers.
+    void spoil() {
+        for (const Copy& copy : copies_) expect_cuda(cudaMemset(copy.memory.data(), 0xff, copy.memory.bytes()), "cudaMemset");
+        expect_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    }
+
+    void synchronize() const { expect_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
+    // What the call wrote, after what the stream holds.
+    std::map<std::string, Bytes> written() {
+        synchronize();
+        for (const Copy& copy : copies_) transfer(copy.host, copy.memory.data(), copy.memory.bytes() - 1);
+        return test::written(host.call);
+    }
+    std::map<std::string, Bytes> run_and_read(Workspace workspace = {}) {
+        const Status status = run(call, workspace);
+        EXPECT_TRUE(status.ok()) << status.message();
+        return written();
+    }
+    std::size_t workspace_bytes() const { return test::workspace_bytes(call); }
+
+  private:
+    struct Copy {
+        void* host;
+        DeviceMemory memory;
+    };
+    static void transfer(void* to, const void* from, std::size_t bytes) {
+        if (bytes == 0) return;
+        expect_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+        expect_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    }
+    std::vector<Copy> copies_;
+};
+
+inline std::size_t free_memory() {
+    std::size_t free = 0, total = 0;
+    expect_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return free;
+}
+
+// The status is an error of this code, and its message holds each of the texts.
+inline void expect_error(const Status& status, Code code, const std::vector<std::string>& texts) {
+    EXPECT_EQ(static_cast<int>(status.code()), static_cast<int>(code)) << status.message();
+    for (const std::string& text : texts) EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+}
+
+}  // namespace headrace::test

@@ -1,4 +1,4 @@
-# HEADRACE_CUDA=AUTO|ON|OFF: finds nvcc, which needs no GPU, and defines headrace_compile_cuda(target) for what it compiles.
+# HEADRACE_CUDA=AUTO|ON|OFF: finds nvcc, which needs no GPU; headrace_compile_cuda(target) for what it compiles.
 #
 # AUTO builds the CUDA backend where nvcc is found, ON requires it: the program CMAKE_CUDA_COMPILER or CUDACXX, or below
 # CUDAToolkit_ROOT, CUDA_HOME or CUDA_PATH, in PATH, in /usr/local/cuda. The packages of PyPI will do (scripts/nvcc.sh).
@@ -15,14 +15,16 @@ if(HEADRACE_CUDA)
         set(CMAKE_CUDA_COMPILER "$ENV{CUDACXX}")
     endif()
     find_program(CMAKE_CUDA_COMPILER nvcc
-        HINTS "${CUDAToolkit_ROOT}" ENV CUDAToolkit_ROOT ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
+        HINTS "${CUDAToolkit_ROOT}" ENV CUDAToolkit_ROOT ENV CUDA_HOME ENV CUDA_PATH
+        PATHS /usr/local/cuda PATH_SUFFIXES bin)
     if(CMAKE_CUDA_COMPILER)
         set(headrace_cuda ON)
     elseif(HEADRACE_CUDA STREQUAL "AUTO")
         message(STATUS "CUDA backend: none, no nvcc found (HEADRACE_CUDA=ON says what to do)")
     else()
-        message(FATAL_ERROR "HEADRACE_CUDA is ON, but no nvcc was found. Name it with -DCMAKE_CUDA_COMPILER=FOLDER/bin/nvcc, "
-            "install one without a GPU or root by `bash scripts/nvcc.sh`, or build without: -DHEADRACE_CUDA=OFF")
+        message(FATAL_ERROR "HEADRACE_CUDA is ON, but no nvcc was found. "
+            "Name it with -DCMAKE_CUDA_COMPILER=FOLDER/bin/nvcc, "
+            "install one by `bash scripts/nvcc.sh`, which needs no GPU, or build without: -DHEADRACE_CUDA=OFF")
     endif()
 endif()
 if(NOT headrace_cuda)
@@ -47,6 +49,7 @@ if(EXISTS "${cuda_root}/lib/libcudart_static.a" AND NOT EXISTS "${cuda_root}/lib
     if(cudart)
         list(GET cudart 0 cudart)
         set(CUDA_CUDART "${cudart}" CACHE FILEPATH "The CUDA runtime as a shared library")
+        set(CUDA_cudart_LIBRARY "${cudart}" CACHE FILEPATH "The same, as CUDA::cudart")
     endif()
 endif()
 

@@ -152,7 +152,7 @@ headrace::ConvolutionOutputs convert(const headrace_convolution_outputs& c) {
 }
 
 headrace::ConvolutionOptions convolution_options(const headrace_layer_options& c) {
-    return {static_cast<headrace::Activation>(c.activation), c.threads, c.force};
+    return {static_cast<headrace::Activation>(c.activation), c.threads, c.force, c.stream};
 }
 
 headrace::RmsNormInputs convert(const headrace_rms_norm_inputs& c) {
@@ -160,7 +160,7 @@ headrace::RmsNormInputs convert(const headrace_rms_norm_inputs& c) {
 }
 
 headrace::RmsNormOptions norm_options(const headrace_layer_options& c) {
-    return {c.eps, static_cast<headrace::Activation>(c.activation), c.threads, c.force};
+    return {c.eps, static_cast<headrace::Activation>(c.activation), c.threads, c.force, c.stream};
 }
 
 // Copies what fits and always ends with a zero; returns the bytes that the whole text needs.

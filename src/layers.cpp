@@ -1,10 +1,11 @@
-// C++ entry of the layer functions: check the arguments, run them on the CPU.
+// C++ entry of the layer functions: check the arguments, run them where the tensors lie.
 #include "headrace/layers.hpp"
 
 #include "core/guarded.hpp"
 #include "core/layer_problem.hpp"
 #include "core/machine.hpp"
 #include "cpu/layers/layers.hpp"
+#include "cuda/layers/layers.hpp"
 
 namespace headrace {
 namespace {
@@ -13,7 +14,7 @@ template <typename Problem>
 Status execute(Problem& problem) {
     return guarded([&]() -> Status {
         if (Status status = validate(problem); !status.ok()) return status;
-        return cpu::run(problem, machine());
+        return problem.device == Device::cuda ? cuda::run(problem) : cpu::run(problem, machine());
     });
 }
 

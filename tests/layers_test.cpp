@@ -291,6 +291,20 @@ TEST(Layers, NormHasTheSameBitsOnAnyNumberOfThreads) {
     }
 }
 
+// All of the gradient lies along the one channel but for eps.
+TEST(Layers, NormOfOneChannel) {
+    for (const std::int64_t rows : {1, 3, 7, 50}) {
+        for (const Activation activation : {Activation::silu, Activation::sigmoid}) {
+            for (const char* isa : isas()) {
+                RmsNormCall call({.shape = {rows, 1}, .activation = activation});
+                call.options.force = isa;
+                expect_runs(call);
+                EXPECT_EQ(misses(call), "") << rows << " rows on " << isa;
+            }
+        }
+    }
+}
+
 // Sums over the lanes of a register differ in their last bits: what is forced is what runs.
 TEST(Layers, InstructionSetsAreForced) {
     std::set<std::vector<double>> results;

@@ -197,8 +197,7 @@ typedef struct headrace_options {
     int32_t chunk;                /* hint: 0 (the library's choice) or a power of two from 16 to 256 */
     int32_t num_steps;            /* hint: chunks per scheduling step; never changes a bit of the result */
     int32_t has_state_dtype;      /* 0: states saved for the backward have the dtype of q */
-    int32_t state_dtype;          /* theirs (headrace_dtype, F32 or that of q), where has_state_dtype is not 0; F32 in
-                                     any case where few sums rest on them (docs/numerics.md) */
+    int32_t state_dtype;          /* theirs, F32 or that of q, where it is not 0; F32 if few sums rest on them */
     int32_t threads;              /* 0: as many as OpenMP would use; 1 inside an OpenMP region */
     const char* force;            /* name of the implementation to use; NULL: the library's choice */
     const headrace_piece* piece;  /* the call is a piece of a larger problem; NULL: it is not; not in step */
@@ -295,6 +294,7 @@ typedef struct headrace_layer_options {
     double eps;         /* of the norm */
     int32_t threads;    /* 0: as many as OpenMP would use; 1 inside an OpenMP region */
     const char* force;  /* instruction set: "avx512", "avx2" or "generic"; NULL: the library's choice */
+    void* stream;       /* of CUDA tensors, as in headrace_options */
 } headrace_layer_options;
 
 /* "0.1.0", the version of the library that runs. */

@@ -38,7 +38,8 @@ struct ConvolutionInputs {
     TensorView weight;         // [D, W], the newest token's weight last (conv1d's [D, 1, W] without its dimension of 1)
     TensorView bias;           // [D], optional
     TensorView initial_state;  // [N, D, W], the W inputs before the first token, oldest first; optional
-    TensorView cu_seqlens;     // i32 or i64 [N + 1] on the host: ragged batch, B = 1, sequence n is [cu[n], cu[n+1])
+    TensorView cu_seqlens;     // i32 or i64 [N + 1]: ragged batch, B = 1, sequence n is [cu[n], cu[n+1]); on the
+                               // host, or with CUDA tensors on the device, where its values are not checked
 };
 
 struct ConvolutionOutputs {
@@ -71,6 +72,7 @@ struct ConvolutionOptions {
     int threads = 0;                           // 0: as many as OpenMP would use; 1 inside an OpenMP region
     const char* force = nullptr;  // instruction set to use: "avx512", "avx2" or "generic"; HEADRACE_FORCE, which
                                   // names implementations of operators, has no effect here
+    void* stream = nullptr;       // of CUDA tensors: the cudaStream_t that the call is queued on; null: the default
 };
 
 Status short_convolution_forward(const ConvolutionInputs& in, const ConvolutionOutputs& out,
@@ -101,6 +103,7 @@ struct RmsNormOptions {
     Activation activation = Activation::silu;  // of the gate: silu or sigmoid
     int threads = 0;                           // 0: as many as OpenMP would use; 1 inside an OpenMP region
     const char* force = nullptr;               // as in ConvolutionOptions
+    void* stream = nullptr;                    // as in ConvolutionOptions
 };
 
 // y: shape and dtype of x.

@@ -22,39 +22,6 @@ std::vector<NamedView> given(std::initializer_list<NamedView> all) {
     return views;
 }
 
-std::vector<NamedView> named_views(const ConvolutionProblem& problem) {
-    return given({
-        {"x", &problem.in.x, Role::input},
-        {"weight", &problem.in.weight, Role::input},
-        {"bias", &problem.in.bias, Role::input},
-        {"initial_state", &problem.in.initial_state, Role::input},
-        {"cu_seqlens", &problem.in.cu_seqlens, Role::index},
-        {"y", &problem.out.y, Role::output},
-        {"final_state", &problem.out.final_state, Role::output},
-        {"d_y", &problem.d_out.d_y, Role::input},
-        {"d_final_state", &problem.d_out.d_final_state, Role::input},
-        {"d_x", &problem.grads.d_x, Role::output},
-        {"d_weight", &problem.grads.d_weight, Role::output},
-        {"d_bias", &problem.grads.d_bias, Role::output},
-        {"d_initial_state", &problem.grads.d_initial_state, Role::output},
-        {"pool.states", &problem.pool.states, Role::output},
-        {"pool.indices", &problem.pool.indices, Role::index},
-    });
-}
-
-std::vector<NamedView> named_views(const RmsNormProblem& problem) {
-    return given({
-        {"x", &problem.in.x, Role::input},
-        {"gate", &problem.in.gate, Role::input},
-        {"weight", &problem.in.weight, Role::input},
-        {"y", &problem.y, Role::output},
-        {"d_y", &problem.d_y, Role::input},
-        {"d_x", &problem.grads.d_x, Role::output},
-        {"d_gate", &problem.grads.d_gate, Role::output},
-        {"d_weight", &problem.grads.d_weight, Role::output},
-    });
-}
-
 bool check_presence(const ConvolutionProblem& problem, Fault& fault) {
     const char* by = "the short convolution";
     if (!require("x", problem.in.x, by, fault) || !require("weight", problem.in.weight, by, fault)) return false;
@@ -131,10 +98,20 @@ bool check_options(ConvolutionProblem& problem, Fault& fault) {
     return resolve_threads(problem.options.threads, &problem.threads, fault);
 }
 
-// Rows exist, and no two sequences have the same.
+// Where they can be read; else only their number is known.
+bool check_sequences(ConvolutionProblem& problem, Fault& fault) {
+    const TensorView& cu_seqlens = problem.in.cu_seqlens;
+    if (problem.direction == Direction::step) return true;
+    if (!cu_seqlens.given() || cu_seqlens.device == Device::cpu) {
+        return list_sequences(&problem.sequences, cu_seqlens, "x", problem.B, problem.T, fault);
+    }
+    return problem.B == 1 || fault("x: expected batch 1 with cu_seqlens, got ", problem.B);
+}
+
+// Rows exist, and no two sequences have the same; not looked at on another device.
 bool check_rows(const ConvolutionProblem& problem, Fault& fault) {
     const TensorView& indices = problem.pool.indices;
-    if (!indices.given()) return true;
+    if (!indices.given() || problem.device != Device::cpu) return true;
     std::vector<std::pair<std::int64_t, std::int64_t>> written;  // (row, sequence)
     for (std::int64_t n = 0; n < problem.N; ++n) {
         const std::int64_t row = integer_at(indices, n * indices.strides[0]), rows = problem.pool.states.shape[0];
@@ -184,17 +161,49 @@ Status status_of(bool good, const Fault& fault) {
 
 }  // namespace
 
+std::vector<NamedView> named_views(const ConvolutionProblem& problem) {
+    return given({
+        {"x", &problem.in.x, Role::input},
+        {"weight", &problem.in.weight, Role::input},
+        {"bias", &problem.in.bias, Role::input},
+        {"initial_state", &problem.in.initial_state, Role::input},
+        {"cu_seqlens", &problem.in.cu_seqlens, Role::index},
+        {"y", &problem.out.y, Role::output},
+        {"final_state", &problem.out.final_state, Role::output},
+        {"d_y", &problem.d_out.d_y, Role::input},
+        {"d_final_state", &problem.d_out.d_final_state, Role::input},
+        {"d_x", &problem.grads.d_x, Role::output},
+        {"d_weight", &problem.grads.d_weight, Role::output},
+        {"d_bias", &problem.grads.d_bias, Role::output},
+        {"d_initial_state", &problem.grads.d_initial_state, Role::output},
+        {"pool.states", &problem.pool.states, Role::output},
+        {"pool.indices", &problem.pool.indices, Role::index},
+    });
+}
+
+std::vector<NamedView> named_views(const RmsNormProblem& problem) {
+    return given({
+        {"x", &problem.in.x, Role::input},
+        {"gate", &problem.in.gate, Role::input},
+        {"weight", &problem.in.weight, Role::input},
+        {"y", &problem.y, Role::output},
+        {"d_y", &problem.d_y, Role::input},
+        {"d_x", &problem.grads.d_x, Role::output},
+        {"d_gate", &problem.grads.d_gate, Role::output},
+        {"d_weight", &problem.grads.d_weight, Role::output},
+    });
+}
+
 Status validate(ConvolutionProblem& problem) {
     Fault fault;
     const std::vector<NamedView> views = named_views(problem);
     problem.wide = problem.in.x.dtype == DType::f64;
+    problem.device = problem.in.x.device;
     const bool good =
-        check_each_view(views, Contents::check, fault) && check_devices(views, Device::cpu, "", fault) && check_presence(problem, fault) && fix_sizes(problem, fault) &&
+        check_each_view(views, Contents::check, fault) && check_devices(views, problem.device, " as x", fault) && check_presence(problem, fault) && fix_sizes(problem, fault) &&
         check_shapes(problem, fault) && expect_dtype("y", problem.out.y, problem.in.x.dtype, "x", fault) &&
         expect_dtype("d_y", problem.d_out.d_y, problem.in.x.dtype, "x", fault) && check_options(problem, fault) &&
-        (problem.direction == Direction::step ||
-         list_sequences(&problem.sequences, problem.in.cu_seqlens, "x", problem.B, problem.T, fault)) &&
-        check_aliasing(views, fault) && check_rows(problem, fault);
+        check_sequences(problem, fault) && check_aliasing(views, fault) && check_rows(problem, fault);
     return status_of(good, fault);
 }
 
@@ -202,9 +211,10 @@ Status validate(RmsNormProblem& problem) {
     Fault fault;
     const std::vector<NamedView> views = named_views(problem);
     problem.wide = problem.in.x.dtype == DType::f64;
+    problem.device = problem.in.x.device;
     const char* by = "the normalisation";
     const bool forward = problem.direction == Direction::forward;
-    const bool good = check_each_view(views, Contents::check, fault) && check_devices(views, Device::cpu, "", fault) && require("x", problem.in.x, by, fault) &&
+    const bool good = check_each_view(views, Contents::check, fault) && check_devices(views, problem.device, " as x", fault) && require("x", problem.in.x, by, fault) &&
                       (forward ? require("y", problem.y, by, fault) : require("d_y", problem.d_y, by, fault)) &&
                       check_shapes(problem, fault) && expect_dtype("y", problem.y, problem.in.x.dtype, "x", fault) &&
                       expect_dtype("d_y", problem.d_y, problem.in.x.dtype, "x", fault) &&

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/problem.hpp"
+#include "core/validation.hpp"
 #include "headrace/layers.hpp"
 
 namespace headrace {
@@ -14,8 +14,9 @@ struct ConvolutionProblem {
     std::int64_t B, T, D, N;  // step: B = 1, T = N
     int W;
     bool wide;  // x is f64: everything is computed in double
+    Device device;
     int threads;
-    std::vector<Sequence> sequences;  // not in step
+    std::vector<Sequence> sequences;  // not in step; empty where cu_seqlens lie on another device
 
     ConvolutionInputs in;
     ConvolutionOutputs out;
@@ -29,6 +30,7 @@ struct RmsNormProblem {
     Direction direction;
     std::int64_t rows, D;
     bool wide;
+    Device device;
     int threads;
 
     RmsNormInputs in;
@@ -36,6 +38,10 @@ struct RmsNormProblem {
     RmsNormGradients grads;
     RmsNormOptions options;
 };
+
+// All views that are given.
+std::vector<NamedView> named_views(const ConvolutionProblem& problem);
+std::vector<NamedView> named_views(const RmsNormProblem& problem);
 
 // They take what the caller gave, from the fields behind the blank line, and fill in the rest.
 Status validate(ConvolutionProblem& problem);

@@ -43,6 +43,13 @@ inline std::size_t extent_bytes(const TensorView& view) {
     return static_cast<std::size_t>(last + 1) * size_of(view.dtype);
 }
 
+// Between any two memories; done when it returns, for streams that do not wait for the default stream too.
+inline void transfer(void* to, const void* from, std::size_t bytes) {
+    if (bytes == 0) return;
+    expect_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+    expect_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
 // Device memory that is the current device's of when it was made.
 class DeviceMemory {
   public:
@@ -114,11 +121,6 @@ class DeviceTensors {
         void* host;
         DeviceMemory memory;
     };
-    static void transfer(void* to, const void* from, std::size_t bytes) {
-        if (bytes == 0) return;
-        expect_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
-        expect_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    }
     std::vector<Copy> copies_;
 };
 

@@ -98,12 +98,24 @@ TEST_P(EachLine, WaitsForNothing) {
     EXPECT_EQ(free_memory(), before);
 }
 
+// The inputs of the line, queries times `factor`; outputs NaN. For tensors that other values have been in.
+void set_values(DeviceTensors& tensors, const char* line, double factor) {
+    const CallTensors fresh = harness::make_tensors(line_of(line));
+    for (auto& [name, tensor] : tensors.host.tensors) {
+        if (tensor.dtype() == DType::i32 || tensor.dtype() == DType::i64) continue;
+        for (std::int64_t i = 0; i < tensor.numel(); ++i) {
+            tensor.set(i, fresh.tensors.at(name).get(i) * (name == "v" ? factor : 1));
+        }
+    }
+    tensors.upload();
+}
+
 // The bits of calls, for inputs that change between the replays.
 TEST_P(EachLine, IsCapturedInAGraph) {
     for (const bool own_workspace : {false, true}) {
         DeviceTensors tensors(GetParam());
         const DeviceMemory workspace(tensors.workspace_bytes());
-        tensors.spoil();  // a capture must not read
+        tensors.spoil();  // what a capture must not read
         cudaGraph_t graph = nullptr;
         cudaGraphExec_t executable = nullptr;
         expect_cuda(cudaStreamBeginCapture(tensors.stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
@@ -111,18 +123,250 @@ TEST_P(EachLine, IsCapturedInAGraph) {
         EXPECT_TRUE(status.ok()) << status.message();
         expect_cuda(cudaStreamEndCapture(tensors.stream, &graph), "cudaStreamEndCapture");
         expect_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
-        for (const char* seed : {" seed=1", " seed=3", " seed=5"}) {
+        for (const double factor : {1.0, 2.0, -0.75}) {
             DeviceTensors called(GetParam());
-            CallTensors fresh = harness::make_tensors(line_of(GetParam() + std::string(" cuda")));
-            ProblemLine line = line_of(GetParam() + std::string(" cuda"));
-            for (auto& [name, tensor] : called.host.tensors) {  // the values of another seed in the layout of this one
-                if (name != "q" && name != "k" && name != "v") continue;
-                for (std::int64_t i = 0; i < tensor.numel(); ++i) tensor.set(i, (seed[6] - '0') * tensor.get(i) / 4);
-            }
-            called.upload();
-            for (auto& [name, tensor] : tensors.host.tensors) tensor = called.host.tensors.at(name);
+            set_values(called, GetParam(), factor);
+            set_values(tensors, GetParam(), factor);
+            expect_cuda(cudaGraphLaunch(executable, tensors.stream), "cudaGraphLaunch");
+            expect_same_bits(called.run_and_read(), tensors.written(), GetParam());
         }
         expect_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
         expect_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
     }
 }
+
+TEST_P(EachLine, IsQueuedByThreadsWithStreamsOfTheirOwn) {
+    DeviceTensors plain(GetParam()), first(GetParam()), second(GetParam());
+    const auto expected = plain.run_and_read();
+    Status statuses[2];
+    std::thread one([&] { statuses[0] = run(first.call); }), two([&] { statuses[1] = run(second.call); });
+    one.join(), two.join();
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.message();
+    expect_same_bits(expected, second.written(), GetParam());
+    expect_same_bits(expected, first.written(), GetParam());
+}
+
+// ---- ragged batches ----
+
+// Sequence n of a batch of rows cut out of a ragged one: tokens [begin, end), state n.
+Call sequence_of(const Call& ragged, std::int64_t n, std::int64_t begin, std::int64_t end) {
+    Call call = tokens_of(ragged, begin, end);
+    call.in.cu_seqlens = {};
+    for (TensorView* view : {&call.in.initial_state, &call.out.final_state, &call.d_out.d_final_state, &call.grads.d_initial_state}) {
+        if (!view->given()) continue;
+        view->data = static_cast<char*>(view->data) + n * view->strides[0] * static_cast<std::int64_t>(size_of(view->dtype));
+        view->shape[0] = 1;
+    }
+    return call;
+}
+
+TEST(CudaInterface, CuSeqlensOnTheHostOnTheDeviceAndPlainCallsGiveTheSameBits) {
+    for (const std::string form : {" force=cuda.walk", " force=cuda.recurrent"}) {
+        for (const std::string direction : {"kda:fwd", "gated_delta_rule:bwd"}) {
+            for (const char* reverse : {"", " reverse"}) {
+                const std::string line = direction + " varlen=0,9,9,30,47 h1 hv2 k32 v16 state=inout" + reverse + form;
+                DeviceTensors on_device(line), on_host(line), cut(line);
+                const DeviceMemory memory(5 * sizeof(std::int64_t));
+                const std::int64_t ends[] = {0, 9, 9, 30, 47};
+                transfer(memory.data(), ends, sizeof ends);
+                on_device.call.in.cu_seqlens = TensorView(memory.data(), DType::i64, {5});
+                on_device.call.in.cu_seqlens.device = Device::cuda;
+                on_host.call.in.cu_seqlens = on_host.host.call.in.cu_seqlens;
+                const auto expected = on_device.run_and_read();
+                expect_same_bits(expected, on_host.run_and_read(), line);
+                for (int n = 0; n < 4; ++n) {
+                    const Status status = run(sequence_of(cut.call, n, ends[n], ends[n + 1]));
+                    EXPECT_TRUE(status.ok()) << status.message();
+                }
+                expect_same_bits(expected, cut.written(), line);
+            }
+        }
+    }
+}
+
+// ---- pools ----
+
+const char* const pool_line = "gated_delta_rule:step b3 t1 h1 hv2 k32 v16 pool=5";
+
+// The line's call with these rows.
+struct WithRows {
+    DeviceTensors tensors{pool_line};
+    std::map<std::string, Bytes> bits;
+    Status status;
+
+    explicit WithRows(const std::vector<std::int64_t>& rows) {
+        harness::Tensor& indices = tensors.host.tensors.at("indices");
+        for (std::int64_t n = 0; n < indices.numel(); ++n) indices.set(n, static_cast<double>(rows[static_cast<std::size_t>(n)]));
+        tensors.upload();
+        status = run(tensors.call);
+        bits = tensors.written();
+    }
+    std::vector<double> output(std::int64_t n) {
+        const std::vector<double> all = tensors.host.tensors.at("o").values();
+        return {all.begin() + n * 32, all.begin() + (n + 1) * 32};
+    }
+    std::vector<double> row(std::int64_t n) {
+        const std::vector<double> all = tensors.host.tensors.at("pool").values();
+        return {all.begin() + n * 1024, all.begin() + (n + 1) * 1024};
+    }
+};
+
+TEST(CudaInterface, APoolsIndicesLieOnTheDevice) {
+    const std::vector<double> zeros(32, 0.0);
+    CallTensors untouched = harness::make_tensors(line_of(pool_line));
+    const std::vector<double> before = untouched.tensors.at("pool").values();
+    WithRows whole({4, 0, 2}), padded({4, -1, 2}), stray({4, 77, 2});
+    EXPECT_TRUE(whole.status.ok() && padded.status.ok() && stray.status.ok());
+    for (WithRows* rows : {&padded, &stray}) {
+        for (const std::int64_t n : {0, 2}) EXPECT_EQ(rows->output(n), whole.output(n));
+        for (const std::int64_t row : {4, 2}) EXPECT_EQ(rows->row(row), whole.row(row));
+        for (const std::int64_t row : {0, 1, 3}) {
+            EXPECT_EQ(rows->row(row), std::vector<double>(before.begin() + row * 1024, before.begin() + (row + 1) * 1024));
+        }
+    }
+    EXPECT_EQ(padded.output(1), zeros);
+    EXPECT_NE(whole.output(1), zeros);
+    EXPECT_NE(whole.row(4), std::vector<double>(before.begin() + 4 * 1024, before.end()));
+    const Environment debug("HEADRACE_DEBUG_NAN", "1");
+    expect_error(WithRows({4, 77, 2}).status, Code::invalid_argument, {"pool.indices"});
+    expect_error(WithRows({4, -2, 2}).status, Code::invalid_argument, {"pool.indices"});
+    EXPECT_TRUE(WithRows({4, -1, 2}).status.ok());
+}
+
+// ---- values that an operator must not be given ----
+
+struct BadValue {
+    const char *line, *tensor;
+    double value;
+    const char* error;
+};
+
+// Values of one of two heads: those of the tensor whose head is `head`, by position in [.., T, heads, ...].
+std::vector<double> of_head(const TensorView& host, std::int64_t heads, std::int64_t head, bool state) {
+    const std::vector<double> all = harness::read_values(host);
+    const std::int64_t inner = static_cast<std::int64_t>(all.size()) / heads / (state ? host.shape[0] : host.shape[0] * host.shape[1]);
+    std::vector<double> result;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        if (static_cast<std::int64_t>(i) / inner % heads == head) result.push_back(all[i]);
+    }
+    return result;
+}
+
+TEST(CudaInterface, ABadGateSpoilsItsHeadAndNoOther) {
+    const BadValue cases[] = {
+        {"gated_delta_rule:fwd t40 h2 k32 v16 state=inout", "g", NAN, "g: "},
+        {"gla:fwd t40 h2 k32 v16 state=inout", "g", 0.5, "g: "},
+        {"simple_gla:fwd t40 h2 k32 v16 state=inout force=cuda.recurrent", "g", 1e-3, "g: "},
+        {"kda:bwd t40 h2 k32 v16 state=inout", "g", NAN, "g: "},
+        {"gated_delta_rule:bwd t40 h2 k32 v16 state=inout force=cuda.recurrent", "g", 2, "g: "},
+        {"gated_delta_rule:step b1 t1 h2 k32 v16", "g", NAN, "g: "},
+        {"gated_delta_rule:fwd t40 h2 k32 v16 state=inout", "beta", INFINITY, "beta: "},
+    };
+    for (const BadValue& bad : cases) {
+        DeviceTensors clean(bad.line), spoiled(bad.line), reported(bad.line);
+        const auto bits = clean.run_and_read();
+        for (DeviceTensors* tensors : {&spoiled, &reported}) {  // head 1 of the last token
+            harness::Tensor& tensor = tensors->host.tensors.at(bad.tensor);
+            tensor.set(tensor.numel() - 1, bad.value);
+            tensors->upload();
+        }
+        Gate gate(spoiled.stream);
+        const Status status = run(spoiled.call);
+        gate.open();
+        EXPECT_TRUE(status.ok()) << status.message();
+        const auto spoilt = spoiled.written();
+        EXPECT_FALSE(gate.early());
+        const auto check = [&](const char* name, bool state) {
+            const TensorView before = clean.host.tensors.at(name).view(), after = spoiled.host.tensors.at(name).view();
+            EXPECT_EQ(of_head(before, 2, 0, state), of_head(after, 2, 0, state)) << bad.line << ": " << name;
+            const std::vector<double> head = of_head(after, 2, 1, state);
+            const auto finite = [](double x) { return std::isfinite(x); };  // the last token, or key channel of a state
+            EXPECT_TRUE(std::none_of(head.end() - 16, head.end(), finite)) << bad.line << ": " << name;
+        };
+        switch (clean.call.direction) {
+            case Direction::backward: check("d_initial_state", true); break;
+            case Direction::step: check("o", false), check("pool", true); break;
+            default: check("o", false), check("final_state", true);
+        }
+        const Environment debug("HEADRACE_DEBUG_NAN", "1");
+        expect_error(run(reported.call), Code::invalid_argument, {bad.error});
+        reported.synchronize();
+        if (bad.value > 0 && *bad.tensor == 'g') {
+            reported.call.options.allow_positive_gates = true;
+            EXPECT_TRUE(run(reported.call).ok());
+        }
+        reported.synchronize();
+    }
+}
+
+// ---- sizes ----
+
+// The call without its sequences.
+Call without_sequences(Call call) {
+    const TensorView* const whole[] = {&call.in.g_gamma, &call.in.A_log,    &call.in.dt_bias,     &call.grads.d_g_gamma,
+                                       &call.grads.d_A_log, &call.grads.d_dt_bias, &call.pool.states};
+    each_device_view(call, [&](TensorView& view) {
+        if (std::find(std::begin(whole), std::end(whole), &view) == std::end(whole)) view.shape[0] = 0;
+    });
+    return call;
+}
+
+std::vector<double> values_of(DeviceTensors& tensors, const char* name) { return tensors.host.tensors.at(name).values(); }
+
+// Runs it, and waits for nothing.
+void expect_queued(DeviceTensors& tensors, const Call& call) {
+    Gate gate(tensors.stream);
+    const Status status = run(call);
+    EXPECT_TRUE(status.ok()) << status.message();
+    gate.open();
+    tensors.written();
+    EXPECT_FALSE(gate.early());
+}
+
+TEST(CudaInterface, WithoutTokensStatesStayAndSumsAreZero) {
+    for (const std::string form : {" force=cuda.walk", " force=cuda.recurrent"}) {
+        DeviceTensors tensors("kda:fwd b2 t4 h1 hv2 k32 v16 state=inout" + form);
+        const std::vector<double> all = values_of(tensors, "initial_state");
+        expect_queued(tensors, tokens_of(tensors.call, 0, 0));
+        EXPECT_EQ(values_of(tensors, "final_state"), all);
+        EXPECT_TRUE(std::isnan(values_of(tensors, "o")[0])) << "written where there is no token";
+
+        DeviceTensors backward("simple_gla:bwd b2 t4 h1 hv2 k32 v16 gate=step+head state=inout" + form);
+        expect_queued(backward, tokens_of(backward.call, 0, 0));
+        EXPECT_EQ(values_of(backward, "d_initial_state"), values_of(backward, "d_final_state"));
+        EXPECT_EQ(values_of(backward, "d_g_gamma"), std::vector<double>(2, 0.0));
+    }
+}
+
+TEST(CudaInterface, WithoutSequencesSumsAreZero) {
+    for (const std::string form : {" force=cuda.walk", " force=cuda.recurrent"}) {
+        DeviceTensors forward("kda:fwd t4 h1 hv2 k32 v16 state=inout" + form);
+        expect_queued(forward, without_sequences(forward.call));
+        EXPECT_TRUE(std::isnan(values_of(forward, "o")[0]));
+        DeviceTensors backward("simple_gla:bwd t4 h1 hv2 k32 v16 gate=step+head state=inout" + form);
+        expect_queued(backward, without_sequences(backward.call));
+        EXPECT_EQ(values_of(backward, "d_g_gamma"), std::vector<double>(2, 0.0));
+    }
+    DeviceTensors step(pool_line);
+    const std::vector<double> pool = values_of(step, "pool");
+    expect_queued(step, without_sequences(step.call));
+    EXPECT_EQ(values_of(step, "pool"), pool);
+}
+
+TEST(CudaInterface, TakesEmptySequences) {
+    for (const char* line : {"kda:fwd varlen=0,0,20,20 h2 k32 v16 state=inout", "kda:bwd varlen=0,0,20,20 h2 k32 v16 rawgate state=inout",
+                             "gla:bwd varlen=0,0,20,20,20 h2 k32 v16 gate=channel+head force=cuda.recurrent"}) {
+        expect_right(std::string(line) + " cuda");
+    }
+}
+
+TEST(CudaInterface, RefusesWhatIsTooWide) {
+    for (const char* line : {"gla:fwd t4 h1 k257 v16", "gla:fwd t4 h1 k16 v513", "gated_delta_rule:bwd t4 h1 k272 v16",
+                             "kda:step t1 h1 k16 v528"}) {
+        DeviceTensors tensors(line);
+        expect_error(run(tensors.call), Code::unsupported, {"up to 256 key and 512 value channels", "cuda."});
+    }
+}
+
+}  // namespace
+}  // namespace headrace::test

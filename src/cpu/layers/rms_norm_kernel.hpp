@@ -102,6 +102,10 @@ class RmsNorm {
         }
         if (args_.d_gate.given) store_at(args_.d_gate, at, gate_);
         if (!args_.d_x.given) return;
+        if (D_ == 1) {  // all lies along it: what is left is eps / (x^2 + eps), where the difference below would cancel
+            d_y_[0] *= inverse * (static_cast<T>(args_.eps) * inverse * inverse);
+            return store_at(args_.d_x, at, d_y_);
+        }
         // What lies along the normalised x changes nothing.
         const T along = -sum<T>(dots) / static_cast<T>(D_);
         for (int c = 0; c < padded_; c += lanes<T>) {

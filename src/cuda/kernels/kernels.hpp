@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/layers/layer_args.hpp"
 #include "cuda/plumbing/kernel_args.hpp"
 
 namespace headrace::cuda {
@@ -34,11 +35,21 @@ struct RecurrentKernels {
 template <class T, bool delta>
 RecurrentKernels recurrent_kernels();
 
-// target[head, channel] = sum of sums[n, head, channel] over n; a thread has one of them
+// The layer functions: a block for a group of windows, a sequence (states, step) or a group of rows, of convolutions with 32 channels.
+struct LayerKernels {
+    const void *convolution_forward, *convolution_state, *convolution_backward, *convolution_state_gradient, *convolution_step;
+    const void *norm_forward, *norm_backward;
+    BlockMemory (*convolution_memory)(const ConvolutionArgs& args);
+    BlockMemory (*norm_memory)(const RmsNormArgs& args);
+};
+template <class T>
+LayerKernels layer_kernels();
+
+// target[head, channel] = sum of sums[n * step + head * channels + channel] over n; a thread has one of them
 struct SumsArgs {
-    const double* sums;  // [N, heads, channels]
+    const double* sums;
     Strided target;
-    std::int64_t N, heads, channels;
+    std::int64_t N, heads, channels, step;
 };
 const void* sums_kernel();
 

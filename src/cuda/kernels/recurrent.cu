@@ -16,8 +16,9 @@ __global__ void __launch_bounds__(256) recurrent_forward(KernelArgs args) {
     kernel.forward(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * recurrent_columns);
 }
 
+// Shared memory lets in two blocks; for more ptxas would save registers, and spill (docs/cuda-kernels.md).
 template <class T, bool delta>
-__global__ void __launch_bounds__(block_threads) recurrent_backward(KernelArgs args) {
+__global__ void __launch_bounds__(block_threads, 2) recurrent_backward(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     AdjointKernel<T, delta> kernel(args, arena);
     kernel.backward(blockIdx.x / args.H, blockIdx.x % args.H);

@@ -9,7 +9,7 @@ __global__ void __launch_bounds__(block_threads) parameter_sums(SumsArgs args) {
     const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x, count = args.heads * args.channels;
     if (i >= count) return;
     double total = 0;
-    for (std::int64_t n = 0; n < args.N; ++n) total += args.sums[n * count + i];
+    for (std::int64_t n = 0; n < args.N; ++n) total += args.sums[n * args.step + i];
     const std::int64_t offset = i / args.channels * args.target.stride[0] + i % args.channels * args.target.stride[1];
     store_element<double>(args.target.data, args.target.dtype, offset, total);
 }

@@ -10,8 +10,12 @@ namespace headrace::cuda {
 
 extern __shared__ __align__(16) char block_memory[];
 
+// The least of blocks on a multiprocessor, of which shared memory lets in no more: else ptxas saves registers for a fourth,
+// and spills (docs/cuda-kernels.md).
+inline constexpr int forward_blocks = 3, backward_blocks = 2;
+
 template <class Kernel>
-__global__ void __launch_bounds__(block_threads) walk_forward(KernelArgs args) {
+__global__ void __launch_bounds__(block_threads, forward_blocks) walk_forward(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::forward);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, task = blockIdx.x;
@@ -19,7 +23,7 @@ __global__ void __launch_bounds__(block_threads) walk_forward(KernelArgs args) {
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(block_threads) walk_backward(KernelArgs args) {
+__global__ void __launch_bounds__(block_threads, backward_blocks) walk_backward(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::backward);
     kernel.backward(blockIdx.x / args.H, blockIdx.x % args.H);

@@ -74,34 +74,40 @@ KernelArgs make_args(const Problem& problem, Carver& carver) {
     args.d_rate = take_sums(carver, "d_A_log sums", grads.d_A_log.given(), heads);
     args.d_bias = take_sums(carver, "d_dt_bias sums", grads.d_dt_bias.given(), heads * (args.bias_per_channel ? problem.K : 1));
     args.gate_gradient = grads.d_g.given() || grads.d_g_gamma.given() || grads.d_A_log.given() || grads.d_dt_bias.given();
-    if (problem.in.cu_seqlens.given()) {
-        args.cu_seqlens = strided(problem.in.cu_seqlens);
-        if (problem.in.cu_seqlens.device == Device::cpu) {  // copied by parameters of a kernel, which a graph keeps
-            args.cu_seqlens = {static_cast<char*>(carver.take("sequences", DType::i64, {problem.N + 1})), {1}, DType::i64, true};
-        }
-    }
+    args.cu_seqlens = take_sequences(problem.in.cu_seqlens, problem.N, carver);
     return args;
 }
 
-Status prepare(const Problem& problem, const KernelArgs& args) {
-    void* const stream = problem.options.stream;
-    if (Status status = clear(args.refused, sizeof *args.refused, stream); !status.ok()) return status;
-    const bool copies = problem.in.cu_seqlens.given() && problem.in.cu_seqlens.device == Device::cpu;
-    for (std::int64_t first = 0; copies && first <= problem.N; first += most_numbers) {
-        NumbersArgs numbers{reinterpret_cast<std::int64_t*>(args.cu_seqlens.data) + first, 0, {}};
-        for (; numbers.count < most_numbers && first + numbers.count <= problem.N; ++numbers.count) {
+Strided take_sequences(const TensorView& cu_seqlens, std::int64_t N, Carver& carver) {
+    if (!cu_seqlens.given() || cu_seqlens.device != Device::cpu) return strided(cu_seqlens);
+    return {static_cast<char*>(carver.take("sequences", DType::i64, {N + 1})), {1}, DType::i64, true};
+}
+
+// As parameters of a kernel, which a graph keeps.
+Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken, std::int64_t N,
+                       void* stream) {
+    if (!cu_seqlens.given() || cu_seqlens.device != Device::cpu) return {};
+    for (std::int64_t first = 0; first <= N; first += most_numbers) {
+        NumbersArgs numbers{reinterpret_cast<std::int64_t*>(taken.data) + first, 0, {}};
+        for (; numbers.count < most_numbers && first + numbers.count <= N; ++numbers.count) {
             const std::int64_t n = first + numbers.count;
-            numbers.values[numbers.count] = n == 0 ? 0 : problem.sequences[static_cast<std::size_t>(n) - 1].end;
+            numbers.values[numbers.count] = n == 0 ? 0 : sequences[static_cast<std::size_t>(n) - 1].end;
         }
         if (Status status = launch(numbers_kernel(), "numbers", 1, launched_threads, 0, &numbers, stream); !status.ok()) return status;
     }
     return {};
 }
 
+Status prepare(const Problem& problem, const KernelArgs& args) {
+    void* const stream = problem.options.stream;
+    if (Status status = clear(args.refused, sizeof *args.refused, stream); !status.ok()) return status;
+    return store_sequences(problem.in.cu_seqlens, problem.sequences, args.cu_seqlens, problem.N, stream);
+}
+
 Status store_parameter_gradients(const Problem& problem, const KernelArgs& args) {
     const auto reduce = [&](const TensorView& target, const double* sums, std::int64_t channels) -> Status {
         if (sums == nullptr) return {};
-        SumsArgs reduced{sums, channels > 1 ? bias_of(target, problem.K) : strided(target), problem.N, problem.HV, channels};
+        SumsArgs reduced{sums, channels > 1 ? bias_of(target, problem.K) : strided(target), problem.N, problem.HV, channels, problem.HV * channels};
         if (channels > 1 && target.rank == 2) reduced.target = strided(target);
         const std::int64_t blocks = (problem.HV * channels + launched_threads - 1) / launched_threads;
         return launch(sums_kernel(), "parameter sums", blocks, launched_threads, 0, &reduced, problem.options.stream);

@@ -14,14 +14,15 @@ class CudaImplementation : public Implementation {
     Device device() const final { return Device::cuda; }
     void carve(const Problem& problem, Carver& carver) const final { layout(problem, carver); }
     Status allocate(const Problem& problem, std::size_t bytes, Block* block) const final {
-        const OnDevice device(problem);
+        const OnDevice device(named_views(problem));
         return device.status().ok() ? cuda::allocate(bytes, problem.options.stream, block) : device.status();
     }
     Status run(const Problem& problem, Carver& carver) const final {
-        const OnDevice device(problem);
+        const OnDevice device(named_views(problem));
         if (!device.status().ok()) return device.status();
         KernelArgs args = layout(problem, carver);
-        Status status = prepare(problem, args);
+        Status status = device.check_workspace(args.refused, problem.options.stream);
+        if (status.ok()) status = prepare(problem, args);
         if (status.ok()) status = queue(problem, args);
         return status.ok() ? check_refused(problem, args) : status;
     }

@@ -5,8 +5,6 @@
 
 #include <string>
 
-#include "core/validation.hpp"
-
 namespace headrace::cuda {
 namespace {
 
@@ -17,6 +15,21 @@ Status failed(cudaError_t error, const std::string& what) {
     return {code, "CUDA: " + what + ": " + cudaGetErrorString(error)};
 }
 Status checked(cudaError_t error, const char* what) { return error == cudaSuccess ? Status() : failed(error, what); }
+
+Status device_of(const char* name, const void* memory, int* device) {
+    cudaPointerAttributes attributes{};
+    if (const cudaError_t error = cudaPointerGetAttributes(&attributes, memory); error != cudaSuccess) return failed(error, name);
+    *device = attributes.device;
+    if (attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged) return {};
+    return {Code::invalid_argument, std::string(name) + ": expected memory of a CUDA device, got an address of the host"};
+}
+
+// Where CUDA does not take it back behind the stream, waiting is better than a leak.
+void give_back(void* memory, void* stream) {
+    if (cudaFreeAsync(memory, static_cast<cudaStream_t>(stream)) == cudaSuccess) return;
+    cudaGetLastError();
+    if (cudaFree(memory) != cudaSuccess) cudaGetLastError();
+}
 
 constexpr int least_capability = 80;
 
@@ -54,7 +67,7 @@ Status allocate(std::size_t bytes, void* stream, Block* block) {
     void* memory = nullptr;
     const cudaError_t error = cudaMallocAsync(&memory, bytes, static_cast<cudaStream_t>(stream));
     if (error != cudaSuccess) return failed(error, "workspace: could not allocate " + std::to_string(bytes) + " bytes");
-    const Release release{[](void* held, void* behind) { cudaFreeAsync(held, static_cast<cudaStream_t>(behind)); }, stream};
+    const Release release{give_back, stream};
     *block = Block(memory, release);
     return {};
 }
@@ -65,39 +78,45 @@ Status read_back(void* to, const void* from, std::size_t bytes, void* stream) {
     return checked(error, "cudaMemcpyAsync");
 }
 
-OnDevice::OnDevice(const Problem& problem) {
-    int device = -1, current = -1;
-    status_ = find(problem, &device);
-    if (status_.ok() && device >= 0) status_ = checked(cudaGetDevice(&current), "cudaGetDevice");
-    if (!status_.ok() || device < 0 || device == current) return;
-    status_ = checked(cudaSetDevice(device), "cudaSetDevice");
+OnDevice::OnDevice(const std::vector<NamedView>& views) {
+    int current = -1;
+    status_ = find(views);
+    if (status_.ok()) status_ = checked(cudaGetDevice(&current), "cudaGetDevice");
+    if (status_.ok() && device_ < 0) device_ = current, first_ = "the current one";
+    if (!status_.ok() || device_ == current) return;
+    status_ = checked(cudaSetDevice(device_), "cudaSetDevice");
     if (status_.ok()) previous_ = current;
 }
 
 OnDevice::~OnDevice() {
-    if (previous_ >= 0) cudaSetDevice(previous_);
+    if (previous_ >= 0 && cudaSetDevice(previous_) != cudaSuccess) cudaGetLastError();
 }
 
-// -1 where no tensor has elements.
-Status OnDevice::find(const Problem& problem, int* device) const {
-    const char* first = nullptr;
-    for (const NamedView& named : named_views(problem)) {
+// Memory of the library's own that a capture has allocated is in no device's hands yet: nothing is said about it.
+Status OnDevice::check_workspace(const void* memory, void* stream) const {
+    int device = -1;
+    Status status = device_of("workspace", memory, &device);
+    if (status.ok() && device == device_) return {};
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture) != cudaSuccess) cudaGetLastError();
+    if (capture != cudaStreamCaptureStatusNone) return {};
+    return status.ok() ? of_another("workspace", device) : status;
+}
+
+Status OnDevice::of_another(const char* name, int device) const {
+    return {Code::invalid_argument, std::string(name) + ": expected memory of CUDA device " + std::to_string(device_) + " as " + first_ +
+                                        ", got that of device " + std::to_string(device)};
+}
+
+Status OnDevice::find(const std::vector<NamedView>& views) {
+    for (const NamedView& named : views) {
         if (named.view->device != Device::cuda || named.view->numel() == 0) continue;
-        cudaPointerAttributes attributes{};
-        if (const cudaError_t error = cudaPointerGetAttributes(&attributes, named.view->data); error != cudaSuccess) {
-            return failed(error, named.name);
-        }
-        if (attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged) {
-            return {Code::invalid_argument, std::string(named.name) + ": expected memory of a CUDA device, got an address of the host"};
-        }
-        if (first == nullptr) {
-            first = named.name;
-            *device = attributes.device;
-            if (Status status = check_capability(*device); !status.ok()) return status;
-        } else if (attributes.device != *device) {
-            return {Code::invalid_argument, std::string(named.name) + ": expected memory of CUDA device " + std::to_string(*device) + " as " +
-                                                first + ", got that of device " + std::to_string(attributes.device)};
-        }
+        int device = -1;
+        if (Status status = device_of(named.name, named.view->data, &device); !status.ok()) return status;
+        if (device_ >= 0 && device != device_) return of_another(named.name, device);
+        if (device_ >= 0) continue;
+        device_ = device, first_ = named.name;
+        if (Status status = check_capability(device); !status.ok()) return status;
     }
     return {};
 }

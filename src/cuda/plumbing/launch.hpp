@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/problem.hpp"
+#include "core/validation.hpp"
 #include "core/workspace.hpp"
 
 namespace headrace::cuda {
@@ -25,19 +25,24 @@ Status allocate(std::size_t bytes, void* stream, Block* block);
 // Waits for the stream and copies to the host: for HEADRACE_DEBUG_NAN alone.
 Status read_back(void* to, const void* from, std::size_t bytes, void* stream);
 
-// Makes the device of the problem's tensors current while it lives. All of them must lie on one that the kernels are compiled for.
+// Makes the device of a call's tensors current while it lives. All of them must lie on one that the kernels are compiled for.
 class OnDevice {
   public:
-    explicit OnDevice(const Problem& problem);
+    explicit OnDevice(const std::vector<NamedView>& views);
     ~OnDevice();
     OnDevice(const OnDevice&) = delete;
     OnDevice& operator=(const OnDevice&) = delete;
     const Status& status() const { return status_; }
 
+    // The workspace lies on the same one.
+    Status check_workspace(const void* memory, void* stream) const;
+
   private:
-    Status find(const Problem& problem, int* device) const;
+    Status find(const std::vector<NamedView>& views);
+    Status of_another(const char* name, int device) const;
     Status status_;
-    int previous_ = -1;
+    int device_ = -1, previous_ = -1;
+    const char* first_ = nullptr;  // the tensor that lies there
 };
 
 }  // namespace headrace::cuda

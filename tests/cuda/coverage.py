@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Which statements of the kernels were executed: per kernel the share, and the longest stretches that nothing reached.
+
+    HEADRACE_PTX_COVERAGE=counts HEADRACE_PTX_DUMP=texts cuda_conformance_test
+    coverage.py counts --texts texts --bar 0.95
+
+Several files, of shards say, are added up. With texts of a build with CMAKE_CUDA_FLAGS=-lineinfo a stretch also has
+its place in the sources. Exit code 1: a kernel lies below the bar.
+"""
+
+import argparse
+import collections
+import pathlib
+import re
+import subprocess
+import sys
+
+ENTRY = re.compile(r"\.entry (\w+)")
+# A line of a body with an instruction: no label, directive, comment or brace alone.
+STATEMENT = re.compile(r"^\s*\{?\s*(@!?%\w+\s+)?[a-z][\w.]*(\s[^:]*)?;")
+FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
+LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+
+
+def read_counts(paths):
+    """({kernel: number of statements}, {kernel: {line of the text: count}})"""
+    statements, counts = {}, collections.defaultdict(collections.Counter)
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                kernel, what, number = line.rstrip("\n").split("\t")
+                if what == "statements":
+                    if statements.setdefault(kernel, int(number)) != int(number):
+                        raise SystemExit(f"{path}: {kernel} is of another build than in the files before")
+                else:
+                    counts[kernel][int(what)] += int(number)
+    return statements, counts
+
+
+class Text:
+    """One PTX text: its kernels' statements as (line, text, place in the sources or '')."""
+
+    def __init__(self, path):
+        self.path = path
+        self.lines = path.read_text(encoding="utf-8").split("\n")
+        self.kernels = collections.defaultdict(list)
+        files = {number: pathlib.Path(name).name for number, name in FILE.findall("\n".join(self.lines))}
+        kernel, depth, place = None, 0, ""
+        for number, line in enumerate(self.lines, 1):
+            entry, location = ENTRY.search(line), LOCATION.search(line)
+            if entry:
+                kernel, place = entry.group(1), ""
+            elif location:
+                place = f"{files.get(location.group(1), '?')}:{location.group(2)}"
+            elif kernel and depth > 0 and STATEMENT.match(line):
+                self.kernels[kernel].append((number, line.strip(), place))
+            if not location:
+                depth += line.count("{") - line.count("}")
+
+
+def read_texts(folder):
+    kernels = {}
+    for path in sorted(pathlib.Path(folder).glob("*.ptx")):
+        kernels.update(Text(path).kernels)
+    return kernels
+
+
+def readable(kernels):
+    """The names as one writes them, without namespaces and parameters."""
+    names = subprocess.run(["c++filt"], input="\n".join(kernels), capture_output=True, text=True, check=True).stdout
+    plain = [re.sub(r"\(anonymous namespace\)::|headrace::cuda::|\(.*\)$|^void ", "", re.sub(r"\(bool\)", "", name))
+             for name in names.splitlines()]
+    return dict(zip(kernels, plain))
+
+
+def stretches_of(statements, counts):
+    """The runs of neighbouring statements without a count, longest first."""
+    runs, current = [], []
+    for statement in statements:
+        if counts[statement[0]] == 0:
+            current.append(statement)
+        elif current:
+            runs.append(current)
+            current = []
+    return sorted(runs + ([current] if current else []), key=len, reverse=True)
+
+
+def places_of(stretch):
+    """The source lines that most of the stretch is of."""
+    found = collections.Counter(place for _, _, place in stretch if place)
+    return ", ".join(f"{place} ({count})" for place, count in found.most_common(4))
+
+
+def print_stretches(statements, counts, most):
+    for stretch in stretches_of(statements, counts)[:most]:
+        print(f"      {len(stretch):5} from line {stretch[0][0]}: {stretch[0][1][:60]}")
+        if places_of(stretch):
+            print(f"            {places_of(stretch)}")
+
+
+def print_sources(kernels, counts):
+    """Per source line the statements of all kernels that nothing reached; a line that some kernel reached is its own case."""
+    missed, reached = collections.Counter(), set()
+    for kernel, statements in kernels.items():
+        for line, _, place in statements:
+            if counts[kernel][line] == 0:
+                missed[place] += 1
+            else:
+                reached.add(place)
+    for title, wanted in (("in no kernel", False), ("in some kernels only", True)):
+        places = [(count, place) for place, count in missed.items() if place and (place in reached) == wanted]
+        print(f"source lines with statements that were not reached, {title}: {len(places)}")
+        for count, place in sorted(places, reverse=True)[:25]:
+            print(f"   {count:5} {place}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("counts", nargs="+", help="files that HEADRACE_PTX_COVERAGE wrote")
+    parser.add_argument("--texts", help="folder that HEADRACE_PTX_DUMP wrote")
+    parser.add_argument("--bar", type=float, default=0.95, help="least share of each kernel's statements")
+    parser.add_argument("--stretches", type=int, default=3, help="how many stretches of each kernel to print")
+    arguments = parser.parse_args()
+    statements, counts = read_counts(arguments.counts)
+    texts = read_texts(arguments.texts) if arguments.texts else {}
+    # A kernel that never ran is in the texts alone.
+    for kernel, its in texts.items():
+        if statements.setdefault(kernel, len(its)) != len(its):
+            raise SystemExit(f"{kernel}: {len(its)} statements in the texts, {statements[kernel]} in the counts")
+    names, below = readable(sorted(statements)), 0
+    for kernel in sorted(statements):
+        share = len(counts[kernel]) / statements[kernel]
+        below += share < arguments.bar
+        print(f"{share:7.1%} of {statements[kernel]:6}  {names[kernel]}{'  BELOW THE BAR' if share < arguments.bar else ''}")
+        if kernel in texts:
+            print_stretches(texts[kernel], counts[kernel], arguments.stretches)
+    if any(place for its in texts.values() for _, _, place in its):
+        print_sources(texts, counts)
+    total = sum(len(lines) for lines in counts.values()) / max(1, sum(statements.values()))
+    print(f"{total:7.1%} in all, {len(statements)} kernels, {below} below {arguments.bar}")
+    return 1 if below or not statements else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+// Prints for kernel_table.py what a block of each kernel takes of shared memory, and of L2 beyond, at three sizes.
+#include <cstdio>
+#include <type_traits>
+
+#include "cuda/chunk/chunk_kernel.hpp"
+#include "cuda/plumbing/blocking.hpp"
+#include "cuda/recurrent/adjoint_kernel.hpp"
+
+namespace headrace::cuda {
+namespace {
+
+struct Size {
+    int K, V;
+};
+constexpr Size sizes[] = {{64, 64}, {128, 128}, {256, 512}};
+
+KernelArgs arguments(Size size, bool delta, bool channel_gate) {
+    Problem problem;
+    problem.rule = delta ? Rule::delta : Rule::additive;
+    problem.channel_gate = channel_gate;
+    problem.K = size.K, problem.V = size.V;
+    KernelArgs args{};
+    args.group = 1, args.K = size.K, args.V = size.V;
+    args.delta = delta, args.channel_gate = channel_gate, args.gate_gradient = true;
+    args.chunk = walk_chunk(problem);
+    args.value_columns = walk_value_columns(problem);
+    args.shared_limit = walk_shared_bytes;
+    return args;
+}
+
+// One line: the name, then "shared+beyond" of each size.
+template <class Carve>
+void print(const char* name, bool delta, bool channel_gate, Carve carve) {
+    std::printf("%s", name);
+    for (const Size size : sizes) {
+        const KernelArgs args = arguments(size, delta, channel_gate);
+        Arena arena{nullptr, nullptr, args.shared_limit};
+        carve(args, arena);
+        std::printf(" %zu+%zu", arena.shared_used, arena.spill_used);
+    }
+    std::printf("\n");
+}
+
+template <class T, bool delta, bool channel_gate>
+void print_walk() {
+    using Gate = std::conditional_t<channel_gate, ChannelGate<T>, ScalarGate<T>>;
+    using Kernel = ChunkKernel<Gate, delta>;
+    char name[64];
+    const auto name_of = [&](const char* direction) {
+        std::snprintf(name, sizeof name, "walk_%s,%s,%s,%s", direction, sizeof(T) == 8 ? "f64" : "f32",
+                      delta ? "delta" : "additive", channel_gate ? "channel" : "scalar");
+        return name;
+    };
+    const auto forward = [](auto& args, auto& arena) { Kernel(args, arena, Use::forward); };
+    const auto backward = [](auto& args, auto& arena) { Kernel(args, arena, Use::backward); };
+    print(name_of("forward"), delta, channel_gate, forward);
+    print(name_of("backward"), delta, channel_gate, backward);
+}
+
+template <class T, bool delta>
+void print_recurrent() {
+    char name[64];
+    const auto name_of = [&](const char* direction) {
+        std::snprintf(name, sizeof name, "recurrent_%s,%s,%s", direction, sizeof(T) == 8 ? "f64" : "f32",
+                      delta ? "delta" : "additive");
+        return name;
+    };
+    print(name_of("forward"), delta, true, [](auto& args, auto& arena) { RecurrentKernel<T, delta>(args, arena); });
+    print(name_of("backward"), delta, true, [](auto& args, auto& arena) { AdjointKernel<T, delta>(args, arena); });
+}
+
+template <class T, bool delta>
+void print_all() {
+    print_walk<T, delta, false>();
+    print_walk<T, delta, true>();
+    print_recurrent<T, delta>();
+}
+
+}  // namespace
+}  // namespace headrace::cuda
+
+int main() {
+    using namespace headrace::cuda;
+    print_all<float, false>();
+    print_all<float, true>();
+    print_all<double, false>();
+    print_all<double, true>();
+}

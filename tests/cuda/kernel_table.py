@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""What ptxas makes of src/cuda/kernels: registers, spills, blocks per multiprocessor, instructions; needs no GPU.
+
+usage: kernel_table.py [--check] [--update docs/cuda-kernels.md] [--instructions sm_80] [--jobs 2]
+Prints the tables; --update puts them into the document, behind its text. --check compares with the limits below and
+exits with 1 where one is passed. nvcc comes from --nvcc or PATH, nvdisasm too, or else from PyPI.
+"""
+import argparse
+import concurrent.futures
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NVDISASM = "nvidia-cuda-nvdisasm==13.2.51"  # the first version on PyPI
+FIRST_HEADING = "## Registers, memory, blocks"
+KINDS = ("HMMA", "LDSM", "LDGSTS", "FFMA", "DFMA", "LDG", "STG", "LDS", "STS", "LD", "ST", "LDL", "STL", "BAR", "CALL")
+SIZES = ("64", "128", "256 x 512")  # as kernel_memory.cu
+KEY_CHANNELS = (64, 128, 256)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """Limits of one multiprocessor (CUDA C++ Programming Guide, technical specifications per compute capability)."""
+    name: str
+    architecture: str
+    shared: int
+    registers: int = 65536
+    threads: int = 2048
+    blocks: int = 32
+    reserved: int = 1024  # of shared memory, per block
+
+
+GPUS = (Gpu("A100", "sm_80", 164 << 10), Gpu("H100", "sm_90a", 228 << 10), Gpu("B200", "sm_100", 228 << 10))
+
+# By a kernel's name, or the first word of it: most registers, bytes of stack and bytes spilled, and the least blocks
+# that each GPU holds at every size. A spill has its reason beside it. 16 bytes of stack: the two sums of Arena::take.
+LIMITS = {
+    "walk_forward": (168, 16, 0, (1, 2, 2)),
+    "walk_backward": (255, 16, 0, (1, 2, 2)),
+    "recurrent_forward": (255, 16, 0, (1, 1, 1)),
+    # on sm_80 128 registers, and with them 8 blocks of 64 channels in place of 6, for one number that is read back once
+    "recurrent_forward f32 additive": (162, 24, 16, (2, 1, 1)),
+    "recurrent_backward": (255, 16, 0, (1, 2, 2)),
+    "parameter_sums": (40, 0, 0, (12, 12, 12)),
+    "numbers": (40, 0, 0, (12, 12, 12)),
+    "": (128, 16, 0, (4, 4, 4)),  # any other
+}
+
+
+@dataclasses.dataclass
+class Code:
+    """A kernel as compiled for one architecture."""
+    registers: int = 0
+    stack: int = 0
+    spilled: int = 0  # bytes, stores and loads
+    static_shared: int = 0
+    kinds: dict = dataclasses.field(default_factory=dict)
+    instructions: int = 0
+
+
+def run(*command):
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if result.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}:\n{result.stdout}{result.stderr}")
+    return result.stdout + result.stderr
+
+
+def short_name(symbol):
+    """walk_forward<ChunkKernel<ScalarGate<float>, true>>(...) in words: walk_forward f32 delta scalar."""
+    plain = run("c++filt", symbol).strip()
+    function = re.search(r"(\w+)(<.*>)?\(\S*Args\)", plain)
+    if not function:
+        return symbol
+    name, arguments = function[1], function[2] or ""
+    words = [name]
+    words += [word for type_, word in (("float", "f32"), ("double", "f64")) if type_ in arguments]
+    words += [rule for value, rule in (("true", "delta"), ("false", "additive")) if value in arguments]
+    words += [gate.lower() for gate in ("Scalar", "Channel") if gate + "Gate" in arguments]
+    words += [f"part {number}" for number in re.findall(r"::Part\)(\d+)", arguments)]
+    return " ".join(words)
+
+
+def resources(ptxas):
+    """{symbol: Code} of what ptxas -v says."""
+    found, properties = {}, None
+    for line in ptxas.splitlines():
+        if match := re.search(r"Compiling entry function '(\w+)'", line):
+            properties = found.setdefault(match[1], Code())
+        elif match := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
+            properties.stack += int(match[1])
+            properties.spilled += int(match[2]) + int(match[3])
+        elif match := re.search(r"Used (\d+) registers", line):
+            properties.registers = int(match[1])
+            shared = re.search(r"(\d+) bytes smem", line)
+            properties.static_shared = int(shared[1]) if shared else 0
+    return found
+
+
+def count_instructions(assembly, found):
+    code = None
+    for line in assembly.splitlines():
+        if match := re.match(r"\s*\.section\s+\.text\.(\w+),", line):
+            code = found.get(match[1])
+        elif match := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", line):
+            if code is None:
+                continue
+            code.instructions += 1
+            kind = re.sub(r"^FFMA2$", "FFMA", match[1])  # sm_100: two at once
+            if kind in KINDS:
+                code.kinds[kind] = code.kinds.get(kind, 0) + 1
+
+
+def compile_kernels(tools, source, architecture, folder):
+    """{short name: Code} of one file, with the options of the release build."""
+    cubin = folder / f"{source.stem}.{architecture}.cubin"
+    options = ("-O3", "-DNDEBUG", "-std=c++20", f"-I{ROOT}/include", f"-I{ROOT}/src", "-Xptxas", "-v")
+    found = resources(run(tools.nvcc, "-cubin", f"-arch={architecture}", *options, source, "-o", cubin))
+    count_instructions(run(tools.nvdisasm, "-c", cubin), found)
+    named = {short_name(symbol): code for symbol, code in found.items()}
+    if len(named) < len(found):
+        sys.exit(f"{source.name}: short_name gives two of its {len(found)} kernels one name: {sorted(named)}")
+    return named
+
+
+def all_kernels(tools, folder):
+    """{architecture: {short name: Code}}"""
+    sources = sorted((ROOT / "src/cuda/kernels").glob("*.cu"))
+    table = {gpu.architecture: {} for gpu in GPUS}
+    with concurrent.futures.ThreadPoolExecutor(tools.jobs) as pool:
+        jobs = [(gpu.architecture, pool.submit(compile_kernels, tools, source, gpu.architecture, folder))
+                for gpu in GPUS for source in sources]
+        for architecture, job in jobs:
+            table[architecture].update(job.result())
+    return table
+
+
+def dynamic_memory(tools, folder):
+    """{short name: [(bytes of shared memory, bytes beyond it) by size]}, as the library computes them."""
+    program = folder / "kernel_memory"
+    libraries = pathlib.Path(os.path.realpath(tools.nvcc)).parents[1] / "lib"  # of the packages of PyPI
+    run(tools.nvcc, "-std=c++20", "-arch=sm_80", f"-I{ROOT}/include", f"-I{ROOT}/src", f"-L{libraries}",
+        ROOT / "tests/cuda/kernel_memory.cu", "-o", program)
+    memory = {}
+    for line in run(program).splitlines():
+        name, *sizes = line.split()
+        memory[name.replace(",", " ")] = [tuple(map(int, size.split("+"))) for size in sizes]
+    return memory
+
+
+def blocks_per_multiprocessor(gpu, code, threads, dynamic):
+    """Each quarter of the multiprocessor gives its warps registers in units of 256; shared memory has units of 128."""
+    warps = threads // 32
+    per_warp = (code.registers * 32 + 255) // 256 * 256
+    by_registers = gpu.registers // 4 // per_warp * 4 // warps
+    shared = (code.static_shared + dynamic + gpu.reserved + 127) // 128 * 128
+    return min(by_registers, gpu.shared // shared, gpu.threads // threads, gpu.blocks)
+
+
+def blocks_of(name, table, memory, size):
+    """Blocks on each GPU."""
+    threads = KEY_CHANNELS[size] if name.startswith("recurrent_forward") else 128
+    dynamic = memory[name][size][0] if name in memory else 0
+    return tuple(blocks_per_multiprocessor(gpu, table[gpu.architecture][name], threads, dynamic) for gpu in GPUS)
+
+
+def markdown(header, rows):
+    yield "| " + " | ".join(header) + " |"
+    yield "|---" + "|---:" * (len(header) - 1) + "|"
+    for row in rows:
+        yield "| " + " | ".join(map(str, row)) + " |"
+
+
+def by_gpu(values):
+    """One number where all GPUs have the same."""
+    return str(values[0]) if len(set(values)) == 1 else " ".join(map(str, values))
+
+
+def resource_rows(table, memory):
+    for name in table[GPUS[0].architecture]:
+        codes = [table[gpu.architecture][name] for gpu in GPUS]
+        row = [name, *(by_gpu([getattr(code, field) for code in codes]) for field in ("registers", "stack", "spilled"))]
+        for size in range(len(SIZES)):
+            shared, beyond = memory.get(name, [(0, 0)] * len(SIZES))[size]
+            more = f" + {beyond / 1024:.0f}" if beyond else ""
+            row.append(f"{shared / 1024:.0f}{more}: {by_gpu(blocks_of(name, table, memory, size))}")
+        yield row
+
+
+def document(table, memory, architecture):
+    yield FIRST_HEADING
+    yield ""
+    sizes = [f"K = V = {size}" if " x " not in size else f"K x V = {size}" for size in SIZES]
+    yield from markdown(["kernel", "registers", "stack", "spilled", *sizes], resource_rows(table, memory))
+    yield ""
+    yield f"## Instructions on {architecture}"
+    yield ""
+    rows = ([name, code.instructions, *(code.kinds.get(kind, 0) for kind in KINDS)]
+            for name, code in table[architecture].items())
+    yield from markdown(["kernel", "all", *KINDS], rows)
+
+
+def violations(table, memory):
+    names = sorted(set().union(*table.values()))
+    for name in names:
+        registers, stack, spilled, blocks = LIMITS.get(name) or LIMITS.get(name.split()[0], LIMITS[""])
+        for gpu in GPUS:
+            code = table[gpu.architecture][name]
+            for word, got, most in (("registers", code.registers, registers), ("bytes of stack", code.stack, stack),
+                                    ("bytes spilled", code.spilled, spilled)):
+                if got > most:
+                    yield f"{name}, {gpu.architecture}: expected at most {most} {word}, got {got}"
+        if name.startswith(("walk_", "recurrent_")) and name not in memory:
+            yield f"{name}: kernel_memory.cu does not say what it takes"
+        for size, label in enumerate(SIZES):
+            got = blocks_of(name, table, memory, size)
+            if any(have < least for have, least in zip(got, blocks)):
+                yield f"{name}, size {label}: expected at least {blocks} blocks on {[g.name for g in GPUS]}, got {got}"
+    for prefix in LIMITS:
+        if not any(name.startswith(prefix) for name in names):
+            yield f"{prefix}: in LIMITS, but no such kernel"
+
+
+def find_tools(args, folder):
+    args.nvcc = args.nvcc or shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if not args.nvcc:
+        sys.exit("no nvcc: name one with --nvcc, or install one by scripts/nvcc.sh")
+    args.nvdisasm = (args.nvdisasm or shutil.which("nvdisasm")
+                     or shutil.which("nvdisasm", path=pathlib.Path(os.path.realpath(args.nvcc)).parent))
+    if not args.nvdisasm:
+        run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder / "tools", NVDISASM)
+        args.nvdisasm = folder / "tools/nvidia/cu13/bin/nvdisasm"
+    return args
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare with the limits in this file")
+    parser.add_argument("--update", metavar="FILE", type=pathlib.Path, help="put the tables into this document")
+    parser.add_argument("--instructions", metavar="ARCHITECTURE", default="sm_90a",
+                        choices=[gpu.architecture for gpu in GPUS], help="of the second table (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--nvcc")
+    parser.add_argument("--nvdisasm")
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        tools = find_tools(parser.parse_args(), folder)
+        table, memory = all_kernels(tools, folder), dynamic_memory(tools, folder)
+    text = "\n".join(document(table, memory, tools.instructions)) + "\n"
+    if tools.update:
+        before = tools.update.read_text(encoding="utf-8").split(FIRST_HEADING)[0]
+        tools.update.write_text(before + text, encoding="utf-8")
+    elif not tools.check:
+        print(text, end="")
+    if tools.check:
+        found = list(violations(table, memory))
+        print("\n".join(found) or f"{len(table[GPUS[0].architecture])} kernels within the limits on {len(GPUS)} GPUs")
+        sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

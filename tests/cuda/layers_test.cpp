@@ -1,0 +1,197 @@
+// The layer functions on tensors of a CUDA device: the oracle, in every type, layout, width and length; steps; prefixes; errors.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/cuda/device_tensors.hpp"
+#include "tests/layer_calls.hpp"
+
+namespace headrace::test {
+namespace {
+
+constexpr DType all_types[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
+const std::vector<std::int64_t> ragged = {0, 0, 1, 3, 3, 67, 150, 150};
+
+std::vector<TensorView*> views_of(ConvolutionCall& call) {
+    return {&call.in.x, &call.in.weight, &call.in.bias, &call.in.initial_state, &call.out.y, &call.out.final_state, &call.d_out.d_y,
+            &call.d_out.d_final_state, &call.grads.d_x, &call.grads.d_weight, &call.grads.d_bias, &call.grads.d_initial_state};
+}
+std::vector<TensorView*> views_of(RmsNormCall& call) {
+    return {&call.in.x, &call.in.gate, &call.in.weight, &call.y, &call.d_y, &call.grads.d_x, &call.grads.d_gate, &call.grads.d_weight};
+}
+
+// While it lives, the views of a call lie on the device, and its options name a stream.
+class MovedToDevice {
+  public:
+    template <class LayerCall>
+    explicit MovedToDevice(LayerCall& call, std::vector<TensorView*> more = {}) : stream_slot_(&call.options.stream) {
+        expect_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+        *stream_slot_ = stream_;
+        for (TensorView* view : views_of(call)) move(view);
+        for (TensorView* view : more) move(view);
+    }
+    // Behind the work of the stream, everything as the device has it.
+    ~MovedToDevice() {
+        expect_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+        for (const Moved& moved : moved_) {
+            transfer(moved.host, moved.memory.data(), moved.memory.bytes() - 1);
+            moved.view->data = moved.host;
+            moved.view->device = Device::cpu;
+        }
+        *stream_slot_ = nullptr;
+        cudaStreamDestroy(stream_);
+    }
+    MovedToDevice(const MovedToDevice&) = delete;
+    MovedToDevice& operator=(const MovedToDevice&) = delete;
+
+  private:
+    void move(TensorView* view) {
+        if (!view->given()) return;
+        moved_.push_back({view, view->data, DeviceMemory(extent_bytes(*view) + 1)});  // + 1: an address for empty ones too
+        transfer(moved_.back().memory.data(), view->data, extent_bytes(*view));
+        view->data = moved_.back().memory.data();
+        view->device = Device::cuda;
+    }
+    struct Moved {
+        TensorView* view;
+        void* host;
+        DeviceMemory memory;
+    };
+    std::vector<Moved> moved_;
+    void** stream_slot_;
+    cudaStream_t stream_ = nullptr;
+};
+
+template <class LayerCall>
+void expect_right(LayerCall& call, const std::string& text, std::vector<TensorView*> more = {}) {
+    {
+        const MovedToDevice moved(call, more);
+        const Status status = call.run();
+        EXPECT_TRUE(status.ok()) << status.message();
+    }
+    EXPECT_EQ(misses(call), "") << text;
+}
+void expect_right(const ConvolutionCase& c) {
+    ConvolutionCall call(c);
+    expect_right(call, c.text());
+    if (c.cu_seqlens.empty()) return;
+    ConvolutionCall again(c);  // and with cu_seqlens on the device
+    expect_right(again, c.text() + ", cu_seqlens on the device", {&again.in.cu_seqlens});
+}
+
+TEST(CudaLayers, ConvolutionInEveryTypeAndLayout) {
+    for (const DType dtype : all_types) {
+        const DType others = dtype == DType::f64 ? DType::f64 : DType::f32;
+        for (const Layout layout : {Layout::contiguous, Layout::strided}) {
+            expect_right({.dtype = dtype, .others = others, .layout = layout});
+            expect_right({.B = 1, .T = 150, .D = 35, .cu_seqlens = ragged, .dtype = dtype, .others = dtype, .layout = layout});
+        }
+    }
+}
+
+TEST(CudaLayers, ConvolutionOfEveryWidthAndLength) {
+    for (const std::int64_t W : {1, 2, 3, 5, 33, 64}) {
+        for (const bool state : {true, false}) {
+            expect_right({.B = 1, .T = 70, .D = 5, .W = W, .bias = state, .state = state});
+            expect_right({.B = 1, .T = 150, .D = 3, .W = W, .cu_seqlens = ragged, .state = state});
+        }
+    }
+    for (const std::int64_t T : {1, 2, 3, 31, 32, 33, 65}) {
+        for (const Activation activation : {Activation::none, Activation::silu}) expect_right({.T = T, .D = 33, .activation = activation});
+    }
+}
+
+// More windows than groups of sums.
+TEST(CudaLayers, ConvolutionSumsManyWindows) { expect_right({.B = 3, .T = 1000, .D = 4}); }
+
+TEST(CudaLayers, ConvolutionOfNothing) {
+    for (const ConvolutionCase& c : {ConvolutionCase{.T = 0}, {.D = 0}, {.B = 0}, {.B = 1, .T = 0, .cu_seqlens = {0, 0, 0}}}) {
+        ConvolutionCall call(c);
+        {
+            const MovedToDevice moved(call);
+            const Status status = call.run();
+            EXPECT_TRUE(status.ok()) << status.message() << c.text();
+        }
+        for (const char* name : {"d_weight", "d_bias"}) {
+            for (const double value : call.tensors.values(name)) EXPECT_EQ(value, 0) << c.text();
+        }
+        EXPECT_EQ(call.tensors.values("final_state"), call.tensors.values("initial_state")) << c.text();
+        EXPECT_EQ(call.tensors.values("d_initial_state"), call.tensors.values("d_final_state")) << c.text();
+    }
+}
+
+TEST(CudaLayers, StepsAreForwardsOfOneToken) {
+    for (const std::int64_t W : {1, 2, 4, 7}) {
+        ConvolutionCall call({.B = 5, .T = 1, .D = 40, .W = W});
+        const auto expected = call.expected();
+        {
+            const std::vector<double> states = call.tensors.values("initial_state");
+            call.tensors.at("final_state").write(0, static_cast<std::int64_t>(states.size()), states.data());
+            const MovedToDevice moved(call);
+            const auto rows = [](TensorView view) {
+                view.rank = 2;
+                view.shape[1] = view.shape[2], view.strides[1] = view.strides[2];
+                return view;
+            };
+            ConvolutionInputs token = call.in;
+            token.x = rows(call.in.x), token.initial_state = {};
+            const Status status = short_convolution_step(token, {rows(call.out.y), {}}, {call.out.final_state, {}}, call.options);
+            EXPECT_TRUE(status.ok()) << status.message();
+        }
+        EXPECT_EQ(misses(call, {"y", "final_state"}), "") << W;
+    }
+}
+
+TEST(CudaLayers, NormInEveryTypeAndLayout) {
+    for (const DType dtype : all_types) {
+        const DType others = dtype == DType::f64 ? DType::f64 : DType::f32;
+        for (const Layout layout : {Layout::contiguous, Layout::strided}) {
+            for (const bool gate : {true, false}) {
+                RmsNormCall call({.gate = gate, .weight = gate, .dtype = dtype, .others = others, .layout = layout});
+                expect_right(call, name_of(dtype));
+            }
+        }
+    }
+}
+
+TEST(CudaLayers, NormOfEverySize) {
+    for (const std::vector<std::int64_t>& shape : std::vector<std::vector<std::int64_t>>{
+             {1, 1}, {3, 2}, {128}, {5, 129}, {200, 7}, {2, 3, 300}, {4, 3000}, {0, 5}, {3, 0}}) {
+        for (const Activation activation : {Activation::silu, Activation::sigmoid}) {
+            RmsNormCall call({.shape = shape, .activation = activation});
+            expect_right(call, std::to_string(shape.back()));
+        }
+    }
+}
+
+TEST(CudaLayers, SameBitsWithEachOrderOfBlocks) {
+    std::map<std::string, LayerTensors::Bytes> first;
+    for (int run = 0; run < 3; ++run) {
+        ConvolutionCall call({.B = 1, .T = 150, .D = 70, .cu_seqlens = ragged, .dtype = DType::bf16});
+        {
+            const MovedToDevice moved(call);
+            EXPECT_TRUE(call.run().ok());
+        }
+        if (run == 0) first = call.tensors.bytes(call.outputs);
+        EXPECT_EQ(call.tensors.bytes(call.outputs), first);
+    }
+}
+
+TEST(CudaLayers, Errors) {
+    ConvolutionCall call({});
+    {
+        const MovedToDevice moved(call);
+        call.options.force = "avx2";
+        EXPECT_EQ(call.forward().message(), "force: expected none with CUDA tensors, got avx2");
+        call.options.force = nullptr;
+        ConvolutionInputs in = call.in;
+        in.weight.device = Device::cpu;
+        EXPECT_EQ(short_convolution_forward(in, call.out, call.options).message(), "weight: expected a CUDA tensor as x, got a CPU one");
+    }
+    RmsNormCall norm({});
+    for (TensorView* view : views_of(norm)) view->device = Device::cuda;  // host memory that says it is not
+    EXPECT_EQ(norm.forward().message(), "x: expected memory of a CUDA device, got an address of the host");
+}
+
+}  // namespace
+}  // namespace headrace::test

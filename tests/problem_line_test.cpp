@@ -125,6 +125,8 @@ TEST(ProblemLine, SummariesAndPieces) {
     EXPECT_EQ(pieces.ranks, 4);
     EXPECT_EQ(pieces.link, 12.5);
     EXPECT_EQ(format(pieces), "kda:bwd ranks=4 link=12.5");
+    EXPECT_TRUE(parsed("kda:bwd strided cuda").cuda);
+    EXPECT_EQ(format(parsed("kda:bwd cuda")), "kda:bwd cuda");
 }
 
 TEST(ProblemLine, MessagesNameTheWordAndWhatWasExpected) {
@@ -170,6 +172,7 @@ TEST(ProblemLine, MessagesNameTheWordAndWhatWasExpected) {
         {"kda:fwd betav ranks=2", "betav: expected no summary of it: it has one matrix for all value channels"},
         {"kda:fwd ranks=9", "ranks=9: expected 1 to 8"},
         {"kda:step ranks=2", "ranks=2: expected direction fwd or bwd"},
+        {"kda:fwd ranks=2 cuda", "cuda: expected no ranks=P: pieces are computed on the CPU only"},
         {"kda:fwd link=10", "link=10: expected ranks=P"},
         {"kda:fwd ranks=2 link=0", "link=0: expected a number above 0"},
         {"gla:fwd state=both", "state=both: expected none, in, out or inout"},

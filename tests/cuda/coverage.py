@@ -99,7 +99,7 @@ def print_stretches(statements, counts, most):
 
 
 def print_sources(kernels, counts):
-    """Per source line the statements of all kernels that nothing reached; a line that some kernel reached is its own case."""
+    """Per source line the statements of all kernels that nothing reached, apart where some kernel reached the line."""
     missed, reached = collections.Counter(), set()
     for kernel, statements in kernels.items():
         for line, _, place in statements:
@@ -131,7 +131,8 @@ def main():
     for kernel in sorted(statements):
         share = len(counts[kernel]) / statements[kernel]
         below += share < arguments.bar
-        print(f"{share:7.1%} of {statements[kernel]:6}  {names[kernel]}{'  BELOW THE BAR' if share < arguments.bar else ''}")
+        note = "  BELOW THE BAR" if share < arguments.bar else ""
+        print(f"{share:7.1%} of {statements[kernel]:6}  {names[kernel]}{note}")
         if kernel in texts:
             print_stretches(texts[kernel], counts[kernel], arguments.stretches)
     if any(place for its in texts.values() for _, _, place in its):

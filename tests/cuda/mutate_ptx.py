@@ -175,7 +175,7 @@ def report(found, equivalent, survivors, bar):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--headrace", type=pathlib.Path, required=True, help="the command, with the kernels as PTX")
-    parser.add_argument("--runtime", type=pathlib.Path, required=True, help="folder of the stand-in for the CUDA runtime")
+    parser.add_argument("--runtime", type=pathlib.Path, required=True, help="folder of the stand-in for CUDA")
     parser.add_argument("--problems", type=pathlib.Path, default=HERE / "mutation_problems.txt")
     parser.add_argument("--mutants", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)

@@ -115,7 +115,7 @@ def registers(opcode, operands, nearby, random):
     for i, operand in enumerate(operands[first:], first):
         for name in REGISTER.findall(operand):
             kind = re.match(r"%[a-z]+", name).group()
-            others = sorted({other for other in nearby if re.match(r"%[a-z]+", other).group() == kind and other != name})
+            others = sorted({other for other in nearby if re.fullmatch(kind + r"\d+", other) and other != name})
             if others:
                 other = random.choice(others)
                 changed = re.sub(re.escape(name) + r"(?!\d)", other, operand)

@@ -29,6 +29,7 @@ struct Variant {
 };
 
 std::vector<std::string> names_of(const ProblemLine& line, const BenchOptions& options) {
+    if (line.cuda) throw Failure{format(line) + ": bench times CPUs only; check and plan take the word cuda"};
     if (!line.force.empty()) return {line.force};
     std::vector<std::string> names = accepting_implementations(line);
     if (names.empty()) throw Failure{format(line) + ": no implementation serves this problem"};

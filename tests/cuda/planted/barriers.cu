@@ -1,5 +1,5 @@
 // Planted bugs of barriers and of what passes between the lanes of a warp.
-#include "cuda/planted/planted.hpp"
+#include "planted.hpp"
 #include "cuda/tiles/tile_ops.hpp"
 
 namespace headrace::planted {
@@ -10,8 +10,10 @@ using namespace cuda;  // NOLINT: the kernels read like those of src/cuda
 constexpr int threads = block_threads;
 
 std::vector<float> reversed(std::size_t tiles, std::size_t width) {
-    std::vector<float> values = numbers(tiles * width);
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i / width * width + width - i % width);
+    std::vector<float> values(tiles * width);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = static_cast<float>(i / width * width + width - i % width);
+    }
     return values;
 }
 
@@ -147,7 +149,7 @@ void lane_missing_in_shuffle() {
     float* out = empty_on_device<float>(warp_lanes);
     sums_of_pairs<bug><<<1, warp_lanes>>>(out, on_device(numbers(length)), length);
     std::vector<float> expected(warp_lanes);
-    for (int i = 0; i < warp_lanes; ++i) expected[static_cast<std::size_t>(i)] = static_cast<float>(i < 30 ? 4 * (i / 2) + 3 : 31);
+    for (std::size_t i = 0; i < warp_lanes; ++i) expected[i] = static_cast<float>(i < 30 ? 4 * (i / 2) + 3 : 31);
     require_on_device(out, expected);
 }
 

@@ -1,5 +1,5 @@
 // Planted bugs of copies that go on by themselves (cp.async): waits, sizes, buffers.
-#include "cuda/planted/planted.hpp"
+#include "planted.hpp"
 #include "cuda/tiles/tile_ops.hpp"
 
 namespace headrace::planted {
@@ -7,7 +7,8 @@ namespace {
 
 using namespace cuda;  // NOLINT: the kernels read like those of src/cuda
 
-constexpr int row = 64, rows = 4;  // floats of a row, copied by 16 threads with 16 bytes each; rows copied one after the other
+constexpr int row = 64;  // floats, copied by 16 threads with 16 bytes each
+constexpr int rows = 4;  // copied one after the other
 constexpr int threads = warp_lanes;
 
 HEADRACE_DEVICE void begin_row(float* to, const float* from, int given = row) {
@@ -18,13 +19,14 @@ HEADRACE_DEVICE void begin_row(float* to, const float* from, int given = row) {
 }
 
 std::vector<float> reversed_rows(int count) {
-    std::vector<float> values(static_cast<std::size_t>(count * row));
-    for (int i = 0; i < count * row; ++i) values[static_cast<std::size_t>(i)] = static_cast<float>(i / row * row + row - i % row);
+    std::vector<float> values;
+    for (int i = 0; i < count * row; ++i) values.push_back(static_cast<float>(i / row * row + row - i % row));
     return values;
 }
 
 HEADRACE_DEVICE void reverse(float* out, const float* buffer) {
-    for (int j = static_cast<int>(threadIdx.x); j < row; j += static_cast<int>(blockDim.x)) out[j] = buffer[row - 1 - j];
+    const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
+    for (int j = first; j < row; j += step) out[j] = buffer[row - 1 - j];
 }
 
 enum class Bug { none, weak_wait, no_barrier, one_buffer, no_second_barrier, left_behind };
@@ -88,7 +90,7 @@ void source_too_long() { run_tail<bug ? Size::whole : Size::right>(); }
 template <bool bug>
 void source_too_short() { run_tail<bug ? Size::half : Size::right>(); }
 
-// Rows of 33 numbers: the second begins 4 bytes behind a multiple of 16.
+// Rows of 65 numbers: the second begins 4 bytes behind a multiple of 16.
 template <bool bug>
 __global__ void copy_padded(float* out, const float* in) {
     constexpr int pitch = bug ? row + 1 : row + 4;

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "core/types.hpp"
-#include "cuda/planted/planted.hpp"
+#include "planted.hpp"
 #include "cuda/tiles/tile_ops.hpp"
 
 namespace headrace::planted {
@@ -115,7 +115,8 @@ void nan_hidden_by_max() {
 template <bool bug>
 __global__ void decays(float* out, const float* sums) {
     const int i = lane();
-    out[i] = bug ? ptx::exp2_approximate(sums[i]) * ptx::exp2_approximate(-sums[0]) : ptx::exp2_approximate(sums[i] - sums[0]);
+    const auto power = [](float x) { return ptx::exp2_approximate(x); };
+    out[i] = bug ? power(sums[i]) * power(-sums[0]) : power(sums[i] - sums[0]);
 }
 template <bool bug>
 void positive_exponent() {

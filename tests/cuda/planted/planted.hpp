@@ -66,7 +66,8 @@ void require_equal(const std::vector<T>& got, const std::vector<T>& expected) {
     for (std::size_t i = 0; i < expected.size(); ++i) {
         const bool both_nan = got[i] != got[i] && expected[i] != expected[i];
         if (got[i] == expected[i] || both_nan) continue;
-        std::fprintf(stderr, "element %zu: expected %g, got %g\n", i, static_cast<double>(expected[i]), static_cast<double>(got[i]));
+        const auto wanted = static_cast<double>(expected[i]), found = static_cast<double>(got[i]);
+        std::fprintf(stderr, "element %zu: expected %g, got %g\n", i, wanted, found);
         std::exit(exit_code_of_wrong_result);
     }
 }

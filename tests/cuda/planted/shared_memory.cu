@@ -1,5 +1,5 @@
 // Planted bugs of tiles in shared memory: sizes, places, buffers, what was never written.
-#include "cuda/planted/planted.hpp"
+#include "planted.hpp"
 #include "cuda/tiles/tile_ops.hpp"
 
 namespace headrace::planted {
@@ -12,7 +12,7 @@ extern __shared__ __align__(16) char block_memory[];
 
 std::vector<float> transposed() {
     std::vector<float> values(count);
-    for (int i = 0; i < count; ++i) values[static_cast<std::size_t>(i)] = static_cast<float>(i % size * size + i / size + 1);
+    for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i % size * size + i / size + 1);
     return values;
 }
 
@@ -36,9 +36,12 @@ template <bool bug>
 __global__ void transpose_two(float* out, const float* in) {
     auto* memory = reinterpret_cast<float*>(block_memory);
     const Tile<float> first{memory, size + 1}, second{memory + size * (bug ? size : size + 1), size + 1};
-    each_element(size, size, [&](int i, int j) { first.at(i, j) = in[i * size + j], second.at(i, j) = -in[i * size + j]; });
+    each_element(size, size, [&](int i, int j) {
+        first.at(i, j) = in[i * size + j];
+        second.at(i, j) = 2 * in[i * size + j];
+    });
     ptx::sync_block();
-    each_element(size, size, [&](int i, int j) { out[i * size + j] = first.at(j, i) + second.at(j, i) + first.at(j, i); });
+    each_element(size, size, [&](int i, int j) { out[i * size + j] = second.at(j, i) - first.at(j, i); });
 }
 template <bool bug>
 void tiles_overlap() {

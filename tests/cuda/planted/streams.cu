@@ -1,5 +1,5 @@
 // Planted bugs on the host: what waits for what.
-#include "cuda/planted/planted.hpp"
+#include "planted.hpp"
 
 namespace headrace::planted {
 namespace {

@@ -1,5 +1,5 @@
 // Planted bugs of tensors in device memory: tails, strides, offsets, blocks that meet in one place.
-#include "cuda/planted/planted.hpp"
+#include "planted.hpp"
 #include "cuda/tiles/tile_ops.hpp"
 
 namespace headrace::planted {
@@ -22,10 +22,12 @@ template <Bug bug>
 __global__ void twice(float* out, const float* in) {
     __shared__ float tile[tile_rows][width];
     const int first = static_cast<int>(blockIdx.x) * tile_rows, left = length - first;
-    const int rows = left < tile_rows ? left : tile_rows, loaded = bug == Bug::reads_past && rows < tile_rows ? rows + 1 : rows;
+    const int rows = left < tile_rows ? left : tile_rows;
+    const bool tail = rows < tile_rows;
+    const int loaded = bug == Bug::reads_past && tail ? rows + 1 : rows;
     each_element(loaded, width, [&](int i, int j) { tile[i][j] = 2 * in[(first + i) * width + j]; });
     ptx::sync_block();
-    const int stored = bug == Bug::writes_past ? tile_rows : bug == Bug::row_short && rows < tile_rows ? rows - 1 : rows;
+    const int stored = bug == Bug::writes_past ? tile_rows : bug == Bug::row_short && tail ? rows - 1 : rows;
     each_element(stored, width, [&](int i, int j) { out[(first + i) * width + j] = i < rows ? tile[i][j] : 0; });
 }
 template <Bug bug>

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "behaviours.hpp"
+#include "harness/device_call.hpp"
 
 namespace headrace::test {
 namespace {
@@ -53,6 +54,21 @@ TEST(Interface, I1_TheAnswerIsWhatRuns) {
         }
     }
     EXPECT_GE(chosen.size(), 3u);
+}
+
+// Host memory that says it lies on a GPU: an error in any build, and nothing is computed elsewhere.
+TEST(Interface, I2_CudaTensorsAreNeverServedByACpu) {
+    for (const Operator op : operators()) {
+        for (const char* direction : directions) {
+            CallTensors made = harness::make_tensors(line_of(line_text(op, direction) + " t40 h2 k32"));
+            const Call host = made.call;
+            const std::map<std::string, Bytes> before = written(host);
+            const Status status = run(harness::seen_from_device(host));
+            EXPECT_FALSE(status.ok()) << name_of(op) << direction;
+            EXPECT_NE(status.message().find("CUDA"), std::string::npos) << status.message();
+            EXPECT_EQ(written(host), before) << name_of(op) << direction;
+        }
+    }
 }
 
 TEST(Interface, I1_EveryRefusalHasItsReasonAndIsPrinted) {

@@ -35,7 +35,7 @@ TEST(LayersProblem, MistakesInForwardConvolutions) {
         {[](auto& c) { c.out.y.dtype = DType::f16; }, "y: expected dtype f32 as in x, got f16"},
         {[](auto& c) { c.in.x.dtype = DType::i32; }, "x: expected a floating-point dtype, got i32"},
         {[](auto& c) { c.in.x.data = nullptr; }, "x: expected data, got a null pointer"},
-        {[](auto& c) { c.in.x.device = Device::cuda; }, "x: expected a CPU tensor, got a CUDA one"},
+        {[](auto& c) { c.in.x.device = Device::cuda; }, "weight: expected a CUDA tensor as x, got a CPU one"},
         {[](auto& c) { c.in.bias.strides[0] = -1; }, "bias: expected strides >= 0, got [-1]"},
         {[](auto& c) { c.out.y.strides[0] = 0; },
          "y: expected elements that do not overlap, got shape [2, 5, 6] with strides [0, 6, 1]"},

@@ -18,7 +18,8 @@ static void expect(int holds, const char* what, int line) {
 static int near(double a, double b) { return fabs(a - b) <= 1e-9; }
 
 /* T = 2, H = K = V = 1, scale 1, all f64. simple_gla: S_1 = e^{g_1} S_0 + k_1 v_1, S_2 = e^{g_2} S_1 + k_2 v_2. */
-static const int64_t tokens[4] = {1, 2, 1, 1}, gates[3] = {1, 2, 1}, states[4] = {1, 1, 1, 1}, pool_shape[4] = {3, 1, 1, 1};
+static const int64_t tokens[4] = {1, 2, 1, 1}, gates[3] = {1, 2, 1}, states[4] = {1, 1, 1, 1},
+                     pool_shape[4] = {3, 1, 1, 1};
 static double s1, s2;
 static cudaStream_t stream;
 
@@ -27,7 +28,8 @@ static double* on_device(const double* numbers, size_t count) {
     void* memory = NULL;
     EXPECT(cudaMalloc(&memory, count * sizeof(double)) == cudaSuccess);
     EXPECT(cudaMemset(memory, 0xff, count * sizeof(double)) == cudaSuccess);
-    if (numbers != NULL) EXPECT(cudaMemcpy(memory, numbers, count * sizeof(double), cudaMemcpyHostToDevice) == cudaSuccess);
+    if (numbers != NULL)
+        EXPECT(cudaMemcpy(memory, numbers, count * sizeof(double), cudaMemcpyHostToDevice) == cudaSuccess);
     EXPECT(cudaDeviceSynchronize() == cudaSuccess);
     return memory;
 }
@@ -74,13 +76,16 @@ static void test_forward(const headrace_inputs* in) {
     memset(&call, 0, sizeof call);
     out.o = view(o, 4, tokens);
     out.final_state = view(final_state, 4, states);
-    call.op = HEADRACE_SIMPLE_GLA, call.direction = HEADRACE_FORWARD, call.in = *in, call.out = out, call.options = options;
+    call.op = HEADRACE_SIMPLE_GLA, call.direction = HEADRACE_FORWARD, call.in = *in, call.out = out,
+    call.options = options;
     EXPECT(headrace_workspace_size(&call, &bytes, NULL, 0) == HEADRACE_OK && bytes > 0);
     double* const memory = on_device(NULL, bytes / sizeof(double) + 1);
     const headrace_workspace workspace = {memory, bytes}, small = {memory, bytes - 1};
-    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, in, &out, &options, &small, message, sizeof message) == HEADRACE_OUT_OF_MEMORY);
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, in, &out, &options, &small, message, sizeof message) ==
+           HEADRACE_OUT_OF_MEMORY);
     EXPECT(strncmp(message, "workspace: expected at least ", 29) == 0);
-    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, in, &out, &options, &workspace, message, sizeof message) == HEADRACE_OK);
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, in, &out, &options, &workspace, message, sizeof message) ==
+           HEADRACE_OK);
     EXPECT(message[0] == '\0');
     read_and_free(results, o, 2), read_and_free(results + 2, final_state, 1);
     EXPECT(near(results[0], 2 * s1) && near(results[1], 3 * s2) && near(results[2], s2));
@@ -88,17 +93,20 @@ static void test_forward(const headrace_inputs* in) {
 
     double host[2];
     out.o.data = host;
-    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, in, &out, &options, NULL, message, sizeof message) == HEADRACE_INVALID_ARGUMENT);
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, in, &out, &options, NULL, message, sizeof message) ==
+           HEADRACE_INVALID_ARGUMENT);
     EXPECT(strcmp(message, "o: expected memory of a CUDA device, got an address of the host") == 0);
     out.o.device = HEADRACE_CPU;
-    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, in, &out, &options, NULL, message, sizeof message) == HEADRACE_INVALID_ARGUMENT);
+    EXPECT(headrace_forward(HEADRACE_SIMPLE_GLA, in, &out, &options, NULL, message, sizeof message) ==
+           HEADRACE_INVALID_ARGUMENT);
     EXPECT(strcmp(message, "o: expected a CUDA tensor as q, got a CPU one") == 0);
 }
 
 static void test_backward(const headrace_inputs* in) {
     static const double upstream[2] = {1, 2};
     const headrace_options options = make_options();
-    double *d_o = on_device(upstream, 2), *d_q = on_device(NULL, 2), *d_g = on_device(NULL, 2), *d_initial = on_device(NULL, 1);
+    double *d_o = on_device(upstream, 2), *d_q = on_device(NULL, 2), *d_g = on_device(NULL, 2),
+           *d_initial = on_device(NULL, 1);
     double results[5];
     headrace_output_gradients d_out;
     headrace_gradients grads;
@@ -130,7 +138,8 @@ static void test_step(headrace_inputs in) {
     memset(&pool, 0, sizeof pool);
     memset(&in.initial_state, 0, sizeof in.initial_state);
     EXPECT(cudaMalloc(&indices, sizeof index) == cudaSuccess);
-    EXPECT(cudaMemcpy(indices, index, sizeof index, cudaMemcpyHostToDevice) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess);
+    EXPECT(cudaMemcpy(indices, index, sizeof index, cudaMemcpyHostToDevice) == cudaSuccess &&
+           cudaDeviceSynchronize() == cudaSuccess);
     out.o = view(o, 4, tokens);
     pool.states = view(states_of_pool, 4, pool_shape);
     pool.indices = headrace_contiguous(indices, HEADRACE_I64, 1, one);

@@ -4,8 +4,10 @@
     HEADRACE_PTX_COVERAGE=counts HEADRACE_PTX_DUMP=texts cuda_conformance_test
     coverage.py counts --texts texts --bar 0.95
 
-Several files, of shards say, are added up. With texts of a build with CMAKE_CUDA_FLAGS=-lineinfo a stretch also has
-its place in the sources. Exit code 1: a kernel lies below the bar.
+Several files, of shards say, are added up. The texts of a build with CMAKE_CUDA_FLAGS=-lineinfo know the source line of
+a statement, and then a second share is that of the statements whose line was reached in any kernel: inlining copies a
+switch over types to a hundred places, of which no problem needs most. Exit code 1: a kernel lies below the bar, with
+the second share where there is one.
 """
 
 import argparse
@@ -14,12 +16,21 @@ import pathlib
 import re
 import subprocess
 import sys
+import typing
 
 ENTRY = re.compile(r"\.entry (\w+)")
 # A line of a body with an instruction: no label, directive, comment or brace alone.
 STATEMENT = re.compile(r"^\s*\{?\s*(@!?%\w+\s+)?[a-z][\w.]*(\s[^:]*)?;")
 FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
-LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+))?")
+
+
+class Statement(typing.NamedTuple):
+    """Of a PTX text: its line, its source line and that of the call which was inlined; '' where it is not known."""
+    line: int
+    text: str
+    place: str
+    caller: str
 
 
 def read_counts(paths):
@@ -38,22 +49,24 @@ def read_counts(paths):
 
 
 class Text:
-    """One PTX text: its kernels' statements as (line, text, place in the sources or '')."""
+    """One PTX text: its lines, and its kernels' statements."""
 
     def __init__(self, path):
         self.path = path
         self.lines = path.read_text(encoding="utf-8").split("\n")
         self.kernels = collections.defaultdict(list)
         files = {number: pathlib.Path(name).name for number, name in FILE.findall("\n".join(self.lines))}
-        kernel, depth, place = None, 0, ""
+        kernel, depth, places = None, 0, ("", "")
         for number, line in enumerate(self.lines, 1):
             entry, location = ENTRY.search(line), LOCATION.search(line)
             if entry:
-                kernel, place = entry.group(1), ""
+                kernel, places = entry.group(1), ("", "")
             elif location:
-                place = f"{files.get(location.group(1), '?')}:{location.group(2)}"
+                numbers = location.groups()
+                places = tuple(f"{files.get(file, '?')}:{line}" if file else ""
+                               for file, line in (numbers[:2], numbers[2:]))
             elif kernel and depth > 0 and STATEMENT.match(line):
-                self.kernels[kernel].append((number, line.strip(), place))
+                self.kernels[kernel].append(Statement(number, line.strip(), *places))
             if not location:
                 depth += line.count("{") - line.count("}")
 
@@ -77,7 +90,7 @@ def stretches_of(statements, counts):
     """The runs of neighbouring statements without a count, longest first."""
     runs, current = [], []
     for statement in statements:
-        if counts[statement[0]] == 0:
+        if counts[statement.line] == 0:
             current.append(statement)
         elif current:
             runs.append(current)
@@ -87,31 +100,38 @@ def stretches_of(statements, counts):
 
 def places_of(stretch):
     """The source lines that most of the stretch is of."""
-    found = collections.Counter(place for _, _, place in stretch if place)
+    found = collections.Counter(statement.place for statement in stretch if statement.place)
     return ", ".join(f"{place} ({count})" for place, count in found.most_common(4))
 
 
 def print_stretches(statements, counts, most):
     for stretch in stretches_of(statements, counts)[:most]:
-        print(f"      {len(stretch):5} from line {stretch[0][0]}: {stretch[0][1][:60]}")
+        print(f"      {len(stretch):5} from line {stretch[0].line}: {stretch[0].text[:60]}")
         if places_of(stretch):
             print(f"            {places_of(stretch)}")
 
 
-def print_sources(kernels, counts):
-    """Per source line the statements of all kernels that nothing reached, apart where some kernel reached the line."""
-    missed, reached = collections.Counter(), set()
-    for kernel, statements in kernels.items():
-        for line, _, place in statements:
-            if counts[kernel][line] == 0:
-                missed[place] += 1
-            else:
-                reached.add(place)
-    for title, wanted in (("in no kernel", False), ("in some kernels only", True)):
-        places = [(count, place) for place, count in missed.items() if place and (place in reached) == wanted]
-        print(f"source lines with statements that were not reached, {title}: {len(places)}")
-        for count, place in sorted(places, reverse=True)[:25]:
-            print(f"   {count:5} {place}")
+def reached_places(texts, counts):
+    """The source lines of which some statement was executed, in any kernel."""
+    return {statement.place for kernel, statements in texts.items() for statement in statements
+            if statement.place and counts[kernel][statement.line]}
+
+
+def shares_of(kernel, number, texts, counts, places):
+    """Of the statements, those that were executed, and those whose source line was reached in any kernel."""
+    executed = len(counts[kernel]) / number
+    if not places:
+        return executed, executed
+    reached = sum(counts[kernel][statement.line] > 0 or statement.place in places for statement in texts[kernel])
+    return executed, reached / number
+
+
+def print_places(texts, counts, places):
+    missed = collections.Counter(statement.place for statements in texts.values() for statement in statements
+                                 if statement.place not in places)
+    print(f"source lines with statements that no kernel reached: {len(missed)}")
+    for place, count in missed.most_common():
+        print(f"   {count:5} {place}")
 
 
 def main():
@@ -127,16 +147,17 @@ def main():
     for kernel, its in texts.items():
         if statements.setdefault(kernel, len(its)) != len(its):
             raise SystemExit(f"{kernel}: {len(its)} statements in the texts, {statements[kernel]} in the counts")
-    names, below = readable(sorted(statements)), 0
+    names, below, places = readable(sorted(statements)), 0, reached_places(texts, counts)
     for kernel in sorted(statements):
-        share = len(counts[kernel]) / statements[kernel]
+        executed, share = shares_of(kernel, statements[kernel], texts, counts, places)
         below += share < arguments.bar
+        by_place = f" ({share:.1%} by source lines)" if places else ""
         note = "  BELOW THE BAR" if share < arguments.bar else ""
-        print(f"{share:7.1%} of {statements[kernel]:6}  {names[kernel]}{note}")
+        print(f"{executed:7.1%}{by_place} of {statements[kernel]:6}  {names[kernel]}{note}")
         if kernel in texts:
             print_stretches(texts[kernel], counts[kernel], arguments.stretches)
-    if any(place for its in texts.values() for _, _, place in its):
-        print_sources(texts, counts)
+    if places:
+        print_places(texts, counts, places)
     total = sum(len(lines) for lines in counts.values()) / max(1, sum(statements.values()))
     print(f"{total:7.1%} in all, {len(statements)} kernels, {below} below {arguments.bar}")
     return 1 if below or not statements else 0

@@ -1,4 +1,5 @@
-// DeviceTensors: the tensors of a problem line in device memory, the call that names them, its stream, and what it wrote.
+// DeviceTensors: the tensors of a problem line in device memory, the call that names them, its stream, and what it
+// wrote.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,12 +24,36 @@ inline void expect_cuda(cudaError_t error, const char* what) {
 inline void each_device_view(Call& call, const std::function<void(TensorView&)>& f) {
     Inputs& in = call.in;
     Gradients& grads = call.grads;
-    for (TensorView* view :
-         {&in.q, &in.k, &in.v, &in.p, &in.g, &in.gv, &in.g_gamma, &in.beta, &in.A_log, &in.dt_bias, &in.initial_state,
-          &in.cu_seqlens, &call.out.o, &call.out.final_state, &call.d_out.d_o, &call.d_out.d_final_state, &grads.d_q,
-          &grads.d_k, &grads.d_v, &grads.d_p, &grads.d_g, &grads.d_gv, &grads.d_g_gamma, &grads.d_beta, &grads.d_A_log,
-          &grads.d_dt_bias, &grads.d_initial_state, &call.pool.states, &call.pool.indices,
-          &call.pool.num_accepted_tokens}) {
+    for (TensorView* view : {&in.q,
+                             &in.k,
+                             &in.v,
+                             &in.p,
+                             &in.g,
+                             &in.gv,
+                             &in.g_gamma,
+                             &in.beta,
+                             &in.A_log,
+                             &in.dt_bias,
+                             &in.initial_state,
+                             &in.cu_seqlens,
+                             &call.out.o,
+                             &call.out.final_state,
+                             &call.d_out.d_o,
+                             &call.d_out.d_final_state,
+                             &grads.d_q,
+                             &grads.d_k,
+                             &grads.d_v,
+                             &grads.d_p,
+                             &grads.d_g,
+                             &grads.d_gv,
+                             &grads.d_g_gamma,
+                             &grads.d_beta,
+                             &grads.d_A_log,
+                             &grads.d_dt_bias,
+                             &grads.d_initial_state,
+                             &call.pool.states,
+                             &call.pool.indices,
+                             &call.pool.num_accepted_tokens}) {
         if (view->given() && view->device == Device::cuda) f(*view);
     }
 }
@@ -66,8 +91,8 @@ class DeviceMemory {
 
 class DeviceTensors {
   public:
-    CallTensors host;     // what uploads copy from and written() copies to
-    Call call;            // the same on the device, on `stream`
+    CallTensors host;               // what uploads copy from and written() copies to
+    Call call;                      // the same on the device, on `stream`
     cudaStream_t stream = nullptr;  // does not wait for the default stream, nor that for it
 
     explicit DeviceTensors(const std::string& text) : DeviceTensors(harness::make_tensors(line_of(text + " cuda"))) {}
@@ -92,13 +117,15 @@ class DeviceTensors {
     void upload_in_stream(cudaStream_t into) {
         for (const Copy& copy : copies_) {
             if (copy.memory.bytes() == 1) continue;
-            expect_cuda(cudaMemcpyAsync(copy.memory.data(), copy.host, copy.memory.bytes() - 1, cudaMemcpyHostToDevice, into),
-                        "cudaMemcpyAsync");
+            expect_cuda(
+                cudaMemcpyAsync(copy.memory.data(), copy.host, copy.memory.bytes() - 1, cudaMemcpyHostToDevice, into),
+                "cudaMemcpyAsync");
         }
     }
     // Other bytes than the host's everywhere: NaN in every floating type, -1 in integers.
     void spoil() {
-        for (const Copy& copy : copies_) expect_cuda(cudaMemset(copy.memory.data(), 0xff, copy.memory.bytes()), "cudaMemset");
+        for (const Copy& copy : copies_)
+            expect_cuda(cudaMemset(copy.memory.data(), 0xff, copy.memory.bytes()), "cudaMemset");
         expect_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     }
 

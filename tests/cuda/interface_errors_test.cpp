@@ -1,6 +1,8 @@
-// What goes wrong with calls on CUDA tensors: memory of the wrong place, no device, old or several ones, any CUDA call that fails.
+// What goes wrong with calls on CUDA tensors: memory of the wrong place, no device, old or several ones, any CUDA call
+// that fails.
 //
-// The suites Child are run by the others in processes of their own, with HEADRACE_PTX_* set: they need the stand-in for the runtime.
+// The suites Child are run by the others in processes of their own, with HEADRACE_PTX_* set: they need the stand-in for
+// the runtime.
 #include "tests/cuda/child_process.hpp"
 #include "tests/cuda/device_tensors.hpp"
 
@@ -23,11 +25,13 @@ TEST(CudaErrors, AddressesOfTheHost) {
         DeviceTensors tensors(line);
         Call call = tensors.call;
         call.in.k.data = tensors.host.call.in.k.data;
-        expect_error(run(call), Code::invalid_argument, {"k: expected memory of a CUDA device, got an address of the host"});
+        expect_error(run(call), Code::invalid_argument,
+                     {"k: expected memory of a CUDA device, got an address of the host"});
         void* pinned = nullptr;
         expect_cuda(cudaMallocHost(&pinned, extent_bytes(call.in.k)), "cudaMallocHost");
         call.in.k.data = pinned;
-        expect_error(run(call), Code::invalid_argument, {"k: expected memory of a CUDA device, got an address of the host"});
+        expect_error(run(call), Code::invalid_argument,
+                     {"k: expected memory of a CUDA device, got an address of the host"});
         expect_cuda(cudaFreeHost(pinned), "cudaFreeHost");
         call.in.k.data = nullptr;
         expect_error(run(call), Code::invalid_argument, {"k: expected data, got a null pointer"});
@@ -74,7 +78,8 @@ TEST(CudaErrors, ImplementationsOfTheCpu) {
         expect_same_bits(expected, tensors.run_and_read(), forward_line);
     }
     tensors.call.options.force = "generic.chunk";
-    expect_error(run(tensors.call), Code::invalid_argument, {"force: expected an implementation of forward, one of cuda."});
+    expect_error(run(tensors.call), Code::invalid_argument,
+                 {"force: expected an implementation of forward, one of cuda."});
 }
 
 // ---- processes with switches of the stand-in ----
@@ -114,7 +119,8 @@ TEST(DISABLED_ChildTwoDevices, TheTensorsDecideAndTheCurrentDeviceStays) {
                      {"workspace: expected memory of CUDA device 1 as ", ", got that of device 0"});
         Call mixed = first.call;
         mixed.in.v.data = second.call.in.v.data;
-        expect_error(run(mixed), Code::invalid_argument, {"v: expected memory of CUDA device 0 as q, got that of device 1"});
+        expect_error(run(mixed), Code::invalid_argument,
+                     {"v: expected memory of CUDA device 0 as q, got that of device 1"});
         EXPECT_EQ(current_device(), 0);
         Call strange = second.call;
         strange.options.stream = first.stream;
@@ -143,7 +149,8 @@ TEST(DISABLED_ChildNoDevice, CallsAreDescribed) {
 TEST(DISABLED_ChildOldDevice, IsRefused) {
     for (const char* line : all_lines) {
         DeviceTensors tensors(line);
-        expect_error(run(tensors.call), Code::unsupported, {"CUDA: device 0 has compute capability 7.5, the kernels need 8.0"});
+        expect_error(run(tensors.call), Code::unsupported,
+                     {"CUDA: device 0 has compute capability 7.5, the kernels need 8.0"});
         EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
     }
 }
@@ -151,8 +158,8 @@ TEST(DISABLED_ChildLaterDevice, Serves) { expect_right(std::string(forward_line)
 
 // ---- CUDA calls that fail ----
 
-// What HEADRACE_TEST_LINE says, where one call of the runtime fails that only the library makes: an error, or success; afterwards
-// nothing is left of it, and the next call is right.
+// What HEADRACE_TEST_LINE says, where one call of the runtime fails that only the library makes: an error, or success;
+// afterwards nothing is left of it, and the next call is right.
 TEST(DISABLED_ChildFailure, LeavesNothingBehind) {
     const char* const line = std::getenv("HEADRACE_TEST_LINE");
     ASSERT_NE(line, nullptr);
@@ -201,15 +208,20 @@ const Failing failing_calls[] = {
     {"cudaStreamSynchronize", "CUDA: cudaMemcpyAsync: ", " HEADRACE_DEBUG_NAN=1"},
 };
 
-bool contains(const Outcome& outcome, const std::string& text) { return outcome.output.find(text) != std::string::npos; }
+bool contains(const Outcome& outcome, const std::string& text) {
+    return outcome.output.find(text) != std::string::npos;
+}
 
-// How often a call of that function failed in the first of the child's calls: the first time, the second, ... while there is one.
+// How often a call of that function failed in the first of the child's calls: the first time, the second, ... while
+// there is one.
 int failures(const Failing& failing, const std::string& environment) {
     for (int number = 1;; ++number) {
-        const std::string switches = environment + failing.environment + " HEADRACE_PTX_FAIL=" + failing.function + ":" + std::to_string(number);
+        const std::string switches =
+            environment + failing.environment + " HEADRACE_PTX_FAIL=" + failing.function + ":" + std::to_string(number);
         const Outcome outcome = run_child("Failure", switches);
         EXPECT_TRUE(outcome.passed) << switches << "\n" << outcome.output;
-        if (!outcome.passed || contains(outcome, "did not come to pass") || contains(outcome, "the second call failed")) return number - 1;
+        if (!outcome.passed || contains(outcome, "did not come to pass") || contains(outcome, "the second call failed"))
+            return number - 1;
         const std::string wanted = failing.message == nullptr ? "ok\n" : failing.message;
         EXPECT_TRUE(contains(outcome, "status: " + wanted)) << switches << "\n" << outcome.output;
         if (failing.message != nullptr && contains(outcome, "status: ok\n")) return number - 1;

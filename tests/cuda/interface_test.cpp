@@ -1,4 +1,5 @@
-// The interface of calls on CUDA tensors: streams, workspaces, nothing that waits, graphs, ragged batches, pools, bad values, sizes.
+// The interface of calls on CUDA tensors: streams, workspaces, nothing that waits, graphs, ragged batches, pools, bad
+// values, sizes.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -20,7 +21,9 @@ const char* const lines[] = {
 // Holds a stream from where it is made until it is opened; `early` says that the stream went on without that.
 class Gate {
   public:
-    explicit Gate(cudaStream_t stream) { expect_cuda(cudaLaunchHostFunc(stream, &Gate::hold, this), "cudaLaunchHostFunc"); }
+    explicit Gate(cudaStream_t stream) {
+        expect_cuda(cudaLaunchHostFunc(stream, &Gate::hold, this), "cudaLaunchHostFunc");
+    }
     void open() { open_ = true; }
     bool early() const { return early_; }
 
@@ -37,8 +40,8 @@ class Gate {
 class EachLine : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(CudaInterface, EachLine, testing::ValuesIn(lines));
 
-// Inputs that come on a stream, a call behind an event on another, a copy of the results behind it: what is not ordered by the two
-// streams is not ordered at all. Several times, since an interpreter draws the order.
+// Inputs that come on a stream, a call behind an event on another, a copy of the results behind it: what is not ordered
+// by the two streams is not ordered at all. Several times, since an interpreter draws the order.
 TEST_P(EachLine, IsQueuedOnTheGivenStream) {
     DeviceTensors plain(GetParam()), other(GetParam());
     const auto expected = plain.run_and_read();
@@ -119,7 +122,8 @@ TEST_P(EachLine, IsCapturedInAGraph) {
         cudaGraph_t graph = nullptr;
         cudaGraphExec_t executable = nullptr;
         expect_cuda(cudaStreamBeginCapture(tensors.stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
-        const Status status = run(tensors.call, own_workspace ? Workspace{workspace.data(), workspace.bytes()} : Workspace{});
+        const Status status =
+            run(tensors.call, own_workspace ? Workspace{workspace.data(), workspace.bytes()} : Workspace{});
         EXPECT_TRUE(status.ok()) << status.message();
         expect_cuda(cudaStreamEndCapture(tensors.stream, &graph), "cudaStreamEndCapture");
         expect_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
@@ -152,9 +156,11 @@ TEST_P(EachLine, IsQueuedByThreadsWithStreamsOfTheirOwn) {
 Call sequence_of(const Call& ragged, std::int64_t n, std::int64_t begin, std::int64_t end) {
     Call call = tokens_of(ragged, begin, end);
     call.in.cu_seqlens = {};
-    for (TensorView* view : {&call.in.initial_state, &call.out.final_state, &call.d_out.d_final_state, &call.grads.d_initial_state}) {
+    for (TensorView* view :
+         {&call.in.initial_state, &call.out.final_state, &call.d_out.d_final_state, &call.grads.d_initial_state}) {
         if (!view->given()) continue;
-        view->data = static_cast<char*>(view->data) + n * view->strides[0] * static_cast<std::int64_t>(size_of(view->dtype));
+        view->data =
+            static_cast<char*>(view->data) + n * view->strides[0] * static_cast<std::int64_t>(size_of(view->dtype));
         view->shape[0] = 1;
     }
     return call;
@@ -196,7 +202,8 @@ struct WithRows {
 
     explicit WithRows(const std::vector<std::int64_t>& rows) {
         harness::Tensor& indices = tensors.host.tensors.at("indices");
-        for (std::int64_t n = 0; n < indices.numel(); ++n) indices.set(n, static_cast<double>(rows[static_cast<std::size_t>(n)]));
+        for (std::int64_t n = 0; n < indices.numel(); ++n)
+            indices.set(n, static_cast<double>(rows[static_cast<std::size_t>(n)]));
         tensors.upload();
         status = run(tensors.call);
         bits = tensors.written();
@@ -221,7 +228,8 @@ TEST(CudaInterface, APoolsIndicesLieOnTheDevice) {
         for (const std::int64_t n : {0, 2}) EXPECT_EQ(rows->output(n), whole.output(n));
         for (const std::int64_t row : {4, 2}) EXPECT_EQ(rows->row(row), whole.row(row));
         for (const std::int64_t row : {0, 1, 3}) {
-            EXPECT_EQ(rows->row(row), std::vector<double>(before.begin() + row * 1024, before.begin() + (row + 1) * 1024));
+            EXPECT_EQ(rows->row(row),
+                      std::vector<double>(before.begin() + row * 1024, before.begin() + (row + 1) * 1024));
         }
     }
     EXPECT_EQ(padded.output(1), zeros);
@@ -244,7 +252,8 @@ struct BadValue {
 // Values of one of two heads: those of the tensor whose head is `head`, by position in [.., T, heads, ...].
 std::vector<double> of_head(const TensorView& host, std::int64_t heads, std::int64_t head, bool state) {
     const std::vector<double> all = harness::read_values(host);
-    const std::int64_t inner = static_cast<std::int64_t>(all.size()) / heads / (state ? host.shape[0] : host.shape[0] * host.shape[1]);
+    const std::int64_t inner =
+        static_cast<std::int64_t>(all.size()) / heads / (state ? host.shape[0] : host.shape[0] * host.shape[1]);
     std::vector<double> result;
     for (std::size_t i = 0; i < all.size(); ++i) {
         if (static_cast<std::int64_t>(i) / inner % heads == head) result.push_back(all[i]);
@@ -303,15 +312,18 @@ TEST(CudaInterface, ABadGateSpoilsItsHeadAndNoOther) {
 
 // The call without its sequences.
 Call without_sequences(Call call) {
-    const TensorView* const whole[] = {&call.in.g_gamma, &call.in.A_log,    &call.in.dt_bias,     &call.grads.d_g_gamma,
-                                       &call.grads.d_A_log, &call.grads.d_dt_bias, &call.pool.states};
+    const TensorView* const whole[] = {&call.in.g_gamma,      &call.in.A_log,      &call.in.dt_bias,
+                                       &call.grads.d_g_gamma, &call.grads.d_A_log, &call.grads.d_dt_bias,
+                                       &call.pool.states};
     each_device_view(call, [&](TensorView& view) {
         if (std::find(std::begin(whole), std::end(whole), &view) == std::end(whole)) view.shape[0] = 0;
     });
     return call;
 }
 
-std::vector<double> values_of(DeviceTensors& tensors, const char* name) { return tensors.host.tensors.at(name).values(); }
+std::vector<double> values_of(DeviceTensors& tensors, const char* name) {
+    return tensors.host.tensors.at(name).values();
+}
 
 // Runs it, and waits for nothing.
 void expect_queued(DeviceTensors& tensors, const Call& call) {
@@ -354,8 +366,9 @@ TEST(CudaInterface, WithoutSequencesSumsAreZero) {
 }
 
 TEST(CudaInterface, TakesEmptySequences) {
-    for (const char* line : {"kda:fwd varlen=0,0,20,20 h2 k32 v16 state=inout", "kda:bwd varlen=0,0,20,20 h2 k32 v16 rawgate state=inout",
-                             "gla:bwd varlen=0,0,20,20,20 h2 k32 v16 gate=channel+head force=cuda.recurrent"}) {
+    for (const char* line :
+         {"kda:fwd varlen=0,0,20,20 h2 k32 v16 state=inout", "kda:bwd varlen=0,0,20,20 h2 k32 v16 rawgate state=inout",
+          "gla:bwd varlen=0,0,20,20,20 h2 k32 v16 gate=channel+head force=cuda.recurrent"}) {
         expect_right(std::string(line) + " cuda");
     }
 }

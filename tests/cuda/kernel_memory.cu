@@ -3,6 +3,8 @@
 #include <type_traits>
 
 #include "cuda/chunk/chunk_kernel.hpp"
+#include "cuda/layers/convolution_kernel.hpp"
+#include "cuda/layers/rms_norm_kernel.hpp"
 #include "cuda/plumbing/blocking.hpp"
 #include "cuda/recurrent/adjoint_kernel.hpp"
 
@@ -69,6 +71,18 @@ void print_recurrent() {
     print(name_of("backward"), delta, true, [](auto& args, auto& arena) { AdjointKernel<T, delta>(args, arena); });
 }
 
+// What does not depend on the size: a convolution of four tokens, a norm.
+template <class T>
+void print_layers() {
+    const bool wide = sizeof(T) == 8;
+    ConvolutionArgs convolution{};
+    convolution.W = 4;
+    const RmsNormArgs norm{};
+    print(wide ? "convolution,f64" : "convolution,f32", false, false,
+          [&](auto&, auto& arena) { Convolution<T>(convolution, arena, 0); });
+    print(wide ? "norm,f64" : "norm,f32", false, false, [&](auto&, auto& arena) { RmsNorm<T>(norm, arena); });
+}
+
 template <class T, bool delta>
 void print_all() {
     print_walk<T, delta, false>();
@@ -85,4 +99,6 @@ int main() {
     print_all<float, true>();
     print_all<double, false>();
     print_all<double, true>();
+    print_layers<float>();
+    print_layers<double>();
 }

@@ -49,6 +49,8 @@ LIMITS = {
     "recurrent_backward": (255, 16, 0, (1, 2, 2)),
     "parameter_sums": (40, 0, 0, (12, 12, 12)),
     "numbers": (40, 0, 0, (12, 12, 12)),
+    "norm": (56, 8, 16, (9, 9, 9)),  # two numbers of 4 bytes, for 40 registers and so 12 blocks
+    "convolution": (80, 24, 16, (6, 8, 8)),  # one of 4 or 8 bytes, for 32 or 64 registers and so 16 or 8 blocks
     "": (128, 16, 0, (4, 4, 4)),  # any other
 }
 
@@ -82,7 +84,7 @@ def short_name(symbol):
     words += [word for type_, word in (("float", "f32"), ("double", "f64")) if type_ in arguments]
     words += [rule for value, rule in (("true", "delta"), ("false", "additive")) if value in arguments]
     words += [gate.lower() for gate in ("Scalar", "Channel") if gate + "Gate" in arguments]
-    words += [f"part {number}" for number in re.findall(r"::Part\)(\d+)", arguments)]
+    words += [f"part {value}" for value in re.findall(r"\)(\d+)\b", arguments)]  # of an enum, by number
     return " ".join(words)
 
 
@@ -162,10 +164,14 @@ def blocks_per_multiprocessor(gpu, code, threads, dynamic):
     return min(by_registers, gpu.shared // shared, gpu.threads // threads, gpu.blocks)
 
 
+def memory_of(name, memory):
+    return memory.get(name.split(" part")[0], [(0, 0)] * len(SIZES))
+
+
 def blocks_of(name, table, memory, size):
     """Blocks on each GPU."""
     threads = KEY_CHANNELS[size] if name.startswith("recurrent_forward") else 128
-    dynamic = memory[name][size][0] if name in memory else 0
+    dynamic = memory_of(name, memory)[size][0]
     return tuple(blocks_per_multiprocessor(gpu, table[gpu.architecture][name], threads, dynamic) for gpu in GPUS)
 
 
@@ -186,7 +192,7 @@ def resource_rows(table, memory):
         codes = [table[gpu.architecture][name] for gpu in GPUS]
         row = [name, *(by_gpu([getattr(code, field) for code in codes]) for field in ("registers", "stack", "spilled"))]
         for size in range(len(SIZES)):
-            shared, beyond = memory.get(name, [(0, 0)] * len(SIZES))[size]
+            shared, beyond = memory_of(name, memory)[size]
             more = f" + {beyond / 1024:.0f}" if beyond else ""
             row.append(f"{shared / 1024:.0f}{more}: {by_gpu(blocks_of(name, table, memory, size))}")
         yield row
@@ -215,7 +221,7 @@ def violations(table, memory):
                                     ("bytes spilled", code.spilled, spilled)):
                 if got > most:
                     yield f"{name}, {gpu.architecture}: expected at most {most} {word}, got {got}"
-        if name.startswith(("walk_", "recurrent_")) and name not in memory:
+        if name.startswith(("walk_", "recurrent_", "convolution")) and memory_of(name, memory)[0][0] == 0:
             yield f"{name}: kernel_memory.cu does not say what it takes"
         for size, label in enumerate(SIZES):
             got = blocks_of(name, table, memory, size)

@@ -73,7 +73,8 @@ class Mutant:
 
     def __init__(self, text, kernel, statement, title, changed):
         self.text, self.kernel, self.title, self.changed = text, kernel, title, changed
-        self.line, self.original, self.place = statement
+        self.line, self.original = statement.line, statement.text
+        self.place = " < ".join(place for place in (statement.place, statement.caller) if place)
 
     def written(self, path):
         lines = list(self.text.lines)
@@ -87,10 +88,17 @@ class Mutant:
             return "no memory is touched between this barrier and the next or the last"
         target = re.match(r"\s*(?:@!?%\w+\s+)?[\w.]+\s+(%\w+)\s*,", self.original)
         if target and not self.original.startswith(("st", "atom", "red")):
-            body = "\n".join(line for number, line, _ in self.text.kernels[self.kernel] if number != self.line)
+            body = "\n".join(other.text for other in self.text.kernels[self.kernel] if other.line != self.line)
             if not re.search(re.escape(target.group(1)) + r"(?!\d)", body):
                 return "nothing reads the result"
         return ""
+
+    def tried_by_none(self, problems):
+        """Whether it takes away the guard of a branch that no problem went past: of the problems, not of the kernel."""
+        statements = self.text.kernels[self.kernel]
+        following = [statement.line for statement in statements if statement.line > self.line][:1]
+        executed = any(line in problem.executed.get(self.kernel, ()) for problem in problems for line in following)
+        return self.title == "no guard" and "bra" in self.original and not executed
 
     def between_barriers(self, index):
         for step in (1, -1):
@@ -128,18 +136,18 @@ def draw_mutants(texts, problems, count, seed):
         for kernel, lines in problem.executed.items():
             executed[kernel] |= lines
     places = [(text, kernel, i) for text in texts for kernel, statements in text.kernels.items()
-              for i, statement in enumerate(statements) if statement[0] in executed[kernel]]
+              for i, statement in enumerate(statements) if statement.line in executed[kernel]]
     print(f"{len(places)} executed statements of {sum(len(its) for text in texts for its in text.kernels.values())}")
     mutants = []
     for text, kernel, i in rng.sample(places, len(places)):
         if len(mutants) == count:
             break
         statements = text.kernels[kernel]
-        if statements[i][1].startswith(LEFT_ALONE):
+        if statements[i].text.startswith(LEFT_ALONE):
             continue
         around = statements[max(0, i - NEARBY):i] + statements[i + 1:i + 1 + NEARBY]
-        nearby = [name for _, line, _ in around for name in ptx_mutations.REGISTER.findall(line)]
-        found = ptx_mutations.mutations_of(statements[i][1], nearby, rng)
+        nearby = [name for other in around for name in ptx_mutations.REGISTER.findall(other.text)]
+        found = ptx_mutations.mutations_of(statements[i].text, nearby, rng)
         if found:
             mutants.append(Mutant(text, kernel, statements[i], *rng.choice(found)))
     return mutants
@@ -196,7 +204,8 @@ def main():
                 survivors += [] if rule else [mutant]
             if arguments.verbose or not wrong:
                 name = coverage.readable([mutant.kernel])[mutant.kernel]
-                state = kind_of(wrong) if wrong else f"equivalent, {rule}" if rule else "SURVIVED"
+                weak = ", no problem goes past the branch" if mutant.tried_by_none(problems) else ""
+                state = kind_of(wrong) if wrong else f"equivalent, {rule}" if rule else "SURVIVED" + weak
                 print(f"{state}: {name} line {mutant.line}: {mutant}\n      now {mutant.changed}", flush=True)
     return report(found, equivalent, survivors, arguments.bar)
 

@@ -1,4 +1,5 @@
-// Behaviours of CUDA calls: gates of any strength, prefixes and repetition in bits, hints, sizes, pieces of sequences, NaN in the way.
+// Behaviours of CUDA calls: gates of any strength, prefixes and repetition in bits, hints, sizes, pieces of sequences,
+// NaN in the way.
 #include "harness/device_call.hpp"
 #include "tests/behaviours.hpp"
 #include "tests/cuda/child_process.hpp"
@@ -36,9 +37,10 @@ TEST(CudaNumerics, N1_HeadGatesOfRealModels) {
     for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "comba", "kda"}) {
         for (const char* direction : directions) {
             for (const char* gamma : {"-0.3", "-0.7071", "-0.9286", "-1.5", "-3", "-20"}) {
-                for (const char* chunk : {"16", "64"}) {  // the types in turn: each with each gamma of an operator or of the next
-                    expect_right(op + direction + " t70 h1 k32 v16 gate=head state=inout gamma=" + gamma + " chunk=" + chunk +
-                                 types[type++ % 3] + " cuda");
+                for (const char* chunk :
+                     {"16", "64"}) {  // the types in turn: each with each gamma of an operator or of the next
+                    expect_right(op + direction + " t70 h1 k32 v16 gate=head state=inout gamma=" + gamma +
+                                 " chunk=" + chunk + types[type++ % 3] + " cuda");
                 }
             }
             ++type;
@@ -87,18 +89,37 @@ TEST(CudaNumerics, N2_TinyGatesBehindAHugeOne) {
                     }
                     const harness::Expected expected = harness::expect(made.call);
                     run_there(made);
-                    expect_within_bars(made.call, expected.outputs, format(line) + " gates of " + std::to_string(huge), expected.terms);
+                    expect_within_bars(made.call, expected.outputs, format(line) + " gates of " + std::to_string(huge),
+                                       expected.terms);
                 }
             }
         }
     }
 }
 
-// N3, as far as results show it: exponentials of positive numbers overflow where running sums of gates span more than f32 does.
+TEST(CudaNumerics, N4_PositiveGatesByOption) {
+    for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "kda"}) {
+        for (const char* direction : directions) {
+            for (const ProblemLine& line : forced_lines(op + direction + " t40 h1 k32 v16 cuda")) {
+                CallTensors made = harness::make_tensors(line);
+                harness::Tensor& g = made.tensors.at("g");
+                for (std::int64_t i = 0; i < g.numel(); i += 3) g.set(i, 0.03 * static_cast<double>(i % 5));
+                made.call.options.allow_positive_gates = true;
+                const harness::Expected expected = harness::expect(made.call);
+                run_there(made);
+                expect_within_bars(made.call, expected.outputs, format(line) + " with positive gates", expected.terms);
+            }
+        }
+    }
+}
+
+// N3, as far as results show it (exponentials_test.py watches each): exponentials of positive numbers
+// overflow where running sums of gates span more than f32 does.
 TEST(CudaNumerics, N3_SumsOfGatesBeyondTheRangeOfExponentials) {
     for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "comba", "kda"}) {
         for (const char* direction : directions) {
-            for (const char* type : types) expect_right_by_each(op + direction + " t40 h1 k32 v16 gate=head gamma=-90 state=inout" + type);
+            for (const char* type : types)
+                expect_right_by_each(op + direction + " t40 h1 k32 v16 gate=head gamma=-90 state=inout" + type);
         }
     }
 }
@@ -183,10 +204,12 @@ std::vector<ProblemLine> lines_of_every_kind() {
     std::vector<ProblemLine> lines;
     for (const Operator op : operators()) {
         for (const char* words : {":fwd t24 state=inout", ":bwd t20 state=inout", ":step t2 bf16"}) {
-            for (const ProblemLine& line : forced_lines(line_text(op, words) + " h1 hv2 k32 v24 cuda")) lines.push_back(line);
+            for (const ProblemLine& line : forced_lines(line_text(op, words) + " h1 hv2 k32 v24 cuda"))
+                lines.push_back(line);
         }
     }
-    for (const char* text : {"kda:bwd varlen=0,9,24 h1 k16 rawgate bf16 cuda", "simple_gla:bwd b2 t20 h1 k32 gate=step+head cuda"}) {
+    for (const char* text :
+         {"kda:bwd varlen=0,9,24 h1 k16 rawgate bf16 cuda", "simple_gla:bwd b2 t20 h1 k32 gate=step+head cuda"}) {
         for (const ProblemLine& line : forced_lines(text)) lines.push_back(line);
     }
     return lines;
@@ -207,7 +230,8 @@ std::vector<std::string> printed_bits(const std::string& environment) {
     const Outcome outcome = run_child("Bits", environment);
     EXPECT_TRUE(outcome.passed) << environment << "\n" << outcome.output;
     std::vector<std::string> bits;
-    for (std::size_t at = outcome.output.find("bits of "); at != std::string::npos; at = outcome.output.find("bits of ", at + 1)) {
+    for (std::size_t at = outcome.output.find("bits of "); at != std::string::npos;
+         at = outcome.output.find("bits of ", at + 1)) {
         bits.push_back(outcome.output.substr(at, outcome.output.find('\n', at) - at));
     }
     return bits;
@@ -233,11 +257,12 @@ TEST(CudaNumerics, F2_NumStepsIsOnlyAHint) {
     }
 }
 
-// Memory holds 3e38 or NaN before: outputs and the caller's workspace, as harness and seeds fill them.
+// Outputs and workspace hold NaN, or outputs 3e38 and the library's own workspace what was there.
 TEST(CudaNumerics, B8_OldContentsOfMemoryChangeNothing) {
     for (const ProblemLine& line : lines_of_every_kind()) {
         CallTensors other = harness::make_tensors(line);
-        for (const harness::NamedView& output : harness::output_views(other.call)) other.tensors.at(output.name).fill(3e38);
+        for (const harness::NamedView& output : harness::output_views(other.call))
+            other.tensors.at(output.name).fill(3e38);
         expect_same_bits(run_there(line, true), run_there(other, false), format(line));
     }
 }
@@ -245,7 +270,8 @@ TEST(CudaNumerics, B8_OldContentsOfMemoryChangeNothing) {
 // ---- sizes ----
 
 TEST(CudaNumerics, F4_EveryHeadSize) {
-    const std::pair<int, int> sizes[] = {{1, 1}, {3, 7}, {16, 8}, {33, 65}, {64, 64}, {96, 80}, {127, 129}, {128, 256}, {256, 128}, {192, 320}};
+    const std::pair<int, int> sizes[] = {{1, 1},   {3, 7},     {16, 8},    {33, 65},   {64, 64},
+                                         {96, 80}, {127, 129}, {128, 256}, {256, 128}, {192, 320}};
     int number = 0;
     for (const Operator op : operators()) {
         for (const auto& [K, V] : sizes) {
@@ -254,8 +280,9 @@ TEST(CudaNumerics, F4_EveryHeadSize) {
             if (K * V <= 10000) expect_right(line_text(op, ":bwd") + rest + types[number % 2] + " cuda");
         }
     }
-    for (const char* line : {"gla:bwd t20 h1 k127 v129", "kda:bwd t17 h1 k256 v128", "gated_delta_rule:bwd t20 h1 k128 v256 bf16",
-                             "kda:fwd t17 h1 k256 v512", "simple_gla:bwd t17 h1 k256 v512 state=inout"}) {
+    for (const char* line :
+         {"gla:bwd t20 h1 k127 v129", "kda:bwd t17 h1 k256 v128", "gated_delta_rule:bwd t20 h1 k128 v256 bf16",
+          "kda:fwd t17 h1 k256 v512", "simple_gla:bwd t17 h1 k256 v512 state=inout"}) {
         expect_right(std::string(line) + " cuda");
     }
 }
@@ -268,13 +295,15 @@ TEST(CudaNumerics, F5_EveryLengthAroundAChunk) {
             expect_right_by_each(line_text(op, ":bwd") + rest);
         }
     }
-    for (const char* line : {"kda:fwd t600 h1 k16 v16 state=inout", "simple_gla:bwd t600 h1 k16 v16 state=inout"}) expect_right_by_each(line);
+    for (const char* line : {"kda:fwd t600 h1 k16 v16 state=inout", "simple_gla:bwd t600 h1 k16 v16 state=inout"})
+        expect_right_by_each(line);
 }
 
 TEST(CudaNumerics, F5_SplitSequencesChain) {
     for (const Operator op : operators()) {
         for (const char* type : {" f64", " f32", " bf16"}) {
-            for (const ProblemLine& line : forced_lines(line_text(op, ":fwd b2 t43 h1 hv2 k32 v24 state=inout chunk=16 cuda") + type)) {
+            for (const ProblemLine& line :
+                 forced_lines(line_text(op, ":fwd b2 t43 h1 hv2 k32 v24 state=inout chunk=16 cuda") + type)) {
                 const CallTensors made = harness::make_tensors(line);
                 const harness::Expected expected = harness::expect(made.call);
                 harness::Tensor middle(made.call.out.final_state.dtype, {2, 2, 32, 24});
@@ -282,7 +311,8 @@ TEST(CudaNumerics, F5_SplitSequencesChain) {
                     Call first = tokens_of(made.call, 0, split), second = tokens_of(made.call, split, line.T);
                     first.out.final_state = second.in.initial_state = middle.view();
                     run_there(made, first), run_there(made, second);
-                    expect_within_bars(made.call, expected.outputs, format(line) + " split at " + std::to_string(split));
+                    expect_within_bars(made.call, expected.outputs,
+                                       format(line) + " split at " + std::to_string(split));
                 }
             }
         }
@@ -292,7 +322,8 @@ TEST(CudaNumerics, F5_SplitSequencesChain) {
 TEST(CudaNumerics, F8_ChunkLengthsAreHints) {
     for (const std::string direction : {"fwd", "bwd"}) {
         for (const std::string& text : operators_and_gates(direction)) {
-            for (const char* chunk : {"16", "32", "256"}) expect_right(text + " t70 h1 k16 v24 state=inout cuda chunk=" + chunk);
+            for (const char* chunk : {"16", "32", "256"})
+                expect_right(text + " t70 h1 k16 v24 state=inout cuda chunk=" + chunk);
         }
     }
 }
@@ -301,7 +332,8 @@ TEST(CudaNumerics, F8_ChunkLengthsAreHints) {
 
 TEST(CudaNumerics, B3_GradientsOfStates) {
     for (const Operator op : operators()) {
-        for (const char* states : {"none", "in", "out", "inout"}) expect_right_by_each(line_text(op, ":bwd b2 t20 h1 k32 v24 state=") + states);
+        for (const char* states : {"none", "in", "out", "inout"})
+            expect_right_by_each(line_text(op, ":bwd b2 t20 h1 k32 v24 state=") + states);
     }
 }
 
@@ -328,16 +360,18 @@ TEST(CudaNumerics, B3_UnwantedGradientsCostNothing) {
                     const CallTensors made = harness::make_tensors(line);
                     Call call = made.call;
                     Gradients& grads = call.grads;
-                    for (TensorView* view : {&grads.d_q, &grads.d_k, &grads.d_v, &grads.d_p, &grads.d_g, &grads.d_g_gamma, &grads.d_beta,
-                                             &grads.d_A_log, &grads.d_dt_bias, &grads.d_initial_state}) {
+                    for (TensorView* view :
+                         {&grads.d_q, &grads.d_k, &grads.d_v, &grads.d_p, &grads.d_g, &grads.d_g_gamma, &grads.d_beta,
+                          &grads.d_A_log, &grads.d_dt_bias, &grads.d_initial_state}) {
                         if (view->given() && (view->data == made.tensors.at(name).view().data) != alone) *view = {};
                     }
-                    EXPECT_LE(workspace_bytes(harness::seen_from_device(call)), workspace_bytes(harness::seen_from_device(all.call)));
+                    EXPECT_LE(workspace_bytes(harness::seen_from_device(call)),
+                              workspace_bytes(harness::seen_from_device(all.call)));
                     for (const auto& [other, bits] : run_there(made, call)) {
                         const bool wanted = (other == name) == alone;
                         const bool right = wanted ? bits == expected.at(other) : bits == Bytes(bits.size(), 0xff);
-                        EXPECT_TRUE(right) << format(line) << ": " << (alone ? "only " : "all but ") << name << ": " << other
-                                           << (wanted ? " differs" : " was written");
+                        EXPECT_TRUE(right) << format(line) << ": " << (alone ? "only " : "all but ") << name << ": "
+                                           << other << (wanted ? " differs" : " was written");
                     }
                 }
             }

@@ -35,7 +35,8 @@ class _Options(ctypes.Structure):
                 ("qk_l2norm", ctypes.c_int32), ("gate_form", ctypes.c_int32), ("lower_bound", ctypes.c_double),
                 ("beta_form", ctypes.c_int32), ("allow_positive_gates", ctypes.c_int32), ("chunk", ctypes.c_int32),
                 ("num_steps", ctypes.c_int32), ("has_state_dtype", ctypes.c_int32), ("state_dtype", ctypes.c_int32),
-                ("threads", ctypes.c_int32), ("force", ctypes.c_char_p), ("piece", ctypes.c_void_p)]
+                ("threads", ctypes.c_int32), ("force", ctypes.c_char_p), ("piece", ctypes.c_void_p),
+                ("stream", ctypes.c_void_p)]
 
 
 _DTYPES = {torch.float32: 1, torch.bfloat16: 2}

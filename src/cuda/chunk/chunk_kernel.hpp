@@ -126,7 +126,7 @@ struct ChunkKernel {
         const ChunkRange range = range_of(sequence, chunk);
         const std::int64_t place = saved_place(args, sequence, n, head, chunk, args.chunk);
         store_state(saved_state(place), S, 0, 0, key_columns, 0, value_columns);
-        tokens.load_keys(range, key_head);
+        tokens.load_keys(range, key_head, false);
         tokens.load_head(range, head, 0, args.V);
         ops.start_chunk(range.rows, tokens.log_decay);
         algorithms::chunk_forward<delta>(ops, in, forward_tiles, S, S, Tile{});

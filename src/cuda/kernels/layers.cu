@@ -4,7 +4,6 @@
 #include "cuda/layers/rms_norm_kernel.hpp"
 
 namespace headrace::cuda {
-namespace {
 
 extern __shared__ __align__(16) char layer_memory[];
 
@@ -50,8 +49,6 @@ BlockMemory norm_memory(const RmsNormArgs& args) {
     RmsNorm<T>(args, arena);
     return {arena.shared_used, arena.spill_used};
 }
-
-}  // namespace
 
 template <class T>
 LayerKernels layer_kernels() {

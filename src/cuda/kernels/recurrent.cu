@@ -4,7 +4,6 @@
 #include "cuda/kernels/kernels.hpp"
 
 namespace headrace::cuda {
-namespace {
 
 extern __shared__ __align__(16) char block_memory[];
 
@@ -30,8 +29,6 @@ BlockMemory memory_of(const KernelArgs& args, std::size_t shared_limit) {
     Kernel(args, arena);
     return {arena.shared_used, arena.spill_used};
 }
-
-}  // namespace
 
 template <class T, bool delta>
 RecurrentKernels recurrent_kernels() {

@@ -3,7 +3,6 @@
 #include "cuda/tiles/rows.hpp"
 
 namespace headrace::cuda {
-namespace {
 
 __global__ void __launch_bounds__(block_threads) parameter_sums(SumsArgs args) {
     const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x, count = args.heads * args.channels;
@@ -17,8 +16,6 @@ __global__ void __launch_bounds__(block_threads) parameter_sums(SumsArgs args) {
 __global__ void __launch_bounds__(block_threads) numbers(NumbersArgs args) {
     each(args.count, [&](int i) { args.to[i] = args.values[i]; });
 }
-
-}  // namespace
 
 const void* sums_kernel() { return reinterpret_cast<const void*>(&parameter_sums); }
 const void* numbers_kernel() { return reinterpret_cast<const void*>(&numbers); }

@@ -45,12 +45,13 @@ struct TokenTiles {
         if (backward) sums = arena.take<double>(key_columns);
     }
 
-    HEADRACE_DEVICE void load_keys(const ChunkRange& range, std::int64_t key_head) {
-        load_tokens(q, args.q, range, key_head, 0, args.K);
+    // Without queries, q keeps what it held.
+    HEADRACE_DEVICE void load_keys(const ChunkRange& range, std::int64_t key_head, bool queries = true) {
+        if (queries) load_tokens(q, args.q, range, key_head, 0, args.K);
         load_tokens(k, args.k, range, key_head, 0, args.K);
         if (args.undecayed_error) load_tokens(e, args.p, range, key_head, 0, args.K);
         if (!args.l2norm) return;
-        normalise(q, q_inverse_norm, range.rows);
+        if (queries) normalise(q, q_inverse_norm, range.rows);
         normalise(k, k_inverse_norm, range.rows);
         if (args.undecayed_error) normalise(e, e_inverse_norm, range.rows);
     }

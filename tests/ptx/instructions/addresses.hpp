@@ -32,7 +32,8 @@ inline void gather_addresses(const Warp& warp, int slot, std::int64_t offset, bo
         for_lanes(active, [&](int lane) { addresses[lane] = base[lane] + add; });
     } else {
         const std::uint32_t* base = warp.u32(slot);
-        for_lanes(active, [&](int lane) { addresses[lane] = base[lane] + add; });
+        // in 32 bits: nvcc writes [%r1+252] where %r1 is -128
+        for_lanes(active, [&](int lane) { addresses[lane] = static_cast<std::uint32_t>(base[lane] + add); });
     }
 }
 

@@ -49,6 +49,15 @@ TEST(Memory, VectorsAndHints) {
         all);
 }
 
+// A register of 32 bits that holds -128, and an offset that leads back into the window.
+TEST(Memory, AddressesOfThirtyTwoBitsWrapAround) {
+    EXPECT_EQ(copy_lanes(".shared .align 16 .b8 window[512];"
+                         "shl.b32 %r8, %r0, 4; sub.u32 %r9, %r8, 128; mov.u32 %r7, window; add.u32 %r9, %r9, %r7;"
+                         "ld.global.v4.u32 {%r1,%r2,%r3,%r4}, [%rd9]; st.shared.v4.u32 [%r9+128], {%r1,%r2,%r3,%r4};"
+                         "ld.shared.v4.u32 {%r1,%r2,%r3,%r4}, [%r9+128]; st.global.v4.u32 [%rd10], {%r1,%r2,%r3,%r4};"),
+              counted<std::uint32_t>(128, 5));
+}
+
 TEST(Memory, GuardAndSinkAndImmediate) {
     auto want = std::vector<std::uint32_t>(128, 0);
     for (std::size_t lane = 0; lane < 7; ++lane)

@@ -20,11 +20,37 @@ bool cu_seqlens_stay(const TensorView& cu_seqlens) { return cu_seqlens.shape[0] 
 void each_view(Call& call, const std::function<void(TensorView&)>& f) {
     Inputs& in = call.in;
     Gradients& grads = call.grads;
-    for (TensorView* view :
-         {&in.q, &in.k, &in.v, &in.p, &in.g, &in.gv, &in.g_gamma, &in.beta, &in.A_log, &in.dt_bias, &in.initial_state, &call.out.o,
-          &call.out.final_state, &call.d_out.d_o, &call.d_out.d_final_state, &grads.d_q, &grads.d_k, &grads.d_v, &grads.d_p,
-          &grads.d_g, &grads.d_gv, &grads.d_g_gamma, &grads.d_beta, &grads.d_A_log, &grads.d_dt_bias, &grads.d_initial_state,
-          &call.pool.states, &call.pool.indices, &call.pool.num_accepted_tokens, &call.summary.transition, &call.summary.state}) {
+    for (TensorView* view : {&in.q,
+                             &in.k,
+                             &in.v,
+                             &in.p,
+                             &in.g,
+                             &in.gv,
+                             &in.g_gamma,
+                             &in.beta,
+                             &in.A_log,
+                             &in.dt_bias,
+                             &in.initial_state,
+                             &call.out.o,
+                             &call.out.final_state,
+                             &call.d_out.d_o,
+                             &call.d_out.d_final_state,
+                             &grads.d_q,
+                             &grads.d_k,
+                             &grads.d_v,
+                             &grads.d_p,
+                             &grads.d_g,
+                             &grads.d_gv,
+                             &grads.d_g_gamma,
+                             &grads.d_beta,
+                             &grads.d_A_log,
+                             &grads.d_dt_bias,
+                             &grads.d_initial_state,
+                             &call.pool.states,
+                             &call.pool.indices,
+                             &call.pool.num_accepted_tokens,
+                             &call.summary.transition,
+                             &call.summary.state}) {
         if (view->given()) f(*view);
     }
     if (in.cu_seqlens.given() && !cu_seqlens_stay(in.cu_seqlens)) f(in.cu_seqlens);
@@ -54,7 +80,8 @@ class Copied {
   public:
     Copied(void* host, std::size_t bytes, cudaStream_t stream) : host_(host), bytes_(bytes), stream_(stream) {
         status_ = checked(cudaMalloc(&memory_, bytes + 2 * guard), "cudaMalloc");
-        if (status_.ok()) status_ = checked(cudaMemsetAsync(memory_, filling, bytes + 2 * guard, stream), "cudaMemsetAsync");
+        if (status_.ok())
+            status_ = checked(cudaMemsetAsync(memory_, filling, bytes + 2 * guard, stream), "cudaMemsetAsync");
         if (status_.ok() && host != nullptr && bytes > 0) {
             status_ = checked(cudaMemcpyAsync(data(), host, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
         }
@@ -67,7 +94,8 @@ class Copied {
     void* data() const { return static_cast<char*>(memory_) + guard; }
     Status copy_back(bool* guards_intact) {
         std::vector<unsigned char> all(bytes_ + 2 * guard);
-        Status status = checked(cudaMemcpyAsync(all.data(), memory_, all.size(), cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync");
+        Status status = checked(cudaMemcpyAsync(all.data(), memory_, all.size(), cudaMemcpyDeviceToHost, stream_),
+                                "cudaMemcpyAsync");
         if (status.ok()) status = checked(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
         if (!status.ok()) return status;
         for (std::size_t i = 0; i < guard; ++i) {
@@ -127,7 +155,9 @@ Status run_copied(const Call& host, bool own_workspace, cudaStream_t stream, std
 
 Status run_on_device(const Call& host, bool own_workspace, std::string* violation) {
     cudaStream_t stream = nullptr;
-    if (Status status = checked(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"); !status.ok()) return status;
+    if (Status status = checked(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+        !status.ok())
+        return status;
     Status status = run_copied(host, own_workspace, stream, violation);
     cudaStreamDestroy(stream);
     return status;

@@ -27,7 +27,10 @@ HEADRACE_DEVICE void load_matrix(std::uint32_t (&m)[4], std::uint32_t row) {
                  : "memory");
 }
 HEADRACE_DEVICE void load_matrix(std::uint32_t (&m)[2], std::uint32_t row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(m[0]), "=r"(m[1]) : "r"(row) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(m[0]), "=r"(m[1])
+                 : "r"(row)
+                 : "memory");
 }
 HEADRACE_DEVICE void load_matrix_transposed(std::uint32_t (&m)[4], std::uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -45,19 +48,22 @@ HEADRACE_DEVICE void load_matrix_transposed(std::uint32_t (&m)[2], std::uint32_t
 // d += a b, a 16 x 16, b 16 x 8, sums in fp32. a: (g, 2t..), (g+8, 2t..), (g, 2t+8..), (g+8, 2t+8..); b: (2t.., g),
 // (2t+8.., g); d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
 HEADRACE_DEVICE void multiply_bf16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+        "%2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 HEADRACE_DEVICE void multiply_f16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// The same with a 16 x 8, b 8 x 8 of tf32, the upper 19 bits of a float: a: (g, t), (g+8, t), (g, t+4), (g+8, t+4); b: (t, g),
-// (t+4, g).
+// The same with a 16 x 8, b 8 x 8 of tf32, the upper 19 bits of a float: a: (g, t), (g+8, t), (g, t+4), (g+8, t+4); b:
+// (t, g), (t+4, g).
 HEADRACE_DEVICE void multiply_tf32(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
@@ -89,14 +95,17 @@ HEADRACE_DEVICE float exp2_approximate(float x) {
 
 // ---- copies from global to shared memory that go on by themselves ----
 
-// 16 bytes, both addresses aligned to 16; only the first `given` are read, the rest is filled with zeros. Past the L1 cache.
+// 16 bytes, both addresses aligned to 16; only the first `given` are read, the rest is filled with zeros. Past the L1
+// cache.
 HEADRACE_DEVICE void copy_16(std::uint32_t to_shared, const void* from_global, int given) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_shared), "l"(__cvta_generic_to_global(from_global)), "r"(given)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_shared),
+                 "l"(__cvta_generic_to_global(from_global)), "r"(given)
                  : "memory");
 }
 // 4 bytes, both addresses aligned to 4.
 HEADRACE_DEVICE void copy_4(std::uint32_t to_shared, const void* from_global, int given) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to_shared), "l"(__cvta_generic_to_global(from_global)), "r"(given)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to_shared),
+                 "l"(__cvta_generic_to_global(from_global)), "r"(given)
                  : "memory");
 }
 // Ends a group of this thread's copies.

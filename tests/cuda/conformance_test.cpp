@@ -1,8 +1,8 @@
-// Conformance on a CUDA device: the problem lines and random problems with their tensors there, by the implementation that serves
-// them and, a third of them, by every other that accepts them.
+// Conformance on a CUDA device: the problem lines and random problems with their tensors there, by the implementation
+// that serves them and, a third of them, by every other that accepts them.
 //
-// HEADRACE_CONFORMANCE_SHARE, a number in (0, 1], runs that share of everything, and HEADRACE_CONFORMANCE_SHARD=2/4 the third of four
-// parts of it, both chosen by a hash of the line.
+// HEADRACE_CONFORMANCE_SHARE, a number in (0, 1], runs that share of everything, and HEADRACE_CONFORMANCE_SHARD=2/4 the
+// third of four parts of it, both chosen by a hash of the line.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -59,7 +59,8 @@ std::vector<ProblemLine> listed_lines() {
 
 std::vector<ProblemLine> random_lines() {
     std::vector<ProblemLine> lines;
-    for (std::uint64_t seed = 0; seed < random_problems; ++seed) lines.push_back(on_device(random_problem(7'000'003 + seed)));
+    for (std::uint64_t seed = 0; seed < random_problems; ++seed)
+        lines.push_back(on_device(random_problem(7'000'003 + seed)));
     return lines;
 }
 

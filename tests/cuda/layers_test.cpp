@@ -1,4 +1,5 @@
-// The layer functions on tensors of a CUDA device: the oracle, in every type, layout, width and length; steps; prefixes; errors.
+// The layer functions on tensors of a CUDA device: the oracle, in every type, layout, width and length; steps;
+// prefixes; errors.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,11 +14,13 @@ constexpr DType all_types[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 const std::vector<std::int64_t> ragged = {0, 0, 1, 3, 3, 67, 150, 150};
 
 std::vector<TensorView*> views_of(ConvolutionCall& call) {
-    return {&call.in.x, &call.in.weight, &call.in.bias, &call.in.initial_state, &call.out.y, &call.out.final_state, &call.d_out.d_y,
-            &call.d_out.d_final_state, &call.grads.d_x, &call.grads.d_weight, &call.grads.d_bias, &call.grads.d_initial_state};
+    return {&call.in.x,      &call.in.weight,       &call.in.bias,      &call.in.initial_state,
+            &call.out.y,     &call.out.final_state, &call.d_out.d_y,    &call.d_out.d_final_state,
+            &call.grads.d_x, &call.grads.d_weight,  &call.grads.d_bias, &call.grads.d_initial_state};
 }
 std::vector<TensorView*> views_of(RmsNormCall& call) {
-    return {&call.in.x, &call.in.gate, &call.in.weight, &call.y, &call.d_y, &call.grads.d_x, &call.grads.d_gate, &call.grads.d_weight};
+    return {&call.in.x, &call.in.gate,   &call.in.weight,    &call.y,
+            &call.d_y,  &call.grads.d_x, &call.grads.d_gate, &call.grads.d_weight};
 }
 
 // While it lives, the views of a call lie on the device, and its options name a stream.
@@ -47,7 +50,8 @@ class MovedToDevice {
   private:
     void move(TensorView* view) {
         if (!view->given()) return;
-        moved_.push_back({view, view->data, DeviceMemory(extent_bytes(*view) + 1)});  // + 1: an address for empty ones too
+        moved_.push_back(
+            {view, view->data, DeviceMemory(extent_bytes(*view) + 1)});  // + 1: an address for empty ones too
         transfer(moved_.back().memory.data(), view->data, extent_bytes(*view));
         view->data = moved_.back().memory.data();
         view->device = Device::cuda;
@@ -84,7 +88,8 @@ TEST(CudaLayers, ConvolutionInEveryTypeAndLayout) {
         const DType others = dtype == DType::f64 ? DType::f64 : DType::f32;
         for (const Layout layout : {Layout::contiguous, Layout::strided}) {
             expect_right({.dtype = dtype, .others = others, .layout = layout});
-            expect_right({.B = 1, .T = 150, .D = 35, .cu_seqlens = ragged, .dtype = dtype, .others = dtype, .layout = layout});
+            expect_right(
+                {.B = 1, .T = 150, .D = 35, .cu_seqlens = ragged, .dtype = dtype, .others = dtype, .layout = layout});
         }
     }
 }
@@ -97,7 +102,8 @@ TEST(CudaLayers, ConvolutionOfEveryWidthAndLength) {
         }
     }
     for (const std::int64_t T : {1, 2, 3, 31, 32, 33, 65}) {
-        for (const Activation activation : {Activation::none, Activation::silu}) expect_right({.T = T, .D = 33, .activation = activation});
+        for (const Activation activation : {Activation::none, Activation::silu})
+            expect_right({.T = T, .D = 33, .activation = activation});
     }
 }
 
@@ -105,7 +111,8 @@ TEST(CudaLayers, ConvolutionOfEveryWidthAndLength) {
 TEST(CudaLayers, ConvolutionSumsManyWindows) { expect_right({.B = 3, .T = 1000, .D = 4}); }
 
 TEST(CudaLayers, ConvolutionOfNothing) {
-    for (const ConvolutionCase& c : {ConvolutionCase{.T = 0}, {.D = 0}, {.B = 0}, {.B = 1, .T = 0, .cu_seqlens = {0, 0, 0}}}) {
+    for (const ConvolutionCase& c :
+         {ConvolutionCase{.T = 0}, {.D = 0}, {.B = 0}, {.B = 1, .T = 0, .cu_seqlens = {0, 0, 0}}}) {
         ConvolutionCall call(c);
         {
             const MovedToDevice moved(call);
@@ -135,7 +142,8 @@ TEST(CudaLayers, StepsAreForwardsOfOneToken) {
             };
             ConvolutionInputs token = call.in;
             token.x = rows(call.in.x), token.initial_state = {};
-            const Status status = short_convolution_step(token, {rows(call.out.y), {}}, {call.out.final_state, {}}, call.options);
+            const Status status =
+                short_convolution_step(token, {rows(call.out.y), {}}, {call.out.final_state, {}}, call.options);
             EXPECT_TRUE(status.ok()) << status.message();
         }
         EXPECT_EQ(misses(call, {"y", "final_state"}), "") << W;
@@ -186,7 +194,8 @@ TEST(CudaLayers, Errors) {
         call.options.force = nullptr;
         ConvolutionInputs in = call.in;
         in.weight.device = Device::cpu;
-        EXPECT_EQ(short_convolution_forward(in, call.out, call.options).message(), "weight: expected a CUDA tensor as x, got a CPU one");
+        EXPECT_EQ(short_convolution_forward(in, call.out, call.options).message(),
+                  "weight: expected a CUDA tensor as x, got a CPU one");
     }
     RmsNormCall norm({});
     for (TensorView* view : views_of(norm)) view->device = Device::cuda;  // host memory that says it is not

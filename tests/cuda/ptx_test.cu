@@ -84,8 +84,10 @@ void check_loads() {
     for (int lane = 0; lane < lanes; ++lane) {
         for (int m = 0; m < count; ++m) {
             const int g = lane / 4, t = lane % 4;
-            const int low = transposed ? 2 * t * 8 + g : g * 8 + 2 * t, high = transposed ? (2 * t + 1) * 8 + g : g * 8 + 2 * t + 1;
-            const auto expected = static_cast<std::uint32_t>(64 * m + low) | static_cast<std::uint32_t>(64 * m + high) << 16;
+            const int low = transposed ? 2 * t * 8 + g : g * 8 + 2 * t,
+                      high = transposed ? (2 * t + 1) * 8 + g : g * 8 + 2 * t + 1;
+            const auto expected = static_cast<std::uint32_t>(64 * m + low) | static_cast<std::uint32_t>(64 * m + high)
+                                                                                 << 16;
             EXPECT_EQ(out[static_cast<std::size_t>(lane * count + m)], expected) << "lane " << lane << " matrix " << m;
         }
     }
@@ -119,7 +121,8 @@ __global__ void products(float* d, const void* a, const void* b) {
             const int at = (g + i % 2 * 8) * 16 + 2 * t + i / 2 * 8;
             left[i] = x[at] | static_cast<std::uint32_t>(x[at + 1]) << 16;
         }
-        for (int i = 0; i < 2; ++i) right[i] = y[(2 * t + 8 * i) * 8 + g] | static_cast<std::uint32_t>(y[(2 * t + 8 * i + 1) * 8 + g]) << 16;
+        for (int i = 0; i < 2; ++i)
+            right[i] = y[(2 * t + 8 * i) * 8 + g] | static_cast<std::uint32_t>(y[(2 * t + 8 * i + 1) * 8 + g]) << 16;
         kind == Kind::bf16 ? ptx::multiply_bf16(sums, left, right) : ptx::multiply_f16(sums, left, right);
     }
     for (int i = 0; i < 4; ++i) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sums[i];
@@ -130,7 +133,8 @@ void check_product() {
     constexpr std::size_t depth = kind == Kind::tf32 ? 8 : 16;
     const std::vector<float> a = matrix(16 * depth, 1), b = matrix(depth * 8, 5), d = matrix(16 * 8, 9);
     const OnDevice<float> sums(d), left(a), right(b);
-    const OnDevice<std::uint16_t> left_halves(rounded(a, kind == Kind::bf16)), right_halves(rounded(b, kind == Kind::bf16));
+    const OnDevice<std::uint16_t> left_halves(rounded(a, kind == Kind::bf16)),
+        right_halves(rounded(b, kind == Kind::bf16));
     const bool wide = kind == Kind::tf32;
     products<kind><<<1, lanes>>>(sums.data(), wide ? static_cast<const void*>(left.data()) : left_halves.data(),
                                  wide ? static_cast<const void*>(right.data()) : right_halves.data());
@@ -168,16 +172,20 @@ std::uint32_t tf32_of(float value) {
 
 TEST(Ptx, Round) {
     std::vector<float> in;
-    for (int i = 0; i < 2 * lanes; ++i) in.push_back(std::ldexp(1.0f + static_cast<float>(i) * 0x1.1p-9f, i - 30) * (i % 3 == 0 ? -1.0f : 1.0f));
-    in[4] = 1 + 0x1p-8f, in[5] = 1 + 0x3p-8f, in[6] = 1 + 0x1p-11f, in[8] = std::numeric_limits<float>::infinity(), in[9] = -0.0f;
+    for (int i = 0; i < 2 * lanes; ++i)
+        in.push_back(std::ldexp(1.0f + static_cast<float>(i) * 0x1.1p-9f, i - 30) * (i % 3 == 0 ? -1.0f : 1.0f));
+    in[4] = 1 + 0x1p-8f, in[5] = 1 + 0x3p-8f, in[6] = 1 + 0x1p-11f, in[8] = std::numeric_limits<float>::infinity(),
+    in[9] = -0.0f;
     const OnDevice<float> source(in);
     const OnDevice<std::uint32_t> target(std::vector<std::uint32_t>(3 * lanes));
     roundings<<<1, lanes>>>(target.data(), source.data());
     const std::vector<std::uint32_t> out = target.values();
     for (std::size_t i = 0; i < lanes; ++i) {
         const float low = in[2 * i], high = in[2 * i + 1];
-        EXPECT_EQ(out[3 * i], float_to_bf16(low) | static_cast<std::uint32_t>(float_to_bf16(high)) << 16) << low << ", " << high;
-        EXPECT_EQ(out[3 * i + 1], float_to_f16(low) | static_cast<std::uint32_t>(float_to_f16(high)) << 16) << low << ", " << high;
+        EXPECT_EQ(out[3 * i], float_to_bf16(low) | static_cast<std::uint32_t>(float_to_bf16(high)) << 16)
+            << low << ", " << high;
+        EXPECT_EQ(out[3 * i + 1], float_to_f16(low) | static_cast<std::uint32_t>(float_to_f16(high)) << 16)
+            << low << ", " << high;
         EXPECT_EQ(out[3 * i + 2] & ~0x1fffu, tf32_of(low)) << low;
     }
 }

@@ -5,9 +5,9 @@
 
 namespace headrace::cuda {
 
-// Decays between two tokens are products of the decays of single steps, made anew on the way from the one to the other: at most 1,
-// without division or anchors (math.md, section 8, needs those where the products are matrix products). A score costs a second
-// multiplication per channel, and a huge gate spoils nothing behind it.
+// Decays between two tokens are products of the decays of single steps, made anew on the way from the one to the other:
+// at most 1, without division or anchors (math.md, section 8, needs those where the products are matrix products). A
+// score costs a second multiplication per channel, and a huge gate spoils nothing behind it.
 template <class T_>
 struct ChannelGate {
     using T = T_;
@@ -21,18 +21,19 @@ struct ChannelGate {
     };
 
     int rows = 0, columns = 0;
-    Tile<T> decay, start, end;  // [C,K] e^{g_i}, e^{G_i}, e^{G_L - G_i}
-    double* through;            // [K] e^{G_L}
+    Tile<T> decay, start, end;                              // [C,K] e^{g_i}, e^{G_i}, e^{G_L - G_i}
+    double* through;                                        // [K] e^{G_L}
     Tile<T> gradient_start, gradient_end, gradient_inside;  // [C,K] terms from the chunk's start, to its end, inside
-    Tile<T> terms;              // [C,K] of the pairs of one key
-    T* all;                     // [K] terms right through
+    Tile<T> terms;                                          // [C,K] of the pairs of one key
+    T* all;                                                 // [K] terms right through
 
     __host__ __device__ void carve(Arena& arena, int chunk, int key_columns, bool gradient) {
         columns = key_columns;
         for (Tile<T>* tile : {&start, &end}) *tile = arena.tile<T>(chunk, columns);
         through = arena.take<double>(columns);
         if (!gradient) return;
-        for (Tile<T>* tile : {&gradient_start, &gradient_end, &gradient_inside, &terms}) *tile = arena.tile<T>(chunk, columns);
+        for (Tile<T>* tile : {&gradient_start, &gradient_end, &gradient_inside, &terms})
+            *tile = arena.tile<T>(chunk, columns);
         all = arena.take<T>(columns);
     }
 
@@ -92,10 +93,10 @@ struct ChannelGate {
         ptx::sync_block();
     }
 
-    // As ScalarGate's. A thread takes a channel. For a key j the terms of its pairs with i > j are kept until their sums from i on
-    // are known: gate m lies inside the pairs of j < m with i >= m.
-    HEADRACE_DEVICE void scores_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T>, Tile<T>,
-                                         const ScoreRows<T>& in, bool gate_wanted) const {
+    // As ScalarGate's. A thread takes a channel. For a key j the terms of its pairs with i > j are kept until their
+    // sums from i on are known: gate m lies inside the pairs of j < m with i >= m.
+    HEADRACE_DEVICE void scores_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T>,
+                                         Tile<T>, const ScoreRows<T>& in, bool gate_wanted) const {
         each(columns, [&](int c) {
             HEADRACE_ROLLED
             for (int j = 0; j < rows; ++j) {

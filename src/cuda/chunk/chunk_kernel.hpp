@@ -1,4 +1,5 @@
-// ChunkKernel: a thread block walks the chunks of one sequence and head, loads tiles, runs the algorithm pages, stores results.
+// ChunkKernel: a thread block walks the chunks of one sequence and head, loads tiles, runs the algorithm pages, stores
+// results.
 #pragma once
 
 #include "cuda/chunk/chunk_ops.hpp"
@@ -16,7 +17,7 @@ struct ChunkKernel {
 
     const KernelArgs& args;
     int key_columns, value_columns;
-    TokenTiles<T> tokens;
+    TokenTiles<T, delta> tokens;
     Ops ops;
     algorithms::ChunkInputs<Ops> in;
     algorithms::ForwardTiles<Ops> forward_tiles{};
@@ -32,7 +33,8 @@ struct ChunkKernel {
         const int C = args.chunk;
         ops.undecayed_error = args.undecayed_error;
         ops.carve(arena, C, key_columns, value_columns, use == Use::backward, args.gate_gradient);
-        in = {{tokens.q}, {tokens.k}, {tokens.e}, tokens.v, tokens.beta, static_cast<T>(args.scale), args.undecayed_error};
+        in = {{tokens.q},          {tokens.k}, {tokens.e}, tokens.v, tokens.beta, static_cast<T>(args.scale),
+              args.undecayed_error};
         o = d_o = arena.tile<T>(C, value_columns);
         forward_tiles.P = backward_tiles.P = arena.tile<T>(C, C);
         if (delta) {
@@ -73,11 +75,13 @@ struct ChunkKernel {
             clear_parameter_sums(args, n, head);
             load_state(S, args.initial_state, n, head, args.K, 0, args.V);
             HEADRACE_ROLLED
-            for (std::int64_t chunk = 0; chunk < chunks(sequence); ++chunk) save_state(sequence, n, key_head, head, chunk);
+            for (std::int64_t chunk = 0; chunk < chunks(sequence); ++chunk)
+                save_state(sequence, n, key_head, head, chunk);
             load_state(adjoint(member), args.d_final_state, n, head, args.K, 0, args.V);
         }
         HEADRACE_ROLLED
-        for (std::int64_t chunk = chunks(sequence) - 1; chunk >= 0; --chunk) chunk_gradients(sequence, n, key_head, chunk);
+        for (std::int64_t chunk = chunks(sequence) - 1; chunk >= 0; --chunk)
+            chunk_gradients(sequence, n, key_head, chunk);
         HEADRACE_ROLLED
         for (int member = 0; member < args.group; ++member) {
             store_state(args.d_initial_state, adjoint(member), n, key_head * args.group + member, args.K, 0, args.V);
@@ -105,7 +109,9 @@ struct ChunkKernel {
         d_e_sum = grouped && delta ? arena.tile<T>(C, key_columns) : t.d_e;
     }
     HEADRACE_DEVICE Tile adjoint(int member) const { return adjoints.from(member * key_columns, 0); }
-    HEADRACE_DEVICE std::int64_t chunks(const TokenRange& s) const { return (s.end - s.begin + args.chunk - 1) / args.chunk; }
+    HEADRACE_DEVICE std::int64_t chunks(const TokenRange& s) const {
+        return (s.end - s.begin + args.chunk - 1) / args.chunk;
+    }
     HEADRACE_DEVICE ChunkRange range_of(const TokenRange& s, std::int64_t chunk) const {
         const std::int64_t first = chunk * args.chunk, left = s.end - s.begin - first;
         const int length = static_cast<int>(left < args.chunk ? left : args.chunk);
@@ -114,15 +120,23 @@ struct ChunkKernel {
 
     HEADRACE_DEVICE Strided saved(char* data, std::int64_t place, int rows, DType dtype) const {
         const std::int64_t elements = static_cast<std::int64_t>(rows) * value_columns;
-        return {data + place * elements * (dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2), {0, 0, value_columns, 1}, dtype, true};
+        return {data + place * elements *
+                           (dtype == DType::f64   ? 8
+                            : dtype == DType::f32 ? 4
+                                                  : 2),
+                {0, 0, value_columns, 1},
+                dtype,
+                true};
     }
-    HEADRACE_DEVICE Strided saved_state(std::int64_t place) const { return saved(args.saved_states, place, key_columns, args.state_dtype); }
+    HEADRACE_DEVICE Strided saved_state(std::int64_t place) const {
+        return saved(args.saved_states, place, key_columns, args.state_dtype);
+    }
     HEADRACE_DEVICE Strided saved_residual(std::int64_t place) const {
         return saved(args.saved_residuals, place, args.chunk, sizeof(T) == 8 ? DType::f64 : DType::f32);
     }
     // Saves what enters the chunk (and the delta rule's residuals), and takes S to its end.
-    HEADRACE_DEVICE void save_state(const TokenRange& sequence, std::int64_t n, std::int64_t key_head, std::int64_t head,
-                                    std::int64_t chunk) {
+    HEADRACE_DEVICE void save_state(const TokenRange& sequence, std::int64_t n, std::int64_t key_head,
+                                    std::int64_t head, std::int64_t chunk) {
         const ChunkRange range = range_of(sequence, chunk);
         const std::int64_t place = saved_place(args, sequence, n, head, chunk, args.chunk);
         store_state(saved_state(place), S, 0, 0, key_columns, 0, value_columns);
@@ -133,16 +147,20 @@ struct ChunkKernel {
         if (delta) store_state(saved_residual(place), forward_tiles.residual, 0, 0, range.rows, 0, value_columns);
     }
 
-    HEADRACE_DEVICE void chunk_gradients(const TokenRange& sequence, std::int64_t n, std::int64_t key_head, std::int64_t chunk) {
+    HEADRACE_DEVICE void chunk_gradients(const TokenRange& sequence, std::int64_t n, std::int64_t key_head,
+                                         std::int64_t chunk) {
         const ChunkRange range = range_of(sequence, chunk);
         const bool keys_wanted = args.d_q.given || args.d_k.given || args.d_p.given;
-        const algorithms::Wanted wanted{.adjoint = true, .queries = delta ? keys_wanted : args.d_q.given,
-                                        .keys = delta ? keys_wanted : args.d_k.given, .gate = args.gate_gradient,
+        const algorithms::Wanted wanted{.adjoint = true,
+                                        .queries = delta ? keys_wanted : args.d_q.given,
+                                        .keys = delta ? keys_wanted : args.d_k.given,
+                                        .gate = args.gate_gradient,
                                         .erase_scores = true};
         tokens.load_keys(range, key_head);
         HEADRACE_ROLLED
         for (int member = 0; member < args.group; ++member) {
-            const std::int64_t head = key_head * args.group + member, place = saved_place(args, sequence, n, head, chunk, args.chunk);
+            const std::int64_t head = key_head * args.group + member,
+                               place = saved_place(args, sequence, n, head, chunk, args.chunk);
             tokens.load_head(range, head, 0, args.V);
             ops.start_chunk(range.rows, tokens.log_decay);
             load_tokens(d_o, args.d_o, range, head, 0, args.V);
@@ -160,7 +178,8 @@ struct ChunkKernel {
         store_keys(range, key_head, wanted);
     }
     HEADRACE_DEVICE void load_rows(Tile dst, const Strided& tensor, int rows) const {
-        for_each(dst, rows, value_columns, [&](int i, int j) { return reinterpret_cast<const T*>(tensor.data)[i * value_columns + j]; });
+        for_each(dst, rows, value_columns,
+                 [&](int i, int j) { return reinterpret_cast<const T*>(tensor.data)[i * value_columns + j]; });
     }
     HEADRACE_DEVICE void store_values(const ChunkRange& range, std::int64_t head) {
         store_tokens(args.d_v, delta ? backward_tiles.z : backward_tiles.y, range, head, 0, args.V);
@@ -174,7 +193,8 @@ struct ChunkKernel {
         const auto& t = backward_tiles;
         if (args.group == 1) return;
         const auto combine = [&](Tile sum, Tile part) {
-            for_each(sum, range.rows, key_columns, [&](int i, int c) { return member == 0 ? part.at(i, c) : sum.at(i, c) + part.at(i, c); });
+            for_each(sum, range.rows, key_columns,
+                     [&](int i, int c) { return member == 0 ? part.at(i, c) : sum.at(i, c) + part.at(i, c); });
         };
         if (wanted.queries) combine(d_q_sum, t.d_q);
         if (wanted.keys) combine(d_k_sum, t.d_k);
@@ -182,7 +202,8 @@ struct ChunkKernel {
     }
     HEADRACE_DEVICE void store_keys(const ChunkRange& range, std::int64_t key_head, algorithms::Wanted wanted) {
         if (delta && wanted.keys && !args.undecayed_error) {
-            for_each(d_k_sum, range.rows, key_columns, [&](int i, int c) { return d_k_sum.at(i, c) + d_e_sum.at(i, c); });
+            for_each(d_k_sum, range.rows, key_columns,
+                     [&](int i, int c) { return d_k_sum.at(i, c) + d_e_sum.at(i, c); });
         }
         if (wanted.queries) tokens.store_d_q(d_q_sum, range, key_head);
         if (wanted.keys) tokens.store_d_k(d_k_sum, range, key_head);

@@ -25,7 +25,8 @@ struct ChunkOps {
     int rows = 0, K = 0, V = 0;
     bool undecayed_error = false;
 
-    __host__ __device__ void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward, bool gate_gradient) {
+    __host__ __device__ void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward,
+                                   bool gate_gradient) {
         K = key_columns;
         V = value_columns;
         gate.carve(arena, chunk, K, gate_gradient);
@@ -41,8 +42,8 @@ struct ChunkOps {
     HEADRACE_DEVICE void scores(Tile P, Tile l, const Inputs& in) const {
         if (P || l) gate.scores(P, l, score_rows(in));
     }
-    HEADRACE_DEVICE void scores_backward(Tile d_q, Tile d_k, Tile d_e, Tile d_P, Tile d_l, Tile P, Tile l, const Inputs& in,
-                                         bool gate_wanted) const {
+    HEADRACE_DEVICE void scores_backward(Tile d_q, Tile d_k, Tile d_e, Tile d_P, Tile d_l, Tile P, Tile l,
+                                         const Inputs& in, bool gate_wanted) const {
         gate.scores_backward(d_q, d_k, d_e, d_P, d_l, P, l, score_rows(in), gate_wanted);
     }
 
@@ -59,10 +60,12 @@ struct ChunkOps {
         for_each(x, rows, rows, [&](int i, int j) { return -x.at(i, j); });
     }
     HEADRACE_DEVICE void value_row_dots(T* dst, Tile a, Tile b) const {
-        each_row_sum(rows, V, [&](int i, int j) { return a.at(i, j) * b.at(i, j); }, [&](int i, T sum) { dst[i] = sum; });
+        each_row_sum(
+            rows, V, [&](int i, int j) { return a.at(i, j) * b.at(i, j); }, [&](int i, T sum) { dst[i] = sum; });
     }
     HEADRACE_DEVICE void add_through(State S, State D) const {
-        each_row_sum(K, V, [&](int c, int j) { return S.at(c, j) * D.at(c, j); }, [&](int c, T sum) { state_dots[c] = sum; });
+        each_row_sum(
+            K, V, [&](int c, int j) { return S.at(c, j) * D.at(c, j); }, [&](int c, T sum) { state_dots[c] = sum; });
         gate.add_through(state_dots);
     }
 
@@ -86,17 +89,17 @@ struct ChunkOps {
     }
     HEADRACE_DEVICE void read_and_score(Tile dst, Decayed x, State S, Tile P, Tile b) const {
         read(x, S, [&](int i, int j, T sum) { dst.at(i, j) = sum; });
-        multiply<T, wide>([&](int i, int m) { return P.at(i, m); }, [&](int m, int j) { return b.at(m, j); }, rows, V, rows, Part::a_lower,
-                    [&](int i, int j, T sum) { dst.at(i, j) += sum; });
+        multiply<T, wide>([&](int i, int m) { return P.at(i, m); }, [&](int m, int j) { return b.at(m, j); }, rows, V,
+                          rows, Part::a_lower, [&](int i, int j, T sum) { dst.at(i, j) += sum; });
     }
     HEADRACE_DEVICE void read_and_score_transposed(Tile dst, Decayed x, State S, Tile P, Tile b) const {
         read(x, S, [&](int i, int j, T sum) { dst.at(i, j) = sum; });
-        multiply<T, wide>([&](int i, int m) { return P.at(m, i); }, [&](int m, int j) { return b.at(m, j); }, rows, V, rows, Part::a_upper,
-                    [&](int i, int j, T sum) { dst.at(i, j) += sum; });
+        multiply<T, wide>([&](int i, int m) { return P.at(m, i); }, [&](int m, int j) { return b.at(m, j); }, rows, V,
+                          rows, Part::a_upper, [&](int i, int j, T sum) { dst.at(i, j) += sum; });
     }
     HEADRACE_DEVICE void read_keys(Tile dst, Tile a, State S) const {
-        multiply<T, wide>([&](int i, int j) { return a.at(i, j); }, [&](int j, int c) { return S.at(c, j); }, rows, K, V, Part::full,
-                    [&](int i, int c, T sum) { dst.at(i, c) = sum; });
+        multiply<T, wide>([&](int i, int j) { return a.at(i, j); }, [&](int j, int c) { return S.at(c, j); }, rows, K,
+                          V, Part::full, [&](int i, int c, T sum) { dst.at(i, c) = sum; });
     }
     // next = decayed S + x^T b (+ y^T z), next may be S; x, y [C,K], b, z [C,V]
     HEADRACE_DEVICE void decay_and_write(State next, State S, Decayed x, Tile b) const {
@@ -115,8 +118,9 @@ struct ChunkOps {
     }
     // dst = lower part of a b^T, a and b [C,V]
     HEADRACE_DEVICE void outer_lower(Tile dst, Tile a, Tile b) const {
-        multiply<T, few_columns>([&](int i, int v) { return a.at(i, v); }, [&](int v, int j) { return b.at(j, v); }, rows, rows, V, Part::full,
-                    [&](int i, int j, T sum) { dst.at(i, j) = j <= i ? sum : T(0); });
+        multiply<T, few_columns>([&](int i, int v) { return a.at(i, v); }, [&](int v, int j) { return b.at(j, v); },
+                                 rows, rows, V, Part::full,
+                                 [&](int i, int j, T sum) { dst.at(i, j) = j <= i ? sum : T(0); });
     }
     HEADRACE_DEVICE void solve(Tile x, Tile n) const { solve_unit_lower(x, n, rows, V, Side::lower); }
     HEADRACE_DEVICE void solve_transposed(Tile x, Tile n) const { solve_unit_lower(x, n, rows, V, Side::transposed); }
@@ -124,13 +128,17 @@ struct ChunkOps {
   private:
     template <class Leave>
     HEADRACE_DEVICE void read(Decayed x, State S, Leave leave) const {
-        multiply<T, wide>([&](int i, int c) { return x.at(i, c); }, [&](int c, int j) { return S.at(c, j); }, rows, V, K, Part::full, leave);
+        multiply<T, wide>([&](int i, int c) { return x.at(i, c); }, [&](int c, int j) { return S.at(c, j); }, rows, V,
+                          K, Part::full, leave);
     }
     template <class Leave>
     HEADRACE_DEVICE void write(Decayed x, Tile b, Leave leave) const {
-        multiply<T, wide>([&](int c, int i) { return x.at(i, c); }, [&](int i, int j) { return b.at(i, j); }, K, V, rows, Part::full, leave);
+        multiply<T, wide>([&](int c, int i) { return x.at(i, c); }, [&](int i, int j) { return b.at(i, j); }, K, V,
+                          rows, Part::full, leave);
     }
-    HEADRACE_DEVICE ScoreRows<T> score_rows(const Inputs& in) const { return {in.q, in.k, in.e, in.scale, in.undecayed_error}; }
+    HEADRACE_DEVICE ScoreRows<T> score_rows(const Inputs& in) const {
+        return {in.q, in.k, in.e, in.scale, in.undecayed_error};
+    }
 };
 
 }  // namespace headrace::cuda

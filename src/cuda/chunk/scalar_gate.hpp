@@ -48,15 +48,14 @@ struct ScalarGate {
         all = arena.take<T>(1);
     }
 
-    // From log_decay [1,C], zero behind the chunk's length. Decays are products of e^{g}, each begun at its own row, so a huge gate
-    // spoils nothing behind it, and in double, because roundings of a constant gate would all point one way.
+    // From log_decay [1,C], zero behind the chunk's length. Decays are products of e^{g}, each begun at its own row, so
+    // a huge gate spoils nothing behind it, and in double, because roundings of a constant gate would all point one
+    // way.
     HEADRACE_DEVICE void prepare(Tile<T> log_decay, int padded_rows) {
         rows = padded_rows;
         each(rows, [&](int i) { gate[i] = exp(static_cast<double>(log_decay.at(0, i))); });
         ptx::sync_block();
-        each(rows + 1, [&](int j) {
-            j < rows ? decay_from(j) : decay_from_start();
-        });
+        each(rows + 1, [&](int j) { j < rows ? decay_from(j) : decay_from_start(); });
         ptx::sync_block();
     }
 
@@ -67,23 +66,26 @@ struct ScalarGate {
     HEADRACE_DEVICE Decayed from_chunk_start_before(Tile<T> x, T factor) const { return {x, before, factor}; }
     HEADRACE_DEVICE Decayed to_chunk_end(Tile<T> x) const { return {x, end, T(1)}; }
 
-    // P[i,j] = scale q_i.k_j e^{G_i - G_j}, j <= i; l[i,j] = e_i.k_j e^{Ge_i - G_j}, j < i; zeros elsewhere. An empty tile is not
-    // wanted.
+    // P[i,j] = scale q_i.k_j e^{G_i - G_j}, j <= i; l[i,j] = e_i.k_j e^{Ge_i - G_j}, j < i; zeros elsewhere. An empty
+    // tile is not wanted.
     HEADRACE_DEVICE void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in) const {
         const auto keys = [&](int c, int j) { return in.k.at(j, c); };
         if (P) {
-            multiply<T, few_columns>([&](int i, int c) { return in.q.at(i, c); }, keys, rows, rows, columns, Part::full,
-                        [&](int i, int j, T sum) { P.at(i, j) = j <= i ? sum * decay.at(i, j) * in.scale : T(0); });
+            multiply<T, few_columns>(
+                [&](int i, int c) { return in.q.at(i, c); }, keys, rows, rows, columns, Part::full,
+                [&](int i, int j, T sum) { P.at(i, j) = j <= i ? sum * decay.at(i, j) * in.scale : T(0); });
         }
         if (l) {
-            multiply<T, few_columns>([&](int i, int c) { return in.e.at(i, c); }, keys, rows, rows, columns, Part::full,
-                        [&](int i, int j, T sum) { l.at(i, j) = j < i ? sum * erase_decay(i, j, in) : T(0); });
+            multiply<T, few_columns>(
+                [&](int i, int c) { return in.e.at(i, c); }, keys, rows, rows, columns, Part::full,
+                [&](int i, int j, T sum) { l.at(i, j) = j < i ? sum * erase_decay(i, j, in) : T(0); });
         }
     }
 
-    // From the gradients of the scores (d_l may be empty): adds to d_q, d_k, d_e and to the gate's pairs. d_P and d_l are lost.
-    HEADRACE_DEVICE void scores_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T> P, Tile<T> l,
-                                         const ScoreRows<T>& in, bool gate_wanted) const {
+    // From the gradients of the scores (d_l may be empty): adds to d_q, d_k, d_e and to the gate's pairs. d_P and d_l
+    // are lost.
+    HEADRACE_DEVICE void scores_backward(Tile<T> d_q, Tile<T> d_k, Tile<T> d_e, Tile<T> d_P, Tile<T> d_l, Tile<T> P,
+                                         Tile<T> l, const ScoreRows<T>& in, bool gate_wanted) const {
         each_element(rows, rows, [&](int i, int j) {
             if (gate_wanted) {
                 const T of_erase = d_l && j < i ? d_l.at(i, j) * l.at(i, j) : T(0);
@@ -123,15 +125,18 @@ struct ScalarGate {
     }
     // gradient [1,C]: entry m is the sum of all terms whose span contains gate m
     HEADRACE_DEVICE void finish_gradient(Tile<T> gradient, bool exclusive) const {
-        each_row_sum(rows, rows, [&](int m, int i) {
-            T sum = i >= m ? from_start[i] : to_end[i];
-            if (i > m) sum += from_start_before[i];
-            HEADRACE_ROLLED
-            for (int j = 0; j < m && i >= m; ++j) sum += pairs.at(i, j);
-            HEADRACE_ROLLED
-            for (int j = 0; j < m && i > m && exclusive; ++j) sum += pairs_before.at(i, j);
-            return sum;
-        }, [&](int m, T sum) { gradient.at(0, m) = sum + *all; });
+        each_row_sum(
+            rows, rows,
+            [&](int m, int i) {
+                T sum = i >= m ? from_start[i] : to_end[i];
+                if (i > m) sum += from_start_before[i];
+                HEADRACE_ROLLED
+                for (int j = 0; j < m && i >= m; ++j) sum += pairs.at(i, j);
+                HEADRACE_ROLLED
+                for (int j = 0; j < m && i > m && exclusive; ++j) sum += pairs_before.at(i, j);
+                return sum;
+            },
+            [&](int m, T sum) { gradient.at(0, m) = sum + *all; });
     }
 
   private:
@@ -155,19 +160,22 @@ struct ScalarGate {
         *through = since;
     }
     // The decay between the tokens of an erase score, j < i: the own gate of token i included or not.
-    HEADRACE_DEVICE T erase_decay(int i, int j, const ScoreRows<T>& in) const { return decay.at(in.undecayed_error ? i - 1 : i, j); }
+    HEADRACE_DEVICE T erase_decay(int i, int j, const ScoreRows<T>& in) const {
+        return decay.at(in.undecayed_error ? i - 1 : i, j);
+    }
 
     HEADRACE_DEVICE void dots(T* sums, Tile<T> x, Tile<T> d_x, bool add) const {
-        each_row_sum(rows, columns, [&](int i, int c) { return x.at(i, c) * d_x.at(i, c); },
-                     [&](int i, T sum) { sums[i] = add ? sums[i] + sum : sum; });
+        each_row_sum(
+            rows, columns, [&](int i, int c) { return x.at(i, c) * d_x.at(i, c); },
+            [&](int i, T sum) { sums[i] = add ? sums[i] + sum : sum; });
     }
     HEADRACE_DEVICE void add_rows(Tile<T> dst, Tile<T> weights, Tile<T> keys) const {
-        multiply<T, wide>([&](int i, int j) { return weights.at(i, j); }, [&](int j, int c) { return keys.at(j, c); }, rows, columns, rows,
-                    Part::a_lower, [&](int i, int c, T sum) { dst.at(i, c) += sum; });
+        multiply<T, wide>([&](int i, int j) { return weights.at(i, j); }, [&](int j, int c) { return keys.at(j, c); },
+                          rows, columns, rows, Part::a_lower, [&](int i, int c, T sum) { dst.at(i, c) += sum; });
     }
     HEADRACE_DEVICE void add_columns(Tile<T> dst, Tile<T> weights, Tile<T> x) const {
-        multiply<T, wide>([&](int j, int i) { return weights.at(i, j); }, [&](int i, int c) { return x.at(i, c); }, rows, columns, rows,
-                    Part::a_upper, [&](int j, int c, T sum) { dst.at(j, c) += sum; });
+        multiply<T, wide>([&](int j, int i) { return weights.at(i, j); }, [&](int i, int c) { return x.at(i, c); },
+                          rows, columns, rows, Part::a_upper, [&](int j, int c, T sum) { dst.at(j, c) += sum; });
     }
 };
 

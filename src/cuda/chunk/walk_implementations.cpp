@@ -8,7 +8,8 @@ namespace {
 
 template <class T>
 WalkKernels kernels_of(const Problem& problem) {
-    if (problem.rule == Rule::delta) return problem.channel_gate ? walk_kernels<T, true, true>() : walk_kernels<T, true, false>();
+    if (problem.rule == Rule::delta)
+        return problem.channel_gate ? walk_kernels<T, true, true>() : walk_kernels<T, true, false>();
     return problem.channel_gate ? walk_kernels<T, false, true>() : walk_kernels<T, false, false>();
 }
 
@@ -29,7 +30,8 @@ class Walk : public CudaImplementation {
         const WalkKernels kernels = walk(problem);
         const void* const kernel = direction_ == Direction::forward ? kernels.forward : kernels.backward;
         const std::size_t shared = memory(problem, args).shared;
-        Status status = launch(kernel, "cuda.walk", blocks(problem, args), launched_threads, shared, &args, problem.options.stream);
+        Status status =
+            launch(kernel, "cuda.walk", blocks(problem, args), launched_threads, shared, &args, problem.options.stream);
         return status.ok() ? store_parameter_gradients(problem, args) : status;
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
@@ -42,25 +44,31 @@ class Walk : public CudaImplementation {
         const std::int64_t states = take_saved_states(problem, carver, args, args.chunk);
         if (!args.delta) return args;
         const std::int64_t V = (problem.V + 15) / 16 * 16;
-        args.saved_residuals = static_cast<char*>(carver.take("saved residuals", args.state_dtype, {states, args.chunk, V}));
+        args.saved_residuals =
+            static_cast<char*>(carver.take("saved residuals", args.state_dtype, {states, args.chunk, V}));
         return args;
     }
 
   private:
-    static WalkKernels walk(const Problem& problem) { return computes_in_double(problem) ? kernels_of<double>(problem) : kernels_of<float>(problem); }
+    static WalkKernels walk(const Problem& problem) {
+        return computes_in_double(problem) ? kernels_of<double>(problem) : kernels_of<float>(problem);
+    }
     std::int64_t blocks(const Problem& problem, const KernelArgs& args) const {
         if (direction_ == Direction::backward) return problem.N * problem.H;
         return problem.N * problem.HV * ((args.V + args.value_columns - 1) / args.value_columns);
     }
     BlockMemory memory(const Problem& problem, const KernelArgs& args) const {
         const WalkKernels kernels = walk(problem);
-        return (direction_ == Direction::forward ? kernels.forward_memory : kernels.backward_memory)(args, args.shared_limit);
+        return (direction_ == Direction::forward ? kernels.forward_memory : kernels.backward_memory)(args,
+                                                                                                     args.shared_limit);
     }
     Direction direction_;
 };
 
 }  // namespace
 
-std::vector<const Implementation*> walk_implementations() { return {new Walk(Direction::forward), new Walk(Direction::backward)}; }
+std::vector<const Implementation*> walk_implementations() {
+    return {new Walk(Direction::forward), new Walk(Direction::backward)};
+}
 
 }  // namespace headrace::cuda

@@ -1,4 +1,5 @@
-// The kernels of this backend, as the portable code sees them: addresses to launch, parameters, the memory that a block needs.
+// The kernels of this backend, as the portable code sees them: addresses to launch, parameters, the memory that a block
+// needs.
 #pragma once
 
 #include <cstddef>
@@ -20,13 +21,15 @@ struct WalkKernels {
     BlockMemory (*forward_memory)(const KernelArgs& args, std::size_t shared_limit);
     BlockMemory (*backward_memory)(const KernelArgs& args, std::size_t shared_limit);
 };
-// The chunk form: a block walks the chunks of a sequence and head (forward: a block of its values; backward: of a key head).
+// The chunk form: a block walks the chunks of a sequence and head (forward: a block of its values; backward: of a key
+// head).
 template <class T, bool delta, bool channel_gate>
 WalkKernels walk_kernels();
 
-// The recurrent form: a block walks the tokens of a sequence, a head and recurrent_columns values, a thread for each key channel, in
-// multiples of 32. Forward and step.
-inline constexpr int recurrent_columns = 32, recurrent_segment = 16;  // segment: tokens from one saved state to the next
+// The recurrent form: a block walks the tokens of a sequence, a head and recurrent_columns values, a thread for each
+// key channel, in multiples of 32. Forward and step.
+inline constexpr int recurrent_columns = 32,
+                     recurrent_segment = 16;  // segment: tokens from one saved state to the next
 struct RecurrentKernels {
     const void *forward, *backward;  // backward: a block for each sequence and key head, as the chunk form's
     BlockMemory (*forward_memory)(const KernelArgs& args, std::size_t shared_limit);
@@ -35,9 +38,11 @@ struct RecurrentKernels {
 template <class T, bool delta>
 RecurrentKernels recurrent_kernels();
 
-// The layer functions: a block for a group of windows, a sequence (states, step) or a group of rows, of convolutions with 32 channels.
+// The layer functions: a block for a group of windows, a sequence (states, step) or a group of rows, of convolutions
+// with 32 channels.
 struct LayerKernels {
-    const void *convolution_forward, *convolution_state, *convolution_backward, *convolution_state_gradient, *convolution_step;
+    const void *convolution_forward, *convolution_state, *convolution_backward, *convolution_state_gradient,
+        *convolution_step;
     const void *norm_forward, *norm_backward;
     BlockMemory (*convolution_memory)(const ConvolutionArgs& args);
     BlockMemory (*norm_memory)(const RmsNormArgs& args);

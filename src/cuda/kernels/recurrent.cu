@@ -12,7 +12,8 @@ __global__ void __launch_bounds__(256) recurrent_forward(KernelArgs args) {
     Arena arena{block_memory, nullptr, args.shared_limit};
     RecurrentKernel<T, delta> kernel(args, arena);
     const std::int64_t blocks = (args.V + recurrent_columns - 1) / recurrent_columns, task = blockIdx.x;
-    kernel.forward(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * recurrent_columns);
+    kernel.forward(task / blocks / args.HV, task / blocks % args.HV,
+                   static_cast<int>(task % blocks) * recurrent_columns);
 }
 
 // Shared memory lets in two blocks; for more ptxas would save registers, and spill (docs/cuda-kernels.md).
@@ -33,8 +34,9 @@ BlockMemory memory_of(const KernelArgs& args, std::size_t shared_limit) {
 template <class T, bool delta>
 RecurrentKernels recurrent_kernels() {
     static_assert(recurrent_columns == state_columns);
-    return {reinterpret_cast<const void*>(&recurrent_forward<T, delta>), reinterpret_cast<const void*>(&recurrent_backward<T, delta>),
-            &memory_of<RecurrentKernel<T, delta>>, &memory_of<AdjointKernel<T, delta>>};
+    return {reinterpret_cast<const void*>(&recurrent_forward<T, delta>),
+            reinterpret_cast<const void*>(&recurrent_backward<T, delta>), &memory_of<RecurrentKernel<T, delta>>,
+            &memory_of<AdjointKernel<T, delta>>};
 }
 
 template RecurrentKernels recurrent_kernels<float, false>();

@@ -5,7 +5,8 @@
 namespace headrace::cuda {
 
 __global__ void __launch_bounds__(block_threads) parameter_sums(SumsArgs args) {
-    const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x, count = args.heads * args.channels;
+    const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x,
+                       count = args.heads * args.channels;
     if (i >= count) return;
     double total = 0;
     for (std::int64_t n = 0; n < args.N; ++n) total += args.sums[n * args.step + i];

@@ -10,8 +10,8 @@ namespace headrace::cuda {
 
 extern __shared__ __align__(16) char block_memory[];
 
-// The least of blocks on a multiprocessor, of which shared memory lets in no more: else ptxas saves registers for a fourth,
-// and spills (docs/cuda-kernels.md).
+// The least of blocks on a multiprocessor, of which shared memory lets in no more: else ptxas saves registers for a
+// fourth, and spills (docs/cuda-kernels.md).
 inline constexpr int forward_blocks = 3, backward_blocks = 2;
 
 template <class Kernel>
@@ -19,7 +19,8 @@ __global__ void __launch_bounds__(block_threads, forward_blocks) walk_forward(Ke
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::forward);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, task = blockIdx.x;
-    kernel.forward(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * args.value_columns);
+    kernel.forward(task / blocks / args.HV, task / blocks % args.HV,
+                   static_cast<int>(task % blocks) * args.value_columns);
 }
 
 template <class Kernel>

@@ -1,4 +1,5 @@
-// Convolution: the short convolution of 32 channels over windows of tokens: forward, backward and step (math.md, section 10).
+// Convolution: the short convolution of 32 channels over windows of tokens: forward, backward and step (math.md,
+// section 10).
 #pragma once
 
 #include "cuda/layers/layer_ops.hpp"
@@ -9,12 +10,12 @@ namespace headrace::cuda {
 template <class T>
 struct Convolution {
     const ConvolutionArgs& args;
-    std::int64_t channel;      // of the lane
-    bool inside;               // the channel exists
+    std::int64_t channel;  // of the lane
+    bool inside;           // the channel exists
     // of a window, in shared memory
-    Tile<T> d_sums;            // [window_tokens + W - 1, 32] gradients of the weighted sums of its tokens and of those behind it
-    std::int64_t *begin, *end; // [window_tokens + W - 1] of the sequences of these tokens, in their row
-    std::int64_t* sequence;    // their numbers; -1: no token
+    Tile<T> d_sums;  // [window_tokens + W - 1, 32] gradients of the weighted sums of its tokens and of those behind it
+    std::int64_t *begin, *end;  // [window_tokens + W - 1] of the sequences of these tokens, in their row
+    std::int64_t* sequence;     // their numbers; -1: no token
 
     __host__ __device__ Convolution(const ConvolutionArgs& arguments, Arena& arena, std::int64_t first_channel)
         : args(arguments), channel(first_channel), inside(false) {
@@ -37,7 +38,8 @@ struct Convolution {
             for (int i = warp(); i < window_tokens; i += block_warps) {
                 if (sequence[i] < 0 || !inside) continue;
                 const T z = weighted_sum(row, i, first + i);
-                store_element(args.y.data, args.y.dtype, offset_of(args.y, row, first + i, channel), activated(z, args.activation).value);
+                store_element(args.y.data, args.y.dtype, offset_of(args.y, row, first + i, channel),
+                              activated(z, args.activation).value);
             }
         }
     }
@@ -49,7 +51,8 @@ struct Convolution {
         HEADRACE_ROLLED
         for (int i = warp(); i < args.W && inside; i += block_warps) {
             const T value = input(range.row, n, range.begin, range.end - args.W + i);
-            store_element(args.final_state.data, args.final_state.dtype, offset_of(args.final_state, n, channel, i), value);
+            store_element(args.final_state.data, args.final_state.dtype, offset_of(args.final_state, n, channel, i),
+                          value);
         }
     }
 
@@ -61,7 +64,8 @@ struct Convolution {
             find_sequences(row, first, window_tokens + args.W - 1);
             fill_gradients(row, first);
             if (args.d_x.given) store_input_gradients(row, first);
-            if (args.sums != nullptr) add_parameter_gradients(row, first, group, window == first_of(args.groups, group));
+            if (args.sums != nullptr)
+                add_parameter_gradients(row, first, group, window == first_of(args.groups, group));
         }
     }
 
@@ -76,14 +80,16 @@ struct Convolution {
             HEADRACE_ROLLED
             for (int i = 0; i < args.W; ++i) {
                 const std::int64_t t = time + args.W - 1 - i;
-                if (t >= range.begin && t < range.end) sum = fma(weight(i), sum_gradient(range.row, n, range.begin, t), sum);
+                if (t >= range.begin && t < range.end)
+                    sum = fma(weight(i), sum_gradient(range.row, n, range.begin, t), sum);
             }
-            store_element(args.d_initial_state.data, args.d_initial_state.dtype, offset_of(args.d_initial_state, n, channel, place), sum);
+            store_element(args.d_initial_state.data, args.d_initial_state.dtype,
+                          offset_of(args.d_initial_state, n, channel, place), sum);
         }
     }
 
-    // One token of sequence n: the row of the pool loses its oldest input. `refused` is nobody's here: a row that the pool does not
-    // have counts as padding.
+    // One token of sequence n: the row of the pool loses its oldest input. `refused` is nobody's here: a row that the
+    // pool does not have counts as padding.
     HEADRACE_DEVICE void step(std::int64_t n) {
         take_channel();
         if (warp() != 0 || !inside) return;
@@ -95,7 +101,8 @@ struct Convolution {
             for (int i = 0; i < args.W; ++i) {
                 const bool newest = i + 1 == args.W;
                 const T value = newest ? load_element<T>(args.x.data, args.x.dtype, offset_of(args.x, n, channel, 0))
-                                       : load_element<T>(args.states.data, args.states.dtype, offset_of(args.states, row, channel, i + 1));
+                                       : load_element<T>(args.states.data, args.states.dtype,
+                                                         offset_of(args.states, row, channel, i + 1));
                 store_element(args.states.data, args.states.dtype, offset_of(args.states, row, channel, i), value);
                 z = fma(weight(i), value, z);
             }
@@ -112,12 +119,14 @@ struct Convolution {
         return {0, load_integer(args.cu_seqlens, n * stride), load_integer(args.cu_seqlens, (n + 1) * stride)};
     }
     HEADRACE_DEVICE T weight(int i) const {
-        return load_element<T>(args.weight.data, args.weight.dtype, channel * args.weight.stride[0] + i * args.weight.stride[1]);
+        return load_element<T>(args.weight.data, args.weight.dtype,
+                               channel * args.weight.stride[0] + i * args.weight.stride[1]);
     }
     HEADRACE_DEVICE T bias() const {
         return args.bias.given ? load_element<T>(args.bias.data, args.bias.dtype, channel * args.bias.stride[0]) : T(0);
     }
-    // The sequences of tokens [first, first + count) of a row, by binary search for the last that begins at or before each.
+    // The sequences of tokens [first, first + count) of a row, by binary search for the last that begins at or before
+    // each.
     HEADRACE_DEVICE void find_sequences(std::int64_t row, std::int64_t first, int count) const {
         ptx::sync_block();
         each(count, [&](int i) {
@@ -162,12 +171,14 @@ struct Convolution {
     HEADRACE_DEVICE T state_gradient(std::int64_t n, std::int64_t last, std::int64_t time) const {
         const std::int64_t place = time - (last - args.W);
         if (!args.d_final_state.given || place < 0 || place >= args.W) return T(0);
-        return load_element<T>(args.d_final_state.data, args.d_final_state.dtype, offset_of(args.d_final_state, n, channel, place));
+        return load_element<T>(args.d_final_state.data, args.d_final_state.dtype,
+                               offset_of(args.d_final_state, n, channel, place));
     }
     HEADRACE_DEVICE void fill_gradients(std::int64_t row, std::int64_t first) const {
         HEADRACE_ROLLED
         for (int i = warp(); i < window_tokens + args.W - 1; i += block_warps) {
-            d_sums.at(i, lane()) = inside && sequence[i] >= 0 ? sum_gradient(row, sequence[i], begin[i], first + i) : T(0);
+            d_sums.at(i, lane()) =
+                inside && sequence[i] >= 0 ? sum_gradient(row, sequence[i], begin[i], first + i) : T(0);
         }
         ptx::sync_block();
     }
@@ -185,7 +196,8 @@ struct Convolution {
         }
     }
     // sums[group, i, channel], i = W for the bias: a window's terms in T, windows in double.
-    HEADRACE_DEVICE void add_parameter_gradients(std::int64_t row, std::int64_t first, std::int64_t group, bool begins) const {
+    HEADRACE_DEVICE void add_parameter_gradients(std::int64_t row, std::int64_t first, std::int64_t group,
+                                                 bool begins) const {
         HEADRACE_ROLLED
         for (int i = warp(); i <= args.W && inside; i += block_warps) {
             T sum = 0;

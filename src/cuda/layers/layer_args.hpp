@@ -7,8 +7,8 @@ namespace headrace::cuda {
 
 enum class ActivationFormula { none, silu, sigmoid };
 
-// A window is window_tokens tokens of a row, whatever sequences they belong to. Windows, or rows of a norm, form groups, whose parameter
-// gradients are summed in order.
+// A window is window_tokens tokens of a row, whatever sequences they belong to. Windows, or rows of a norm, form
+// groups, whose parameter gradients are summed in order.
 inline constexpr int window_tokens = 32;
 
 struct Groups {

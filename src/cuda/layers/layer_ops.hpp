@@ -1,4 +1,5 @@
-// layer_ops: what the kernels of the layer functions share: activations, exponentials only of numbers <= 0; the items of a group.
+// layer_ops: what the kernels of the layer functions share: activations, exponentials only of numbers <= 0; the items
+// of a group.
 #pragma once
 
 #include "cuda/layers/layer_args.hpp"

@@ -28,18 +28,21 @@ Strided strided_to(int rank, const TensorView& view) {
     return result;
 }
 
-Groups grouped(std::int64_t items, bool with_sums) { return {items, std::min(items, with_sums ? most_sums : most_groups)}; }
+Groups grouped(std::int64_t items, bool with_sums) {
+    return {items, std::min(items, with_sums ? most_sums : most_groups)};
+}
 
 double* take_sums(Carver& carver, bool wanted, std::initializer_list<std::int64_t> shape) {
     return wanted ? static_cast<double*>(carver.take("parameter sums", DType::f64, shape)) : nullptr;
 }
 
 // target = the sums of all groups; [rows, D] of each, the groups `step` numbers apart
-Status store_sums(Strided target, const double* sums, const Groups& groups, std::int64_t rows, std::int64_t D, std::int64_t step,
-                  void* stream) {
+Status store_sums(Strided target, const double* sums, const Groups& groups, std::int64_t rows, std::int64_t D,
+                  std::int64_t step, void* stream) {
     if (!target.given) return {};
     SumsArgs reduced{sums, target, groups.count, rows, D, step};
-    return launch(sums_kernel(), "parameter sums", (rows * D + launched_threads - 1) / launched_threads, launched_threads, 0, &reduced, stream);
+    return launch(sums_kernel(), "parameter sums", (rows * D + launched_threads - 1) / launched_threads,
+                  launched_threads, 0, &reduced, stream);
 }
 
 ConvolutionArgs lay_out(const ConvolutionProblem& problem, Carver& carver) {
@@ -57,7 +60,8 @@ ConvolutionArgs lay_out(const ConvolutionProblem& problem, Carver& carver) {
     args.states = strided(problem.pool.states), args.indices = strided(problem.pool.indices);
     args.pool_rows = step ? problem.pool.states.shape[0] : 0;
     args.cu_seqlens = take_sequences(problem.in.cu_seqlens, problem.N, carver);
-    args.sums = take_sums(carver, problem.grads.d_weight.given() || problem.grads.d_bias.given(), {args.groups.count, problem.W + 1, problem.D});
+    args.sums = take_sums(carver, problem.grads.d_weight.given() || problem.grads.d_bias.given(),
+                          {args.groups.count, problem.W + 1, problem.D});
     return args;
 }
 
@@ -71,7 +75,8 @@ RmsNormArgs lay_out(const RmsNormProblem& problem, Carver& carver) {
     args.x = strided_to(4, x), args.gate = strided_to(4, problem.in.gate), args.weight = strided(problem.in.weight);
     args.y = strided_to(4, problem.y), args.d_y = strided_to(4, problem.d_y);
     args.d_x = strided_to(4, problem.grads.d_x), args.d_gate = strided_to(4, problem.grads.d_gate);
-    args.groups = grouped(problem.D == 0 ? 0 : problem.rows, problem.direction == Direction::backward && problem.grads.d_weight.given());
+    args.groups = grouped(problem.D == 0 ? 0 : problem.rows,
+                          problem.direction == Direction::backward && problem.grads.d_weight.given());
     args.sums = take_sums(carver, problem.grads.d_weight.given(), {args.groups.count, problem.D});
     return args;
 }
@@ -80,7 +85,8 @@ RmsNormArgs lay_out(const RmsNormProblem& problem, Carver& carver) {
 template <class Problem, class Body>
 Status with_layout(const Problem& problem, const Body& body) {
     if (problem.options.force != nullptr && *problem.options.force != '\0') {
-        return {Code::invalid_argument, std::string("force: expected none with CUDA tensors, got ") + problem.options.force};
+        return {Code::invalid_argument,
+                std::string("force: expected none with CUDA tensors, got ") + problem.options.force};
     }
     const OnDevice device(named_views(problem));
     if (!device.status().ok()) return device.status();
@@ -92,7 +98,9 @@ Status with_layout(const Problem& problem, const Body& body) {
     return body(lay_out(problem, carver));
 }
 
-std::size_t shared_bytes(const LayerKernels& kernels, const ConvolutionArgs& args) { return kernels.convolution_memory(args).shared; }
+std::size_t shared_bytes(const LayerKernels& kernels, const ConvolutionArgs& args) {
+    return kernels.convolution_memory(args).shared;
+}
 
 Status run_convolution(const ConvolutionProblem& problem, ConvolutionArgs args) {
     const LayerKernels kernels = problem.wide ? layer_kernels<double>() : layer_kernels<float>();
@@ -106,11 +114,13 @@ Status run_convolution(const ConvolutionProblem& problem, ConvolutionArgs args) 
     Status status = store_sequences(problem.in.cu_seqlens, problem.sequences, args.cu_seqlens, problem.N, stream);
     if (problem.direction == Direction::forward) {
         if (status.ok()) status = queue(kernels.convolution_forward, "short convolution", args.groups.count);
-        if (status.ok() && args.final_state.given) status = queue(kernels.convolution_state, "short convolution state", args.N);
+        if (status.ok() && args.final_state.given)
+            status = queue(kernels.convolution_state, "short convolution state", args.N);
         return status;
     }
     const bool of_tokens = args.d_x.given || args.sums != nullptr;
-    if (status.ok() && of_tokens) status = queue(kernels.convolution_backward, "short convolution backward", args.groups.count);
+    if (status.ok() && of_tokens)
+        status = queue(kernels.convolution_backward, "short convolution backward", args.groups.count);
     if (status.ok() && args.d_initial_state.given) {
         status = queue(kernels.convolution_state_gradient, "short convolution state gradient", args.N);
     }
@@ -127,7 +137,8 @@ Status run_norm(const RmsNormProblem& problem, RmsNormArgs args) {
     const LayerKernels kernels = problem.wide ? layer_kernels<double>() : layer_kernels<float>();
     const void* const kernel = problem.direction == Direction::forward ? kernels.norm_forward : kernels.norm_backward;
     void* const stream = problem.options.stream;
-    Status status = launch(kernel, "gated norm", args.groups.count, launched_threads, kernels.norm_memory(args).shared, &args, stream);
+    Status status = launch(kernel, "gated norm", args.groups.count, launched_threads, kernels.norm_memory(args).shared,
+                           &args, stream);
     Strided d_weight = strided(problem.grads.d_weight);
     d_weight.stride[1] = d_weight.stride[0], d_weight.stride[0] = 0;
     return status.ok() ? store_sums(d_weight, args.sums, args.groups, 1, args.D, args.D, stream) : status;

@@ -12,7 +12,9 @@ struct RmsNorm {
     T* partial;                 // [warps]
 
     __host__ __device__ RmsNorm(const RmsNormArgs& arguments, Arena& arena)
-        : args(arguments), formula(args.gate.given ? args.activation : ActivationFormula::none), partial(arena.take<T>(block_warps)) {}
+        : args(arguments),
+          formula(args.gate.given ? args.activation : ActivationFormula::none),
+          partial(arena.take<T>(block_warps)) {}
 
     HEADRACE_DEVICE void forward(std::int64_t group) const {
         each_row(group, [&](const Position& at, T inverse, bool) {
@@ -85,7 +87,8 @@ struct RmsNorm {
         store_element(tensor.data, tensor.dtype, offset_of(tensor, at.i, at.j, at.k, c), value);
     }
     HEADRACE_DEVICE T weight(std::int64_t c) const {
-        return args.weight.given ? load_element<T>(args.weight.data, args.weight.dtype, c * args.weight.stride[0]) : T(1);
+        return args.weight.given ? load_element<T>(args.weight.data, args.weight.dtype, c * args.weight.stride[0])
+                                 : T(1);
     }
     HEADRACE_DEVICE Activated<T> gate(const Position& at, std::int64_t c) const {
         return args.gate.given ? activated(number(args.gate, at, c), formula) : Activated<T>{1, 0};

@@ -23,8 +23,10 @@ void take_tensors(const Problem& problem, KernelArgs& args) {
     const Inputs& in = problem.in;
     const Gradients& grads = problem.grads;
     const auto take = [](Strided& tensor, const TensorView& view) { tensor = strided(view); };
-    take(args.q, in.q), take(args.k, in.k), take(args.p, in.p), take(args.v, in.v), take(args.g, in.g), take(args.gv, in.gv);
-    take(args.beta, in.beta), take(args.g_gamma, in.g_gamma), take(args.A_log, in.A_log), take(args.dt_bias, in.dt_bias);
+    take(args.q, in.q), take(args.k, in.k), take(args.p, in.p), take(args.v, in.v), take(args.g, in.g),
+        take(args.gv, in.gv);
+    take(args.beta, in.beta), take(args.g_gamma, in.g_gamma), take(args.A_log, in.A_log),
+        take(args.dt_bias, in.dt_bias);
     take(args.o, problem.out.o);
     take(args.initial_state, in.initial_state), take(args.final_state, problem.out.final_state);
     take(args.d_o, problem.d_out.d_o), take(args.d_final_state, problem.d_out.d_final_state);
@@ -66,14 +68,17 @@ KernelArgs make_args(const Problem& problem, Carver& carver) {
     args.lower_bound = problem.options.lower_bound;
     take_tensors(problem, args);
     const TensorView& bias = problem.in.dt_bias;
-    args.bias_per_channel = bias.given() && problem.channel_gate && bias.numel() == problem.HV * problem.K && (bias.rank == 2 || problem.K > 1);
+    args.bias_per_channel = bias.given() && problem.channel_gate && bias.numel() == problem.HV * problem.K &&
+                            (bias.rank == 2 || problem.K > 1);
     if (args.bias_per_channel) args.dt_bias = bias_of(bias, problem.K);
     args.refused = static_cast<std::int32_t*>(carver.take("refused values", DType::i32, {1}));
     const std::int64_t heads = problem.N * problem.HV;
     args.d_gamma = take_sums(carver, "d_g_gamma sums", grads.d_g_gamma.given(), heads);
     args.d_rate = take_sums(carver, "d_A_log sums", grads.d_A_log.given(), heads);
-    args.d_bias = take_sums(carver, "d_dt_bias sums", grads.d_dt_bias.given(), heads * (args.bias_per_channel ? problem.K : 1));
-    args.gate_gradient = grads.d_g.given() || grads.d_g_gamma.given() || grads.d_A_log.given() || grads.d_dt_bias.given();
+    args.d_bias =
+        take_sums(carver, "d_dt_bias sums", grads.d_dt_bias.given(), heads * (args.bias_per_channel ? problem.K : 1));
+    args.gate_gradient =
+        grads.d_g.given() || grads.d_g_gamma.given() || grads.d_A_log.given() || grads.d_dt_bias.given();
     args.cu_seqlens = take_sequences(problem.in.cu_seqlens, problem.N, carver);
     return args;
 }
@@ -84,8 +89,8 @@ Strided take_sequences(const TensorView& cu_seqlens, std::int64_t N, Carver& car
 }
 
 // As parameters of a kernel, which a graph keeps.
-Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken, std::int64_t N,
-                       void* stream) {
+Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken,
+                       std::int64_t N, void* stream) {
     if (!cu_seqlens.given() || cu_seqlens.device != Device::cpu) return {};
     for (std::int64_t first = 0; first <= N; first += most_numbers) {
         NumbersArgs numbers{reinterpret_cast<std::int64_t*>(taken.data) + first, 0, {}};
@@ -93,7 +98,8 @@ Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>
             const std::int64_t n = first + numbers.count;
             numbers.values[numbers.count] = n == 0 ? 0 : sequences[static_cast<std::size_t>(n) - 1].end;
         }
-        if (Status status = launch(numbers_kernel(), "numbers", 1, launched_threads, 0, &numbers, stream); !status.ok()) return status;
+        if (Status status = launch(numbers_kernel(), "numbers", 1, launched_threads, 0, &numbers, stream); !status.ok())
+            return status;
     }
     return {};
 }
@@ -107,7 +113,9 @@ Status prepare(const Problem& problem, const KernelArgs& args) {
 Status store_parameter_gradients(const Problem& problem, const KernelArgs& args) {
     const auto reduce = [&](const TensorView& target, const double* sums, std::int64_t channels) -> Status {
         if (sums == nullptr) return {};
-        SumsArgs reduced{sums, channels > 1 ? bias_of(target, problem.K) : strided(target), problem.N, problem.HV, channels, problem.HV * channels};
+        SumsArgs reduced{sums,      channels > 1 ? bias_of(target, problem.K) : strided(target),
+                         problem.N, problem.HV,
+                         channels,  problem.HV * channels};
         if (channels > 1 && target.rank == 2) reduced.target = strided(target);
         const std::int64_t blocks = (problem.HV * channels + launched_threads - 1) / launched_threads;
         return launch(sums_kernel(), "parameter sums", blocks, launched_threads, 0, &reduced, problem.options.stream);
@@ -121,10 +129,14 @@ Status store_parameter_gradients(const Problem& problem, const KernelArgs& args)
 Status check_refused(const Problem& problem, const KernelArgs& args) {
     if (!debug_nan_enabled()) return {};
     std::int32_t refused = 0;
-    if (Status status = read_back(&refused, args.refused, sizeof refused, problem.options.stream); !status.ok()) return status;
-    if ((refused & refused_gate) != 0) return {Code::invalid_argument, "g: expected log decays <= 0, got a NaN or a positive value"};
-    if ((refused & refused_beta) != 0) return {Code::invalid_argument, "beta: expected finite values, got a NaN or an infinity"};
-    if ((refused & refused_index) != 0) return {Code::invalid_argument, "pool.indices: expected rows of pool.states, got others"};
+    if (Status status = read_back(&refused, args.refused, sizeof refused, problem.options.stream); !status.ok())
+        return status;
+    if ((refused & refused_gate) != 0)
+        return {Code::invalid_argument, "g: expected log decays <= 0, got a NaN or a positive value"};
+    if ((refused & refused_beta) != 0)
+        return {Code::invalid_argument, "beta: expected finite values, got a NaN or an infinity"};
+    if ((refused & refused_index) != 0)
+        return {Code::invalid_argument, "pool.indices: expected rows of pool.states, got others"};
     return {};
 }
 

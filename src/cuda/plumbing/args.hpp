@@ -11,8 +11,8 @@ Strided strided(const TensorView& view);
 
 // Device memory for cu_seqlens that lie on the host, else where they are; and what fills it on the stream.
 Strided take_sequences(const TensorView& cu_seqlens, std::int64_t N, Carver& carver);
-Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken, std::int64_t N,
-                       void* stream);
+Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken,
+                       std::int64_t N, void* stream);
 
 KernelArgs make_args(const Problem& problem, Carver& carver);
 

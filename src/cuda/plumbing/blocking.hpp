@@ -10,12 +10,14 @@ namespace headrace::cuda {
 // Right for every size up to these; a state of 256 x 512 in fp32 is 512 KiB.
 inline constexpr std::int64_t most_key_channels = 256, most_value_channels = 512;
 
-// Shared memory of a block of the walk: what every GPU from compute capability 8.0 on has (8.6: 99 KiB), so that the division of
-// the work, and with it every bit, is the same on all of them. What does not fit lies in the workspace, in L2.
+// Shared memory of a block of the walk: what every GPU from compute capability 8.0 on has (8.6: 99 KiB), so that the
+// division of the work, and with it every bit, is the same on all of them. What does not fit lies in the workspace, in
+// L2.
 inline constexpr std::size_t walk_shared_bytes = std::size_t{96} << 10;
 
-// Tokens of a chunk of the walk. Under channel gates a score costs two operations per channel and pair of tokens: few tokens. A
-// chunk of the delta rule erases the state through differences, the more of it the more its keys outnumber the channels.
+// Tokens of a chunk of the walk. Under channel gates a score costs two operations per channel and pair of tokens: few
+// tokens. A chunk of the delta rule erases the state through differences, the more of it the more its keys outnumber
+// the channels.
 inline int walk_chunk(const Problem& problem) {
     const bool few_channels = problem.rule == Rule::delta && problem.K < 32;
     const int most = problem.channel_gate || few_channels ? 16 : 32;
@@ -23,13 +25,17 @@ inline int walk_chunk(const Problem& problem) {
 }
 
 // Values of a block of a forward: its state, 64 x K, fits into shared memory up to K = 256 in fp32.
-inline int walk_value_columns(const Problem& problem) { return static_cast<int>(std::min<std::int64_t>(problem.V, 64)); }
+inline int walk_value_columns(const Problem& problem) {
+    return static_cast<int>(std::min<std::int64_t>(problem.V, 64));
+}
 
-// Where results rest on few sums, or the delta rule erases through differences what little is left, or keeps the roundings of many
-// tokens, in double (docs/numerics.md). What lies on the device is not known here, so it is the shapes that decide.
+// Where results rest on few sums, or the delta rule erases through differences what little is left, or keeps the
+// roundings of many tokens, in double (docs/numerics.md). What lies on the device is not known here, so it is the
+// shapes that decide.
 inline bool computes_in_double(const Problem& problem) {
     const bool delta = problem.rule == Rule::delta;
-    const bool erases_much = delta && problem.K < 16, reflects = delta && problem.dtype == DType::f32 && problem.whole.longest > 512;
+    const bool erases_much = delta && problem.K < 16,
+               reflects = delta && problem.dtype == DType::f32 && problem.whole.longest > 512;
     const bool few_sums = problem.whole.tokens * problem.whole.heads < (problem.runs_backward() ? 8 : 2);
     return problem.wide || erases_much || reflects || few_sums;
 }

@@ -1,4 +1,5 @@
-// CudaImplementation: what the implementations of this backend share: the device, the arithmetic, memory, the order of a run.
+// CudaImplementation: what the implementations of this backend share: the device, the arithmetic, memory, the order of
+// a run.
 #pragma once
 
 #include "core/implementation.hpp"
@@ -35,12 +36,14 @@ class CudaImplementation : public Implementation {
     // What the blocks need beyond shared memory.
     static void take_spill(Carver& carver, KernelArgs& args, const BlockMemory& block, std::int64_t blocks) {
         args.spill_bytes = static_cast<std::int64_t>((block.spill + 127) / 128 * 128);
-        args.spill = static_cast<char*>(carver.take("tiles beyond shared memory", DType::f32, {blocks, args.spill_bytes / 4}));
+        args.spill =
+            static_cast<char*>(carver.take("tiles beyond shared memory", DType::f32, {blocks, args.spill_bytes / 4}));
     }
-    // A state for every so many tokens of each sequence and head; returns how many. Sequences of unknown lengths leave up to one each
-    // unused (saved_place).
+    // A state for every so many tokens of each sequence and head; returns how many. Sequences of unknown lengths leave
+    // up to one each unused (saved_place).
     static std::int64_t take_saved_states(const Problem& problem, Carver& carver, KernelArgs& args, int tokens) {
-        const std::int64_t parts = problem.in.cu_seqlens.given() ? problem.T / tokens + problem.N : problem.N * ((problem.T + tokens - 1) / tokens);
+        const std::int64_t parts = problem.in.cu_seqlens.given() ? problem.T / tokens + problem.N
+                                                                 : problem.N * ((problem.T + tokens - 1) / tokens);
         const std::int64_t K = (problem.K + 15) / 16 * 16, V = (problem.V + 15) / 16 * 16, states = parts * problem.HV;
         args.state_dtype = computes_in_double(problem) ? DType::f64 : DType::f32;
         args.saved_states = static_cast<char*>(carver.take("saved states", args.state_dtype, {states, K, V}));
@@ -48,7 +51,8 @@ class CudaImplementation : public Implementation {
     }
     static std::string common_refusal(const Problem& problem) {
         if (problem.is_piece || wants_states(problem)) return "pieces of sequences are computed on the CPU only";
-        if (problem.K > most_key_channels || problem.V > most_value_channels) return "takes up to 256 key and 512 value channels";
+        if (problem.K > most_key_channels || problem.V > most_value_channels)
+            return "takes up to 256 key and 512 value channels";
         return {};
     }
 };

@@ -25,24 +25,24 @@ enum Refused : std::int32_t { refused_gate = 1, refused_beta = 2, refused_index 
 struct KernelArgs {
     std::int64_t N, T, H, HV;
     int group, K, V;
-    Strided cu_seqlens;        // [N + 1], or absent: sequence n is row n of T tokens
+    Strided cu_seqlens;  // [N + 1], or absent: sequence n is row n of T tokens
 
     bool delta, undecayed_error, channel_gate, l2norm, reverse, elementwise_beta, bias_per_channel;
-    bool positive_gates;       // allowed
+    bool positive_gates;  // allowed
     GateFormula gate_formula;
     BetaFormula beta_formula;
     double scale, lower_bound;
-    int chunk;                 // tokens, a multiple of 16
-    int value_columns;         // of a block of the forward, a multiple of 16
+    int chunk;          // tokens, a multiple of 16
+    int value_columns;  // of a block of the forward, a multiple of 16
 
     Strided q, k, p, v, g, gv, beta, g_gamma, A_log, dt_bias, o, initial_state, final_state;
     Strided d_o, d_final_state, d_q, d_k, d_p, d_v, d_g, d_gv, d_beta, d_initial_state;
-    bool gate_gradient;        // d_g or any sum below is wanted
+    bool gate_gradient;                 // d_g or any sum below is wanted
     double *d_gamma, *d_rate, *d_bias;  // [N,HV], [N,HV], [N,HV] or [N,HV,K]: one sum per sequence and head, or null
-    std::int32_t* refused;     // bits of Refused
+    std::int32_t* refused;              // bits of Refused
 
-    // Saved between the sweeps of a backward: one [K,V] per chunk of a sequence and head, residuals and erase scores of the delta
-    // rule beside it. Sequence n's chunks begin at chunks_before(n).
+    // Saved between the sweeps of a backward: one [K,V] per chunk of a sequence and head, residuals and erase scores of
+    // the delta rule beside it. Sequence n's chunks begin at chunks_before(n).
     char *saved_states, *saved_residuals;
     DType state_dtype;
     std::size_t shared_limit;  // bytes of shared memory that a block may take

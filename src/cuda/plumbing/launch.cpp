@@ -18,10 +18,12 @@ Status checked(cudaError_t error, const char* what) { return error == cudaSucces
 
 Status device_of(const char* name, const void* memory, int* device) {
     cudaPointerAttributes attributes{};
-    if (const cudaError_t error = cudaPointerGetAttributes(&attributes, memory); error != cudaSuccess) return failed(error, name);
+    if (const cudaError_t error = cudaPointerGetAttributes(&attributes, memory); error != cudaSuccess)
+        return failed(error, name);
     *device = attributes.device;
     if (attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged) return {};
-    return {Code::invalid_argument, std::string(name) + ": expected memory of a CUDA device, got an address of the host"};
+    return {Code::invalid_argument,
+            std::string(name) + ": expected memory of a CUDA device, got an address of the host"};
 }
 
 // Where CUDA does not take it back behind the stream, waiting is better than a leak.
@@ -39,22 +41,22 @@ Status check_capability(int device) {
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (error != cudaSuccess) return failed(error, "device " + std::to_string(device));
     if (10 * major + minor >= least_capability) return {};
-    return {Code::unsupported, "CUDA: device " + std::to_string(device) + " has compute capability " + std::to_string(major) + "." +
-                                   std::to_string(minor) + ", the kernels need 8.0"};
+    return {Code::unsupported, "CUDA: device " + std::to_string(device) + " has compute capability " +
+                                   std::to_string(major) + "." + std::to_string(minor) + ", the kernels need 8.0"};
 }
 
 }  // namespace
 
-Status launch(const void* kernel, const char* name, std::int64_t blocks, int threads, std::size_t shared_bytes, void* parameters,
-              void* stream) {
+Status launch(const void* kernel, const char* name, std::int64_t blocks, int threads, std::size_t shared_bytes,
+              void* parameters, void* stream) {
     if (blocks == 0) return {};
     if (blocks > 0x7fffffff) return {Code::unsupported, std::string("CUDA: ") + name + ": more than 2^31 - 1 blocks"};
     const int bytes = static_cast<int>(shared_bytes);
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     void* all[] = {parameters};
     if (error == cudaSuccess) {
-        error = cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), all, shared_bytes,
-                                 static_cast<cudaStream_t>(stream));
+        error = cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), all,
+                                 shared_bytes, static_cast<cudaStream_t>(stream));
     }
     return error == cudaSuccess ? Status() : failed(error, std::string("launch of ") + name);
 }
@@ -104,8 +106,8 @@ Status OnDevice::check_workspace(const void* memory, void* stream) const {
 }
 
 Status OnDevice::of_another(const char* name, int device) const {
-    return {Code::invalid_argument, std::string(name) + ": expected memory of CUDA device " + std::to_string(device_) + " as " + first_ +
-                                        ", got that of device " + std::to_string(device)};
+    return {Code::invalid_argument, std::string(name) + ": expected memory of CUDA device " + std::to_string(device_) +
+                                        " as " + first_ + ", got that of device " + std::to_string(device)};
 }
 
 Status OnDevice::find(const std::vector<NamedView>& views) {

@@ -13,19 +13,21 @@ namespace headrace::cuda {
 inline constexpr int launched_threads = 128;
 
 // Queues a kernel with one parameter block on a stream. Code::unsupported with the runtime's words where that fails.
-Status launch(const void* kernel, const char* name, std::int64_t blocks, int threads, std::size_t shared_bytes, void* parameters,
-              void* stream);
+Status launch(const void* kernel, const char* name, std::int64_t blocks, int threads, std::size_t shared_bytes,
+              void* parameters, void* stream);
 
 // Queues zeros.
 Status clear(void* memory, std::size_t bytes, void* stream);
 
-// Memory of the current device that is given back behind what the stream then holds. Code::out_of_memory where there is none.
+// Memory of the current device that is given back behind what the stream then holds. Code::out_of_memory where there is
+// none.
 Status allocate(std::size_t bytes, void* stream, Block* block);
 
 // Waits for the stream and copies to the host: for HEADRACE_DEBUG_NAN alone.
 Status read_back(void* to, const void* from, std::size_t bytes, void* stream);
 
-// Makes the device of a call's tensors current while it lives. All of them must lie on one that the kernels are compiled for.
+// Makes the device of a call's tensors current while it lives. All of them must lie on one that the kernels are
+// compiled for.
 class OnDevice {
   public:
     explicit OnDevice(const std::vector<NamedView>& views);

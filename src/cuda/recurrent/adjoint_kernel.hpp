@@ -1,5 +1,5 @@
-// AdjointKernel: the backward token by token, a thread block for a sequence and a key head with its value heads. It keeps a state
-// every few tokens and computes those between again.
+// AdjointKernel: the backward token by token, a thread block for a sequence and a key head with its value heads. It
+// keeps a state every few tokens and computes those between again.
 #pragma once
 
 #include "cuda/kernels/kernels.hpp"
@@ -16,13 +16,13 @@ struct AdjointKernel {
 
     const KernelArgs& args;
     int key_columns, value_columns;
-    TokenTiles<T> tokens;
+    TokenTiles<T, delta> tokens;
     TileOps<T> ops;
     Tile o, d_o, value_decay, value_whole, value_part, value_beta, value_slope, decay, decay_whole, decay_part;
     Tile d_q, d_k, d_e, d_decay, d_q_sum, d_k_sum, d_e_sum, d_v, d_beta, d_value_decay, gate_gradient;
     algorithms::TokenSpare<T> spare;
-    T* totals;                                   // [segment]
-    Tile S, history, adjoints;                   // [K,V]; [segment * K, V] states before each token; [group * K, V]
+    T* totals;                  // [segment]
+    Tile S, history, adjoints;  // [K,V]; [segment * K, V] states before each token; [group * K, V]
 
     __host__ __device__ AdjointKernel(const KernelArgs& arguments, Arena& arena)
         : args(arguments),
@@ -32,11 +32,13 @@ struct AdjointKernel {
         ops.keys = key_columns;
         ops.values = value_columns;
         ops.dots = arena.take<double>(block_warps);
-        for (Tile* tile : {&o, &value_decay, &value_whole, &value_part, &value_beta, &value_slope, &d_v, &d_beta, &d_value_decay}) {
+        for (Tile* tile :
+             {&o, &value_decay, &value_whole, &value_part, &value_beta, &value_slope, &d_v, &d_beta, &d_value_decay}) {
             *tile = arena.tile<T>(segment, value_columns);
         }
         d_o = o;
-        for (Tile* tile : {&decay, &decay_whole, &decay_part, &d_q, &d_k, &d_e, &d_decay, &d_q_sum, &d_k_sum, &d_e_sum}) {
+        for (Tile* tile :
+             {&decay, &decay_whole, &decay_part, &d_q, &d_k, &d_e, &d_decay, &d_q_sum, &d_k_sum, &d_e_sum}) {
             *tile = arena.tile<T>(segment, key_columns);
         }
         gate_gradient = args.channel_gate ? d_decay : arena.tile<T>(1, segment);
@@ -80,23 +82,31 @@ struct AdjointKernel {
     }
     HEADRACE_DEVICE Strided saved(const TokenRange& s, std::int64_t n, std::int64_t head, std::int64_t part) const {
         const std::int64_t place = saved_place(args, s, n, head, part, segment);
-        const std::int64_t bytes = static_cast<std::int64_t>(key_columns) * value_columns * static_cast<std::int64_t>(sizeof(T));
-        return {args.saved_states + place * bytes, {0, 0, value_columns, 1}, sizeof(T) == 8 ? DType::f64 : DType::f32, true};
+        const std::int64_t bytes =
+            static_cast<std::int64_t>(key_columns) * value_columns * static_cast<std::int64_t>(sizeof(T));
+        return {args.saved_states + place * bytes,
+                {0, 0, value_columns, 1},
+                sizeof(T) == 8 ? DType::f64 : DType::f32,
+                true};
     }
 
     HEADRACE_DEVICE void load_head(const ChunkRange& range, std::int64_t head) {
         tokens.load_head(range, head, 0, args.V);
         each_element(segment, key_columns, [&](int i, int c) {
-            const ExpParts<T> parts = exp_parts(args.channel_gate ? tokens.log_decay.at(i, c) : tokens.log_decay.at(0, i));
+            const ExpParts<T> parts =
+                exp_parts(args.channel_gate ? tokens.log_decay.at(i, c) : tokens.log_decay.at(0, i));
             store_parts(decay, decay_whole, decay_part, i, c, parts);
         });
         each_element(segment, value_columns, [&](int i, int j) {
             const bool inside = i < range.length && j < args.V;
             T g = 0;
-            if (args.gv.given && inside) g = accepted(args, load_element<T>(args.gv.data, args.gv.dtype, offset_of(args.gv, range.row, range.token(i), head, j)));
+            if (args.gv.given && inside)
+                g = accepted(args, load_element<T>(args.gv.data, args.gv.dtype,
+                                                   offset_of(args.gv, range.row, range.token(i), head, j)));
             store_parts(value_decay, value_whole, value_part, i, j, exp_parts(g));
             Beta<T> beta{0, 0};
-            if (delta && inside) beta = beta_value<T>(args, range.row, range.token(i), head, args.elementwise_beta ? j : 0);
+            if (delta && inside)
+                beta = beta_value<T>(args, range.row, range.token(i), head, args.elementwise_beta ? j : 0);
             value_beta.at(i, j) = beta.value;
             value_slope.at(i, j) = beta.slope;
         });
@@ -110,9 +120,20 @@ struct AdjointKernel {
     HEADRACE_DEVICE algorithms::Token<T> token(int i) const {
         const T *q = &tokens.q.at(i, 0), *k = &tokens.k.at(i, 0);
         const bool gv = args.gv.given;
-        return {q, k, &tokens.e.at(i, 0), static_cast<T>(ops.dot_keys(q, k)), &decay.at(i, 0), &decay_whole.at(i, 0), &decay_part.at(i, 0),
-                &tokens.v.at(i, 0), &value_beta.at(i, 0), gv ? &value_decay.at(i, 0) : nullptr, gv ? &value_whole.at(i, 0) : nullptr,
-                gv ? &value_part.at(i, 0) : nullptr, static_cast<T>(args.scale), args.undecayed_error};
+        return {q,
+                k,
+                &tokens.e.at(i, 0),
+                static_cast<T>(ops.dot_keys(q, k)),
+                &decay.at(i, 0),
+                &decay_whole.at(i, 0),
+                &decay_part.at(i, 0),
+                &tokens.v.at(i, 0),
+                &value_beta.at(i, 0),
+                gv ? &value_decay.at(i, 0) : nullptr,
+                gv ? &value_whole.at(i, 0) : nullptr,
+                gv ? &value_part.at(i, 0) : nullptr,
+                static_cast<T>(args.scale),
+                args.undecayed_error};
     }
     // Takes S over the range; keeps the state before every token in `states` unless empty.
     HEADRACE_DEVICE void replay(const ChunkRange& range, std::int64_t head, Tile states) {
@@ -127,7 +148,8 @@ struct AdjointKernel {
             algorithms::token_forward<delta>(ops, &o.at(i, 0), S, S, token(i), spare);
         }
     }
-    HEADRACE_DEVICE void segment_gradients(const TokenRange& sequence, std::int64_t n, std::int64_t key_head, std::int64_t part) {
+    HEADRACE_DEVICE void segment_gradients(const TokenRange& sequence, std::int64_t n, std::int64_t key_head,
+                                           std::int64_t part) {
         const ChunkRange range = range_of(sequence, part);
         HEADRACE_ROLLED
         for (int member = 0; member < args.group; ++member) {
@@ -137,16 +159,18 @@ struct AdjointKernel {
             load_tokens(d_o, args.d_o, range, head, 0, args.V);
             HEADRACE_ROLLED
             for (int i = range.length - 1; i >= 0; --i) {
-                const algorithms::TokenGradients<T> gradients{&d_q.at(i, 0), &d_k.at(i, 0), &d_e.at(i, 0), &d_decay.at(i, 0),
-                                                              &d_v.at(i, 0), &d_beta.at(i, 0), &d_value_decay.at(i, 0)};
-                algorithms::token_backward<delta>(ops, gradients, adjoint(member), history.from(i * key_columns, 0), token(i), &d_o.at(i, 0),
-                                                  spare);
+                const algorithms::TokenGradients<T> gradients{&d_q.at(i, 0),          &d_k.at(i, 0), &d_e.at(i, 0),
+                                                              &d_decay.at(i, 0),      &d_v.at(i, 0), &d_beta.at(i, 0),
+                                                              &d_value_decay.at(i, 0)};
+                algorithms::token_backward<delta>(ops, gradients, adjoint(member), history.from(i * key_columns, 0),
+                                                  token(i), &d_o.at(i, 0), spare);
             }
             store_head_gradients(n, head, range);
             gather(member, range);
         }
         if (delta && !args.undecayed_error) {
-            for_each(d_k_sum, range.length, key_columns, [&](int i, int c) { return d_k_sum.at(i, c) + d_e_sum.at(i, c); });
+            for_each(d_k_sum, range.length, key_columns,
+                     [&](int i, int c) { return d_k_sum.at(i, c) + d_e_sum.at(i, c); });
         }
         tokens.store_d_q(d_q_sum, range, key_head);
         tokens.store_d_k(d_k_sum, range, key_head);
@@ -172,15 +196,17 @@ struct AdjointKernel {
         tokens.store_gate_gradient(gate_gradient, n, head, range);
     }
     HEADRACE_DEVICE void store_beta_gradient(std::int64_t head, const ChunkRange& range) {
-        for_each(d_beta, range.length, value_columns, [&](int i, int j) { return d_beta.at(i, j) * value_slope.at(i, j); });
+        for_each(d_beta, range.length, value_columns,
+                 [&](int i, int j) { return d_beta.at(i, j) * value_slope.at(i, j); });
         if (args.elementwise_beta) return store_tokens(args.d_beta, d_beta, range, head, 0, args.V);
         row_totals(totals, d_beta, range, args.V);
         store_numbers(args.d_beta, totals, range, head);
     }
     // In double: with one token and one head, such a sum is all of a gradient, and it may cancel.
     HEADRACE_DEVICE void row_totals(T* dst, Tile terms, const ChunkRange& range, int count) const {
-        each_row_sum(range.length, count, [&](int i, int j) { return static_cast<double>(terms.at(i, j)); },
-                     [&](int i, double sum) { dst[i] = static_cast<T>(sum); });
+        each_row_sum(
+            range.length, count, [&](int i, int j) { return static_cast<double>(terms.at(i, j)); },
+            [&](int i, double sum) { dst[i] = static_cast<T>(sum); });
     }
 };
 

@@ -1,4 +1,5 @@
-// The recurrent form on a GPU: forward and step by blocks of a sequence, a head and 32 values; backward by blocks of a key head.
+// The recurrent form on a GPU: forward and step by blocks of a sequence, a head and 32 values; backward by blocks of a
+// key head.
 #include "cuda/implementations.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/plumbing/cuda_implementation.hpp"
@@ -8,7 +9,8 @@ namespace {
 
 RecurrentKernels kernels_of(const Problem& problem) {
     const bool delta = problem.rule == Rule::delta;
-    if (computes_in_double(problem)) return delta ? recurrent_kernels<double, true>() : recurrent_kernels<double, false>();
+    if (computes_in_double(problem))
+        return delta ? recurrent_kernels<double, true>() : recurrent_kernels<double, false>();
     return delta ? recurrent_kernels<float, true>() : recurrent_kernels<float, false>();
 }
 
@@ -25,12 +27,15 @@ class Recurrent : public CudaImplementation {
         const RecurrentKernels kernels = kernels_of(problem);
         void* const stream = problem.options.stream;
         if (problem.direction != Direction::backward) {
-            const std::int64_t blocks = problem.N * problem.HV * ((problem.V + recurrent_columns - 1) / recurrent_columns);
+            const std::int64_t blocks =
+                problem.N * problem.HV * ((problem.V + recurrent_columns - 1) / recurrent_columns);
             const int threads = (args.K + 31) / 32 * 32;
-            return launch(kernels.forward, "cuda.recurrent", blocks, threads, kernels.forward_memory(args, args.shared_limit).shared, &args, stream);
+            return launch(kernels.forward, "cuda.recurrent", blocks, threads,
+                          kernels.forward_memory(args, args.shared_limit).shared, &args, stream);
         }
         const std::size_t shared = kernels.backward_memory(args, args.shared_limit).shared;
-        Status status = launch(kernels.backward, "cuda.recurrent", problem.N * problem.H, launched_threads, shared, &args, stream);
+        Status status =
+            launch(kernels.backward, "cuda.recurrent", problem.N * problem.H, launched_threads, shared, &args, stream);
         return status.ok() ? store_parameter_gradients(problem, args) : status;
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {

@@ -53,7 +53,8 @@ struct TokenOps {
         }
         // S <- decayed S + k d^T
         HEADRACE_DEVICE void write(const algorithms::Token<T>& token, T d) const {
-            const T whole_value = values(token.value_whole), part_value = token.value_part == nullptr ? T(0) : token.value_part[lane()];
+            const T whole_value = values(token.value_whole),
+                    part_value = token.value_part == nullptr ? T(0) : token.value_part[lane()];
 #pragma unroll
             for (int i = 0; i < state_rows; ++i) {
                 const int c = state_rows * warp() + i;
@@ -107,7 +108,8 @@ struct RecurrentKernel {
     __host__ __device__ RecurrentKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
         ops.keys = round_up(args.K, state_rows);
         ops.warps = ops.keys / state_rows;
-        for (T** row : {&q, &k, &e, &decayed_q, &decayed_e, &decay, &decay_whole, &decay_part}) *row = arena.take<T>(ops.keys);
+        for (T** row : {&q, &k, &e, &decayed_q, &decayed_e, &decay, &decay_whole, &decay_part})
+            *row = arena.take<T>(ops.keys);
         for (T** row : {&v, &beta, &value_decay, &value_whole, &value_part, &o}) *row = arena.take<T>(state_columns);
         ops.partial = arena.take<T>(2 * ops.warps * state_columns);
         dots = arena.take<T>(ops.warps);
@@ -123,7 +125,8 @@ struct RecurrentKernel {
             const std::int64_t token = args.reverse ? sequence.end - 1 - t : sequence.begin + t;
             prepare_keys(sequence.row, token, head);
             prepare_values(sequence.row, token, head, first);
-            algorithms::token_forward<delta>(ops, o, Tile{}, Tile{}, page_token(), {decayed_q, decayed_e, nullptr, nullptr, nullptr});
+            algorithms::token_forward<delta>(ops, o, Tile{}, Tile{}, page_token(),
+                                             {decayed_q, decayed_e, nullptr, nullptr, nullptr});
             store_output(sequence.row, token, head, first, from >= 0);
             if (args.per_token_rows > 0 && from >= 0) store(row_of(n, token - sequence.begin), head, first);
         }
@@ -146,7 +149,8 @@ struct RecurrentKernel {
     }
     HEADRACE_DEVICE std::int64_t entering_row(std::int64_t n) const {
         std::int64_t slot = 0;
-        if (args.num_accepted_tokens.given) slot = load_integer(args.num_accepted_tokens, n * args.num_accepted_tokens.stride[0]) - 1;
+        if (args.num_accepted_tokens.given)
+            slot = load_integer(args.num_accepted_tokens, n * args.num_accepted_tokens.stride[0]) - 1;
         if (args.per_token_rows > 0 && (slot < 0 || slot >= args.per_token_rows)) return checked_row(-2);
         return row_of(n, slot);
     }
@@ -156,7 +160,9 @@ struct RecurrentKernel {
         for (int i = 0; i < state_rows; ++i) {
             const int c = state_rows * warp() + i;
             const bool inside = args.initial_state.given && row >= 0 && c < args.K && column < args.V;
-            ops.state[i] = inside ? load_element<T>(args.initial_state.data, args.initial_state.dtype, offset_of(args.initial_state, row, head, c, column)) : T(0);
+            ops.state[i] = inside ? load_element<T>(args.initial_state.data, args.initial_state.dtype,
+                                                    offset_of(args.initial_state, row, head, c, column))
+                                  : T(0);
         }
     }
     HEADRACE_DEVICE void store(std::int64_t row, std::int64_t head, int first) const {
@@ -166,7 +172,8 @@ struct RecurrentKernel {
         for (int i = 0; i < state_rows; ++i) {
             const int c = state_rows * warp() + i;
             if (c >= args.K || column >= args.V) continue;
-            store_element<T>(args.final_state.data, args.final_state.dtype, offset_of(args.final_state, row, head, c, column), ops.state[i]);
+            store_element<T>(args.final_state.data, args.final_state.dtype,
+                             offset_of(args.final_state, row, head, c, column), ops.state[i]);
         }
     }
 
@@ -193,7 +200,9 @@ struct RecurrentKernel {
     HEADRACE_DEVICE T key(const Strided& tensor, std::int64_t row, std::int64_t token, std::int64_t head, int c) const {
         return c < args.K ? load_element<T>(tensor.data, tensor.dtype, offset_of(tensor, row, token, head, c)) : T(0);
     }
-    HEADRACE_DEVICE T inverse_norm(T x) const { return static_cast<T>(1 / sqrt(static_cast<double>(sum_of_block(x * x)) + 1e-6)); }
+    HEADRACE_DEVICE T inverse_norm(T x) const {
+        return static_cast<T>(1 / sqrt(static_cast<double>(sum_of_block(x * x)) + 1e-6));
+    }
     HEADRACE_DEVICE T sum_of_block(T value) const {
         const T sum = sum_of_warp(value);
         ptx::sync_block();
@@ -208,7 +217,8 @@ struct RecurrentKernel {
         const GateParameters<T> parameters = gate_parameters<T>(args, head);
         const int channel = args.channel_gate ? c : 0;
         T value = 0;
-        if (args.g.given) value = accepted(args, gate_value(pre_activation<T>(args, row, token, head, channel), parameters));
+        if (args.g.given)
+            value = accepted(args, gate_value(pre_activation<T>(args, row, token, head, channel), parameters));
         if (args.g_gamma.given) value += accepted(args, parameters.gamma);
         return value;
     }
@@ -217,14 +227,20 @@ struct RecurrentKernel {
         const int column = first + lane();
         if (leads()) {
             const bool inside = column < args.V;
-            v[lane()] = inside ? load_element<T>(args.v.data, args.v.dtype, offset_of(args.v, row, token, head, column)) : T(0);
+            v[lane()] =
+                inside ? load_element<T>(args.v.data, args.v.dtype, offset_of(args.v, row, token, head, column)) : T(0);
             if (args.gv.given) {
-                const ExpParts<T> parts = exp_parts(inside ? accepted(args, load_element<T>(args.gv.data, args.gv.dtype, offset_of(args.gv, row, token, head, column))) : T(0));
+                const ExpParts<T> parts =
+                    exp_parts(inside ? accepted(args, load_element<T>(args.gv.data, args.gv.dtype,
+                                                                      offset_of(args.gv, row, token, head, column)))
+                                     : T(0));
                 value_whole[lane()] = parts.whole;
                 value_part[lane()] = parts.part;
                 value_decay[lane()] = parts.whole + parts.part;
             }
-            if (delta) beta[lane()] = inside ? beta_value<T>(args, row, token, head, args.elementwise_beta ? column : 0).value : T(0);
+            if (delta)
+                beta[lane()] =
+                    inside ? beta_value<T>(args, row, token, head, args.elementwise_beta ? column : 0).value : T(0);
         }
         ptx::sync_block();
     }
@@ -233,14 +249,27 @@ struct RecurrentKernel {
         if (threadIdx.x < ops.keys) product = q[threadIdx.x] * k[threadIdx.x];
         const T q_dot_k = sum_of_block(product);
         const bool gv = args.gv.given;
-        return {q, k, args.undecayed_error ? e : k, q_dot_k, decay, decay_whole, decay_part, v, beta,
-                gv ? value_decay : nullptr, gv ? value_whole : nullptr, gv ? value_part : nullptr, static_cast<T>(args.scale),
+        return {q,
+                k,
+                args.undecayed_error ? e : k,
+                q_dot_k,
+                decay,
+                decay_whole,
+                decay_part,
+                v,
+                beta,
+                gv ? value_decay : nullptr,
+                gv ? value_whole : nullptr,
+                gv ? value_part : nullptr,
+                static_cast<T>(args.scale),
                 args.undecayed_error};
     }
-    HEADRACE_DEVICE void store_output(std::int64_t row, std::int64_t token, std::int64_t head, int first, bool wanted) const {
+    HEADRACE_DEVICE void store_output(std::int64_t row, std::int64_t token, std::int64_t head, int first,
+                                      bool wanted) const {
         const int column = first + lane();
         if (!leads() || column >= args.V || !args.o.given) return;
-        store_element<T>(args.o.data, args.o.dtype, offset_of(args.o, row, token, head, column), wanted ? o[lane()] : T(0));
+        store_element<T>(args.o.data, args.o.dtype, offset_of(args.o, row, token, head, column),
+                         wanted ? o[lane()] : T(0));
     }
 };
 

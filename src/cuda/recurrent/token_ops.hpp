@@ -101,12 +101,15 @@ struct TileOps {
     }
     // dst[c] = factor S[c,:].b
     HEADRACE_DEVICE void rows_times(T* dst, T factor, Tile S, const T* b) const {
-        each_row_sum(keys, values, [&](int c, int j) { return S.at(c, j) * b[j]; }, [&](int c, T sum) { dst[c] = factor * sum; });
+        each_row_sum(
+            keys, values, [&](int c, int j) { return S.at(c, j) * b[j]; },
+            [&](int c, T sum) { dst[c] = factor * sum; });
     }
-    // With S' = Diag(decay) S Diag(value_decay) and D' = D + scale q d_o^T, z given: - e z^T: d_decay[c] = D'[c,:].S'[c,:];
-    // d_value_decay = colsum(D' * S'); z given: d_e[c] = -S'[c,:].z; then D <- Diag(decay) D' Diag(value_decay).
-    HEADRACE_DEVICE void decay_and_write_adjoint(Tile D, Tile S, const algorithms::Token<T>& token, const T* d_o, const T* z,
-                                                 const algorithms::TokenGradients<T>& gradients) const {
+    // With S' = Diag(decay) S Diag(value_decay) and D' = D + scale q d_o^T, z given: - e z^T: d_decay[c] =
+    // D'[c,:].S'[c,:]; d_value_decay = colsum(D' * S'); z given: d_e[c] = -S'[c,:].z; then D <- Diag(decay) D'
+    // Diag(value_decay).
+    HEADRACE_DEVICE void decay_and_write_adjoint(Tile D, Tile S, const algorithms::Token<T>& token, const T* d_o,
+                                                 const T* z, const algorithms::TokenGradients<T>& gradients) const {
         const auto written = [&](int c, int j) {
             const T of_read = token.scale * token.q[c] * d_o[j];
             return z != nullptr ? of_read - token.e[c] * z[j] : of_read;
@@ -118,19 +121,25 @@ struct TileOps {
             for (int c = 0; c < keys; ++c) sum += (D.at(c, j) + written(c, j)) * state(c, j);
             gradients.d_value_decay[j] = sum;
         });
-        each_row_sum(keys, values, [&](int c, int j) { return (D.at(c, j) + written(c, j)) * state(c, j); },
-                     [&](int c, T sum) { gradients.d_decay[c] = sum; });
+        each_row_sum(
+            keys, values, [&](int c, int j) { return (D.at(c, j) + written(c, j)) * state(c, j); },
+            [&](int c, T sum) { gradients.d_decay[c] = sum; });
         if (z != nullptr) {
-            each_row_sum(keys, values, [&](int c, int j) { return state(c, j) * z[j]; }, [&](int c, T sum) { gradients.d_e[c] = -sum; });
+            each_row_sum(
+                keys, values, [&](int c, int j) { return state(c, j) * z[j]; },
+                [&](int c, T sum) { gradients.d_e[c] = -sum; });
         }
-        for_each(D, keys, values, [&](int c, int j) { return decayed(token, c, j, D.at(c, j), decayed(token, c, j, written(c, j), T(0))); });
+        for_each(D, keys, values, [&](int c, int j) {
+            return decayed(token, c, j, D.at(c, j), decayed(token, c, j, written(c, j), T(0)));
+        });
     }
 
   private:
     HEADRACE_DEVICE double dot(const T* a, const T* b, int count) const {
         double sum = 0;
         HEADRACE_ROLLED
-        for (int i = static_cast<int>(threadIdx.x); i < count; i += block_threads) sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+        for (int i = static_cast<int>(threadIdx.x); i < count; i += block_threads)
+            sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
         sum = sum_of_warp(sum);
         ptx::sync_block();
         if (lane() == 0) dots[warp()] = sum;

@@ -14,7 +14,8 @@ HEADRACE_DEVICE T load_element(const char* source, DType dtype, std::int64_t ind
     switch (dtype) {
         case DType::f64: return static_cast<T>(reinterpret_cast<const double*>(source)[index]);
         case DType::f32: return static_cast<T>(reinterpret_cast<const float*>(source)[index]);
-        case DType::bf16: return static_cast<T>(__bfloat162float(reinterpret_cast<const __nv_bfloat16*>(source)[index]));
+        case DType::bf16:
+            return static_cast<T>(__bfloat162float(reinterpret_cast<const __nv_bfloat16*>(source)[index]));
         case DType::f16: return static_cast<T>(__half2float(reinterpret_cast<const __half*>(source)[index]));
         default: return T(0);
     }
@@ -25,7 +26,9 @@ HEADRACE_DEVICE void store_element(char* target, DType dtype, std::int64_t index
     switch (dtype) {
         case DType::f64: reinterpret_cast<double*>(target)[index] = static_cast<double>(value); break;
         case DType::f32: reinterpret_cast<float*>(target)[index] = static_cast<float>(value); break;
-        case DType::bf16: reinterpret_cast<__nv_bfloat16*>(target)[index] = __float2bfloat16_rn(static_cast<float>(value)); break;
+        case DType::bf16:
+            reinterpret_cast<__nv_bfloat16*>(target)[index] = __float2bfloat16_rn(static_cast<float>(value));
+            break;
         case DType::f16: reinterpret_cast<__half*>(target)[index] = __float2half_rn(static_cast<float>(value)); break;
         default: break;
     }
@@ -36,7 +39,8 @@ HEADRACE_DEVICE std::int64_t load_integer(const Strided& tensor, std::int64_t of
                                       : reinterpret_cast<const std::int64_t*>(tensor.data)[offset];
 }
 
-HEADRACE_DEVICE std::int64_t offset_of(const Strided& tensor, std::int64_t i, std::int64_t j, std::int64_t k, std::int64_t l = 0) {
+HEADRACE_DEVICE std::int64_t offset_of(const Strided& tensor, std::int64_t i, std::int64_t j, std::int64_t k,
+                                       std::int64_t l = 0) {
     return i * tensor.stride[0] + j * tensor.stride[1] + k * tensor.stride[2] + l * tensor.stride[3];
 }
 
@@ -58,21 +62,24 @@ struct ChunkRange {
     HEADRACE_DEVICE std::int64_t token(int i) const { return reverse ? end - 1 - first - i : begin + first + i; }
 };
 
-// One token's worth of [B,T,H,X] per row; rows past the length, columns past the tensor's and all of an absent one become zero.
+// One token's worth of [B,T,H,X] per row; rows past the length, columns past the tensor's and all of an absent one
+// become zero.
 template <class T>
-HEADRACE_DEVICE void load_tokens(Tile<T> dst, const Strided& tensor, const ChunkRange& range, std::int64_t head, int first_column,
-                                 int columns) {
+HEADRACE_DEVICE void load_tokens(Tile<T> dst, const Strided& tensor, const ChunkRange& range, std::int64_t head,
+                                 int first_column, int columns) {
     const std::int64_t first = tensor.given ? offset_of(tensor, range.row, range.token(0), head, first_column) : 0;
     const std::int64_t step = range.reverse ? -tensor.stride[1] : tensor.stride[1];
     const int rows = tensor.given ? range.length : 0;
     for_each(dst, range.rows, round_up(columns, 16), [&](int i, int j) {
-        return i < rows && j < columns ? load_element<T>(tensor.data, tensor.dtype, first + i * step + j * tensor.stride[3]) : T(0);
+        return i < rows && j < columns
+                   ? load_element<T>(tensor.data, tensor.dtype, first + i * step + j * tensor.stride[3])
+                   : T(0);
     });
 }
 
 template <class T>
-HEADRACE_DEVICE void store_tokens(const Strided& tensor, Tile<T> values, const ChunkRange& range, std::int64_t head, int first_column,
-                                  int columns) {
+HEADRACE_DEVICE void store_tokens(const Strided& tensor, Tile<T> values, const ChunkRange& range, std::int64_t head,
+                                  int first_column, int columns) {
     if (!tensor.given) return;
     const std::int64_t first = offset_of(tensor, range.row, range.token(0), head, first_column);
     const std::int64_t step = range.reverse ? -tensor.stride[1] : tensor.stride[1];
@@ -86,7 +93,9 @@ HEADRACE_DEVICE void store_tokens(const Strided& tensor, Tile<T> values, const C
 template <class T>
 HEADRACE_DEVICE void load_numbers(T* dst, const Strided& tensor, const ChunkRange& range, std::int64_t head) {
     each(range.rows, [&](int i) {
-        dst[i] = i < range.length ? load_element<T>(tensor.data, tensor.dtype, offset_of(tensor, range.row, range.token(i), head)) : T(0);
+        dst[i] = i < range.length
+                     ? load_element<T>(tensor.data, tensor.dtype, offset_of(tensor, range.row, range.token(i), head))
+                     : T(0);
     });
     ptx::sync_block();
 }
@@ -101,17 +110,18 @@ HEADRACE_DEVICE void store_numbers(const Strided& tensor, const T* values, const
 
 // Columns [first_column, first_column + columns) of state (n, head); zero where the tensor is absent or too small.
 template <class T>
-HEADRACE_DEVICE void load_state(Tile<T> dst, const Strided& tensor, std::int64_t n, std::int64_t head, int K, int first_column,
-                                int columns) {
+HEADRACE_DEVICE void load_state(Tile<T> dst, const Strided& tensor, std::int64_t n, std::int64_t head, int K,
+                                int first_column, int columns) {
     for_each(dst, round_up(K, 16), round_up(columns, 16), [&](int c, int j) {
         const bool inside = tensor.given && c < K && j < columns;
-        return inside ? load_element<T>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, first_column + j)) : T(0);
+        return inside ? load_element<T>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, first_column + j))
+                      : T(0);
     });
 }
 
 template <class T>
-HEADRACE_DEVICE void store_state(const Strided& tensor, Tile<T> values, std::int64_t n, std::int64_t head, int K, int first_column,
-                                 int columns) {
+HEADRACE_DEVICE void store_state(const Strided& tensor, Tile<T> values, std::int64_t n, std::int64_t head, int K,
+                                 int first_column, int columns) {
     if (!tensor.given) return;
     each_element(K, columns, [&](int c, int j) {
         store_element<T>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, first_column + j), values.at(c, j));
@@ -124,8 +134,9 @@ HEADRACE_DEVICE void store_state(const Strided& tensor, Tile<T> values, std::int
 // r_i = (sum_c x_ic^2 + 1e-6)^(-1/2)
 template <class T>
 HEADRACE_DEVICE void inverse_norms(T* inverse_norm, Tile<T> x, int rows, int columns) {
-    each_row_sum(rows, columns, [&](int i, int j) { return x.at(i, j) * x.at(i, j); },
-                 [&](int i, T sum) { inverse_norm[i] = static_cast<T>(1 / sqrt(static_cast<double>(sum) + 1e-6)); });
+    each_row_sum(
+        rows, columns, [&](int i, int j) { return x.at(i, j) * x.at(i, j); },
+        [&](int i, T sum) { inverse_norm[i] = static_cast<T>(1 / sqrt(static_cast<double>(sum) + 1e-6)); });
 }
 
 template <class T>
@@ -173,7 +184,8 @@ HEADRACE_DEVICE GateParameters<T> gate_parameters(const KernelArgs& args, std::i
 }
 // g and its bias; c is 0 where one gate serves all channels
 template <class T>
-HEADRACE_DEVICE T pre_activation(const KernelArgs& args, std::int64_t row, std::int64_t token, std::int64_t head, int c) {
+HEADRACE_DEVICE T pre_activation(const KernelArgs& args, std::int64_t row, std::int64_t token, std::int64_t head,
+                                 int c) {
     const T g = load_element<T>(args.g.data, args.g.dtype, offset_of(args.g, row, token, head, c));
     if (!args.dt_bias.given || args.gate_formula == GateFormula::log_decay) return g;
     std::int64_t at = head * args.dt_bias.stride[0];
@@ -194,7 +206,8 @@ struct Beta {
     T value, slope;
 };
 template <class T>
-HEADRACE_DEVICE Beta<T> beta_value(const KernelArgs& args, std::int64_t row, std::int64_t token, std::int64_t head, int column) {
+HEADRACE_DEVICE Beta<T> beta_value(const KernelArgs& args, std::int64_t row, std::int64_t token, std::int64_t head,
+                                   int column) {
     if (!args.beta.given) return {1, 1};
     const T given = load_element<T>(args.beta.data, args.beta.dtype, offset_of(args.beta, row, token, head, column));
     const bool formula = args.beta_formula != BetaFormula::value;

@@ -1,7 +1,7 @@
 // tile_ops: the primitives of the algorithm pages on a thread block: tiles in memory that all of its threads share.
 //
-// All threads of a block call these functions together, with the same arguments. Each ends with a barrier where it has written to
-// memory that others read, so that one may follow the other.
+// All threads of a block call these functions together, with the same arguments. Each ends with a barrier where it has
+// written to memory that others read, so that one may follow the other.
 #pragma once
 
 #include "cuda/ptx.hpp"
@@ -10,13 +10,15 @@ namespace headrace::cuda {
 
 inline constexpr int warp_lanes = 32, block_warps = 4, block_threads = block_warps * warp_lanes;
 
-constexpr __host__ __device__ int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+constexpr __host__ __device__ int round_up(int value, int multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
 
 HEADRACE_DEVICE int lane() { return static_cast<int>(threadIdx.x) % warp_lanes; }
 HEADRACE_DEVICE int warp() { return static_cast<int>(threadIdx.x) / warp_lanes; }
 
-// A matrix in shared memory, or where that is full in global memory: element (i, j) at data[i * row + j]. Sizes are multiples of
-// 16, padded with zeros.
+// A matrix in shared memory, or where that is full in global memory: element (i, j) at data[i * row + j]. Sizes are
+// multiples of 16, padded with zeros.
 template <class T>
 struct Tile {
     T* data = nullptr;
@@ -26,7 +28,8 @@ struct Tile {
     HEADRACE_DEVICE explicit operator bool() const { return data != nullptr; }
 };
 
-// Hands out pieces of a block's memory: of shared memory first, of `spill` what it has no room for. Without memory it measures.
+// Hands out pieces of a block's memory: of shared memory first, of `spill` what it has no room for. Without memory it
+// measures.
 struct Arena {
     char *shared = nullptr, *spill = nullptr;
     std::size_t shared_size = 0, shared_used = 0, spill_used = 0;
@@ -78,7 +81,8 @@ HEADRACE_DEVICE T sum_of_warp(T value) {
     return value;
 }
 
-// store(i, sum_j value(i, j)) for each row, by one lane; the sum of 32 interleaved parts, in an order that is always the same.
+// store(i, sum_j value(i, j)) for each row, by one lane; the sum of 32 interleaved parts, in an order that is always
+// the same.
 template <class Value, class Store>
 HEADRACE_DEVICE void each_row_sum(int rows, int columns, Value value, Store store) {
     HEADRACE_ROLLED
@@ -95,8 +99,8 @@ HEADRACE_DEVICE void each_row_sum(int rows, int columns, Value value, Store stor
 // Which terms d of sum_d a(i,d) b(d,j) are not zero: all, d <= i, or d >= i.
 enum class Part { full, a_lower, a_upper };
 
-// leave(i, j, sum_d a(i, d) b(d, j)); what leave writes must be no operand. rows a multiple of 4. A warp has 4 rows of 32 `parts`
-// columns at once, a lane 4 x `parts` sums: few_columns for scores, wide for rows of keys and values.
+// leave(i, j, sum_d a(i, d) b(d, j)); what leave writes must be no operand. rows a multiple of 4. A warp has 4 rows of
+// 32 `parts` columns at once, a lane 4 x `parts` sums: few_columns for scores, wide for rows of keys and values.
 inline constexpr int few_columns = 1, wide = 4;
 
 template <class T, int parts, class A, class B, class Leave>
@@ -108,7 +112,8 @@ HEADRACE_DEVICE void multiply(A a, B b, int rows, int columns, int depth, Part p
         HEADRACE_ROLLED
         for (int first = 0; first < columns; first += warp_lanes * parts) {
             T sums[4][parts] = {};
-            const int begin = part == Part::a_upper ? i : 0, end = part == Part::a_lower && i + 4 < depth ? i + 4 : depth;
+            const int begin = part == Part::a_upper ? i : 0,
+                      end = part == Part::a_lower && i + 4 < depth ? i + 4 : depth;
             HEADRACE_ROLLED
             for (int d = begin; d < end && i < rows; ++d) {
                 T left[4];
@@ -128,7 +133,8 @@ HEADRACE_DEVICE void multiply(A a, B b, int rows, int columns, int depth, Part p
     ptx::sync_block();
 }
 
-// x <- (I - n)^-1 x, or with the transposed matrix; n [rows, rows] strictly lower, x [rows, columns]. A thread has a column.
+// x <- (I - n)^-1 x, or with the transposed matrix; n [rows, rows] strictly lower, x [rows, columns]. A thread has a
+// column.
 enum class Side { lower, transposed };
 
 template <class T>
@@ -151,8 +157,8 @@ HEADRACE_DEVICE void solve_unit_lower(Tile<T> x, Tile<T> n, int rows, int column
     ptx::sync_block();
 }
 
-// A decay x as whole + part, whole 0 or 1: y whole + (y part + z) rounds once and differently at every step, where y x + z would be
-// off in the same direction for a constant x near 1.
+// A decay x as whole + part, whole 0 or 1: y whole + (y part + z) rounds once and differently at every step, where y x
+// + z would be off in the same direction for a constant x near 1.
 template <class T>
 struct SplitDecay {
     T whole, part;

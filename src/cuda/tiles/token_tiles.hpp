@@ -5,10 +5,10 @@
 
 namespace headrace::cuda {
 
-// Where the part (chunk, segment) of so many tokens of sequence n and a head is saved: parts of the sequences before it are counted
-// by an upper bound that needs no lengths.
-HEADRACE_DEVICE std::int64_t saved_place(const KernelArgs& args, const TokenRange& s, std::int64_t n, std::int64_t head, std::int64_t part,
-                                         int tokens) {
+// Where the part (chunk, segment) of so many tokens of sequence n and a head is saved: parts of the sequences before it
+// are counted by an upper bound that needs no lengths.
+HEADRACE_DEVICE std::int64_t saved_place(const KernelArgs& args, const TokenRange& s, std::int64_t n, std::int64_t head,
+                                         std::int64_t part, int tokens) {
     const std::int64_t before = args.cu_seqlens.given ? s.begin / tokens + n : n * ((args.T + tokens - 1) / tokens);
     return (before + part) * args.HV + head;
 }
@@ -24,14 +24,14 @@ HEADRACE_DEVICE void clear_parameter_sums(const KernelArgs& args, std::int64_t n
     ptx::sync_block();
 }
 
-template <class T>
+template <class T, bool delta>
 struct TokenTiles {
     using Tile = cuda::Tile<T>;
 
     const KernelArgs& args;
     Tile q, k, e, v, log_decay;  // log_decay [C,K] of a channel gate, else [1,C]
     T *beta, *beta_slope, *q_inverse_norm, *k_inverse_norm, *e_inverse_norm;
-    double* sums;                // [K] of the gate's parameters, backward only
+    double* sums;  // [K] of the gate's parameters, backward only
     int key_columns;
 
     __host__ __device__ TokenTiles(const KernelArgs& arguments, Arena& arena, int C, int value_columns, bool backward)
@@ -41,7 +41,8 @@ struct TokenTiles {
         e = args.undecayed_error ? arena.tile<T>(C, key_columns) : k;
         v = arena.tile<T>(C, value_columns);
         log_decay = args.channel_gate ? arena.tile<T>(C, key_columns) : arena.tile<T>(1, C);
-        for (T** vector : {&beta, &beta_slope, &q_inverse_norm, &k_inverse_norm, &e_inverse_norm}) *vector = arena.take<T>(C);
+        for (T** vector : {&beta, &beta_slope, &q_inverse_norm, &k_inverse_norm, &e_inverse_norm})
+            *vector = arena.take<T>(C);
         if (backward) sums = arena.take<double>(key_columns);
     }
 
@@ -60,18 +61,20 @@ struct TokenTiles {
     HEADRACE_DEVICE void load_head(const ChunkRange& range, std::int64_t head, int first_value, int values) {
         load_tokens(v, args.v, range, head, first_value, values);
         load_gate(range, head);
-        if (args.delta && !args.elementwise_beta) load_beta(range, head);
+        if (delta && !args.elementwise_beta) load_beta(range, head);
     }
 
     // gradient, shaped as log_decay, is that of the total log decays; becomes that of g. Sums of the head's parameters
     // are added at [n, head].
-    HEADRACE_DEVICE void store_gate_gradient(Tile gradient, std::int64_t n, std::int64_t head, const ChunkRange& range) {
+    HEADRACE_DEVICE void store_gate_gradient(Tile gradient, std::int64_t n, std::int64_t head,
+                                             const ChunkRange& range) {
         const GateParameters<T> gate = gate_parameters<T>(args, head);
         const std::int64_t sum = n * args.HV + head;
         add_sums(gradient, range, args.d_gamma, sum, [&](int, int, T d) { return static_cast<double>(d); });
         if (args.g.given && args.gate_formula != GateFormula::log_decay) {
             add_sums(gradient, range, args.d_rate, sum, [&](int i, int c, T d) {
-                return static_cast<double>(gate_gradient(d, pre_activation<T>(args, range.row, range.token(i), head, c), gate).rate_term);
+                return static_cast<double>(
+                    gate_gradient(d, pre_activation<T>(args, range.row, range.token(i), head, c), gate).rate_term);
             });
             each_gate(range.length, [&](int i, int c) {
                 T& d = gate_at(gradient, i, c);
@@ -89,9 +92,15 @@ struct TokenTiles {
     }
 
     // Gradients of the rows that the operator used, to those that the caller gave.
-    HEADRACE_DEVICE void store_d_q(Tile d, const ChunkRange& range, std::int64_t head) { store_rows(args.d_q, d, q, q_inverse_norm, range, head); }
-    HEADRACE_DEVICE void store_d_k(Tile d, const ChunkRange& range, std::int64_t head) { store_rows(args.d_k, d, k, k_inverse_norm, range, head); }
-    HEADRACE_DEVICE void store_d_p(Tile d, const ChunkRange& range, std::int64_t head) { store_rows(args.d_p, d, e, e_inverse_norm, range, head); }
+    HEADRACE_DEVICE void store_d_q(Tile d, const ChunkRange& range, std::int64_t head) {
+        store_rows(args.d_q, d, q, q_inverse_norm, range, head);
+    }
+    HEADRACE_DEVICE void store_d_k(Tile d, const ChunkRange& range, std::int64_t head) {
+        store_rows(args.d_k, d, k, k_inverse_norm, range, head);
+    }
+    HEADRACE_DEVICE void store_d_p(Tile d, const ChunkRange& range, std::int64_t head) {
+        store_rows(args.d_p, d, e, e_inverse_norm, range, head);
+    }
 
   private:
     HEADRACE_DEVICE void normalise(Tile x, T* inverse_norm, int rows) {
@@ -107,13 +116,17 @@ struct TokenTiles {
             each(rows, [&](int i) { f(i, 0); });
         }
     }
-    HEADRACE_DEVICE T& gate_at(Tile tile, int i, int c) const { return args.channel_gate ? tile.at(i, c) : tile.at(0, i); }
+    HEADRACE_DEVICE T& gate_at(Tile tile, int i, int c) const {
+        return args.channel_gate ? tile.at(i, c) : tile.at(0, i);
+    }
     HEADRACE_DEVICE void load_gate(const ChunkRange& range, std::int64_t head) {
         const GateParameters<T> gate = gate_parameters<T>(args, head);
         each_gate(range.rows, [&](int i, int c) {
             T value = 0;
             if (i < range.length && c < args.K) {
-                if (args.g.given) value = accepted(args, gate_value(pre_activation<T>(args, range.row, range.token(i), head, c), gate));
+                if (args.g.given)
+                    value =
+                        accepted(args, gate_value(pre_activation<T>(args, range.row, range.token(i), head, c), gate));
                 if (args.g_gamma.given) value += accepted(args, gate.gamma);
             }
             gate_at(log_decay, i, c) = value;
@@ -122,7 +135,8 @@ struct TokenTiles {
     }
     HEADRACE_DEVICE void load_beta(const ChunkRange& range, std::int64_t head) {
         each(range.rows, [&](int i) {
-            const Beta<T> loaded = i < range.length ? beta_value<T>(args, range.row, range.token(i), head, 0) : Beta<T>{0, 1};
+            const Beta<T> loaded =
+                i < range.length ? beta_value<T>(args, range.row, range.token(i), head, 0) : Beta<T>{0, 1};
             beta[i] = loaded.value;
             beta_slope[i] = loaded.slope;
         });
@@ -163,7 +177,8 @@ struct TokenTiles {
         ptx::sync_block();
     }
     // With y = x r the normalised rows: d <- r (d - y (y . d))
-    HEADRACE_DEVICE void store_rows(const Strided& tensor, Tile d, Tile y, T* inverse_norm, const ChunkRange& range, std::int64_t head) {
+    HEADRACE_DEVICE void store_rows(const Strided& tensor, Tile d, Tile y, T* inverse_norm, const ChunkRange& range,
+                                    std::int64_t head) {
         if (!tensor.given) return;
         if (args.l2norm) {
             HEADRACE_ROLLED

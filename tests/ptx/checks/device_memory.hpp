@@ -8,9 +8,10 @@
 
 namespace headrace::ptx {
 
-// Device addresses are addresses of this process that the process itself cannot read or write (a mapping without rights): a host
-// that follows a device pointer crashes as it would with a GPU. The interpreter reads the same pages through a second mapping.
-// Allocations are 512-byte aligned, with a gap of at least 512 bytes that belongs to nobody between them.
+// Device addresses are addresses of this process that the process itself cannot read or write (a mapping without
+// rights): a host that follows a device pointer crashes as it would with a GPU. The interpreter reads the same pages
+// through a second mapping. Allocations are 512-byte aligned, with a gap of at least 512 bytes that belongs to nobody
+// between them.
 class DeviceMemory {
   public:
     explicit DeviceMemory(std::size_t capacity = std::size_t{1} << 36);  // address space, not memory
@@ -22,18 +23,19 @@ class DeviceMemory {
     bool release(std::uint64_t address);                               // false: not the start of an allocation
     bool owns(std::uint64_t address) const;                            // inside the address space, allocated or not
     std::size_t allocated_bytes() const;
-    std::size_t bytes_from(std::uint64_t address) const;               // left in its allocation; 0 outside any
+    std::size_t bytes_from(std::uint64_t address) const;  // left in its allocation; 0 outside any
 
-    // For the host's copies and memsets. Throw Fault outside allocations. read: whether all bytes were written before is
-    // answered, not required (a copy carries "unwritten" along through copy()).
+    // For the host's copies and memsets. Throw Fault outside allocations. read: whether all bytes were written before
+    // is answered, not required (a copy carries "unwritten" along through copy()).
     void write(std::uint64_t to, const void* from, std::size_t bytes);
     bool read(void* to, std::uint64_t from, std::size_t bytes) const;
     void fill(std::uint64_t to, int value, std::size_t bytes);
     void copy(std::uint64_t to, std::uint64_t from, std::size_t bytes);
 
-    // For kernels: a launch begins a new epoch, in which two blocks may not touch the same bytes unless both only read or both
-    // use atomics. `block` counts from 0. The pointers are valid for the access alone. Fault: outside an allocation (names the
-    // nearest one and the distance), not aligned to `bytes`, reading what nothing wrote, a race between blocks.
+    // For kernels: a launch begins a new epoch, in which two blocks may not touch the same bytes unless both only read
+    // or both use atomics. `block` counts from 0. The pointers are valid for the access alone. Fault: outside an
+    // allocation (names the nearest one and the distance), not aligned to `bytes`, reading what nothing wrote, a race
+    // between blocks.
     void begin_launch();
     const std::byte* load(std::uint64_t address, unsigned bytes, std::uint32_t block);
     // ld.global.nc: also a Fault where the launch wrote the bytes before, or writes them later.

@@ -8,31 +8,33 @@
 
 namespace headrace::ptx {
 
-// Races by vector clocks: an access of one thread is ordered behind one of another if a barrier that both took part in, or inside
-// a warp a bar.warp.sync, lies between. shfl, vote and mma order no memory. Granules of 2 bytes.
+// Races by vector clocks: an access of one thread is ordered behind one of another if a barrier that both took part in,
+// or inside a warp a bar.warp.sync, lies between. shfl, vote and mma order no memory. Granules of 2 bytes.
 class SharedMemory {
   public:
     SharedMemory(std::size_t bytes, int warps, bool look_for_races);
     ~SharedMemory();
 
     std::size_t size() const;
-    void reset();                      // for the next block of the same size: everything unwritten
+    void reset();  // for the next block of the same size: everything unwritten
 
-    // Offsets into the block's shared window. lane -1: a load for all lanes of the warp (ldmatrix). Pointers are valid for the access alone. Throw Fault; the text names the earlier
-    // access (warp, lane, PTX line) of a race.
+    // Offsets into the block's shared window. lane -1: a load for all lanes of the warp (ldmatrix). Pointers are valid
+    // for the access alone. Throw Fault; the text names the earlier access (warp, lane, PTX line) of a race.
     const std::byte* load(std::uint32_t offset, unsigned bytes, int warp, int lane, int line);
     std::byte* store(std::uint32_t offset, unsigned bytes, int warp, int lane, int line);
     std::byte* atomic(std::uint32_t offset, unsigned bytes, int warp, int lane, int line);
 
-    // cp.async: from issue to landing nobody may touch the bytes; landing is a write of that thread. At issue they are poisoned.
+    // cp.async: from issue to landing nobody may touch the bytes; landing is a write of that thread. At issue they are
+    // poisoned.
     void issue(std::uint32_t offset, unsigned bytes, int warp, int lane, int line);
     void land(std::uint32_t offset, const std::byte* contents, unsigned bytes, int warp, int lane, int line);
 
-    // What orders: the lanes of one warp that met at a bar.warp.sync; warps that met at a barrier (arrive: those of `arriving`
-    // release, those of `waiting` acquire; bar.sync: both; the block's loop calls it when a barrier completes).
+    // What orders: the lanes of one warp that met at a bar.warp.sync; warps that met at a barrier (arrive: those of
+    // `arriving` release, those of `waiting` acquire; bar.sync: both; the block's loop calls it when a barrier
+    // completes).
     void warp_sync(int warp, std::uint32_t members);
-    // A warp that only arrives (bar.arrive) says so at that moment too, with arrive(): what it does between its arrival and the
-    // barrier's completion is not released.
+    // A warp that only arrives (bar.arrive) says so at that moment too, with arrive(): what it does between its arrival
+    // and the barrier's completion is not released.
     void barrier(const std::vector<int>& arriving, const std::vector<int>& waiting, int barrier = 0);
     void arrive(int warp, int barrier);
 

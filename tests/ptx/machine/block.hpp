@@ -1,4 +1,5 @@
-// Block: one thread block while it runs: its place in the grid, memories and asynchronous copies, as instructions see it.
+// Block: one thread block while it runs: its place in the grid, memories and asynchronous copies, as instructions see
+// it.
 #pragma once
 
 #include <cstddef>
@@ -17,19 +18,20 @@ namespace headrace::ptx {
 struct AsyncCopies;
 
 // Generic addresses: shared and local windows lie where no device address can (the first GiB); cvta adds the base.
-inline constexpr std::uint64_t shared_window = std::uint64_t{1} << 24, local_window = std::uint64_t{1} << 25, window_bytes = std::uint64_t{1} << 24;
+inline constexpr std::uint64_t shared_window = std::uint64_t{1} << 24, local_window = std::uint64_t{1} << 25,
+                               window_bytes = std::uint64_t{1} << 24;
 
 class Block {
   public:
-    std::uint32_t number = 0;                    // in the grid, x fastest
+    std::uint32_t number = 0;  // in the grid, x fastest
     std::uint32_t index[3] = {}, grid[3] = {}, threads[3] = {};
     const Settings* settings = nullptr;
     DeviceMemory* memory = nullptr;
     SharedMemory* shared = nullptr;
     const std::vector<std::byte>* parameters = nullptr;
-    std::size_t local_bytes = 0;                 // per thread
-    std::vector<std::byte> local, local_written; // thread t at t * local_bytes; written: a byte for each
-    AsyncCopies* copies = nullptr;               // made by async.cpp when the block starts
+    std::size_t local_bytes = 0;                  // per thread
+    std::vector<std::byte> local, local_written;  // thread t at t * local_bytes; written: a byte for each
+    AsyncCopies* copies = nullptr;                // made by async.cpp when the block starts
     std::mt19937_64 random;
 };
 

@@ -7,7 +7,8 @@
 
 namespace headrace::ptx {
 
-// Thrown where it is noticed, with what is known there; the grid adds kernel, line, instruction, block and warp on its way out.
+// Thrown where it is noticed, with what is known there; the grid adds kernel, line, instruction, block and warp on its
+// way out.
 class Fault : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;

@@ -22,12 +22,13 @@ class Program {
     Program(std::string_view text, DeviceMemory& memory);
     ~Program();
     const Module& module() const;
-    const Function* find(const std::string& name) const;            // null: no such entry
+    const Function* find(const std::string& name) const;  // null: no such entry
     const Code& code(const Function& function) const;
-    std::uint64_t address_of(const std::string& variable) const;    // of a global variable
+    std::uint64_t address_of(const std::string& variable) const;  // of a global variable
     // How often each statement was executed by any lane, in the order of Function::statements.
     const std::vector<std::uint64_t>& executed(const Function& function) const;
-    // Bank conflicts: the wavefronts of shared memory that each statement took beyond those that its bytes need (Step::conflicts).
+    // Bank conflicts: the wavefronts of shared memory that each statement took beyond those that its bytes need
+    // (Step::conflicts).
     const std::vector<std::uint64_t>& conflicts(const Function& function) const;
 
   private:
@@ -40,7 +41,7 @@ struct Launch {
     const Function* function = nullptr;
     std::array<std::uint32_t, 3> grid{1, 1, 1}, block{1, 1, 1};
     std::size_t dynamic_shared_bytes = 0;
-    std::vector<std::byte> parameters;     // laid out as Function::parameters says
+    std::vector<std::byte> parameters;  // laid out as Function::parameters says
 };
 
 // Runs all blocks, one after the other. Throws Fault: kernel, PTX line with its text, block, warp, lane, what is wrong.

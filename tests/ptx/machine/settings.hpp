@@ -7,14 +7,15 @@ namespace headrace::ptx {
 
 enum class Order : std::uint8_t { ascending, descending, random };
 
-// How mma rounds: the exact sum rounded once; or products and addend aligned to the largest exponent and cut to 24 bits.
+// How mma rounds: the exact sum rounded once; or products and addend aligned to the largest exponent and cut to 24
+// bits.
 enum class MmaArithmetic : std::uint8_t { exact, truncated };
 
 struct Settings {
-    Order order = Order::ascending;   // of blocks, warps and diverged lanes; random: with preemption at any instruction
-    std::uint64_t seed = 1;           // of everything that is drawn, cp.async's coin too
+    Order order = Order::ascending;  // of blocks, warps and diverged lanes; random: with preemption at any instruction
+    std::uint64_t seed = 1;          // of everything that is drawn, cp.async's coin too
     MmaArithmetic mma = MmaArithmetic::exact;
-    bool races = true;                // look for races (bounds, alignment, unwritten reads and cp.async are always checked)
+    bool races = true;  // look for races (bounds, alignment, unwritten reads and cp.async are always checked)
 };
 
 // HEADRACE_PTX_ORDER=ascending|descending|random, HEADRACE_PTX_SEED=N, HEADRACE_PTX_MMA=exact|truncated,

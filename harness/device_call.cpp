@@ -2,7 +2,6 @@
 #include "harness/device_call.hpp"
 
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -16,7 +15,7 @@ namespace {
 
 bool cu_seqlens_stay(const TensorView& cu_seqlens) { return cu_seqlens.shape[0] % 3 == 0; }
 
-// f(view) for every view that a call holds and gives.
+// f(view) for every view that a call gives.
 void each_view(Call& call, const std::function<void(TensorView&)>& f) {
     Inputs& in = call.in;
     Gradients& grads = call.grads;
@@ -31,6 +30,7 @@ void each_view(Call& call, const std::function<void(TensorView&)>& f) {
                              &in.A_log,
                              &in.dt_bias,
                              &in.initial_state,
+                             &in.cu_seqlens,
                              &call.out.o,
                              &call.out.final_state,
                              &call.d_out.d_o,
@@ -53,7 +53,6 @@ void each_view(Call& call, const std::function<void(TensorView&)>& f) {
                              &call.summary.state}) {
         if (view->given()) f(*view);
     }
-    if (in.cu_seqlens.given() && !cu_seqlens_stay(in.cu_seqlens)) f(in.cu_seqlens);
 }
 
 }  // namespace
@@ -61,7 +60,23 @@ void each_view(Call& call, const std::function<void(TensorView&)>& f) {
 Call seen_from_device(const Call& host) {
     Call call = host;
     each_view(call, [](TensorView& view) { view.device = Device::cuda; });
+    if (call.in.cu_seqlens.given() && cu_seqlens_stay(call.in.cu_seqlens)) call.in.cu_seqlens.device = Device::cpu;
     return call;
+}
+
+void each_device_view(Call& call, const std::function<void(TensorView&)>& f) {
+    each_view(call, [&](TensorView& view) {
+        if (view.device == Device::cuda) f(view);
+    });
+}
+
+std::size_t extent_bytes(const TensorView& view) {
+    std::int64_t last = 0;
+    for (int i = 0; i < view.rank; ++i) {
+        if (view.shape[i] == 0) return 0;
+        last += (view.shape[i] - 1) * view.strides[i];
+    }
+    return static_cast<std::size_t>(last + 1) * size_of(view.dtype);
 }
 
 #ifdef HEADRACE_HAS_CUDA
@@ -113,21 +128,12 @@ class Copied {
     Status status_;
 };
 
-std::size_t bytes_of(const TensorView& view) {
-    std::int64_t last = 0;
-    for (int i = 0; i < view.rank; ++i) {
-        if (view.shape[i] == 0) return 0;
-        last += (view.shape[i] - 1) * view.strides[i];
-    }
-    return static_cast<std::size_t>(last + 1) * size_of(view.dtype);
-}
-
 Status run_copied(const Call& host, bool own_workspace, cudaStream_t stream, std::string* violation) {
     std::vector<std::unique_ptr<Copied>> tensors;
     Call call = seen_from_device(host);
     Status status;
-    each_view(call, [&](TensorView& view) {
-        tensors.push_back(std::make_unique<Copied>(view.data, bytes_of(view), stream));
+    each_device_view(call, [&](TensorView& view) {
+        tensors.push_back(std::make_unique<Copied>(view.data, extent_bytes(view), stream));
         if (!tensors.back()->status().ok()) status = tensors.back()->status();
         view.data = tensors.back()->data();
     });

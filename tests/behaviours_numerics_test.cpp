@@ -232,24 +232,6 @@ TEST(Numerics, N5_OffChangesNoBitAndNoWorkspace) {
     }
 }
 
-// Tokens [begin, end) of every input get other values: large ones, resets among the gates, and keys of up to unit
-// length.
-void change_tokens(CallTensors& made, std::int64_t begin, std::int64_t end) {
-    for (const char* name : {"q", "k", "v", "p", "g", "beta"}) {
-        if (!made.tensors.count(name)) continue;
-        harness::Tensor& tensor = made.tensors.at(name);
-        const std::int64_t tokens = tensor.shape()[1], size = tensor.numel() / tensor.shape()[0] / tokens;
-        const double gates[] = {-1e30, -infinity, 0.0, -20.0, -0.5};
-        const double scale = *name == 'k' || *name == 'p' ? 1 / std::sqrt(static_cast<double>(size)) : 1e3;
-        for (std::int64_t i = 0; i < tensor.numel(); ++i) {
-            const std::int64_t token = i / size % tokens;
-            if (token < begin || token >= end) continue;
-            const double value = scale * static_cast<double>(i % 7 - 3) / 3;
-            tensor.set(i, *name == 'g' ? gates[i % 5] : *name == 'b' ? 0.5 : value);
-        }
-    }
-}
-
 // Also where states hardly forget, which bf16 kernels write otherwise than the states of later tokens with resets.
 TEST(Numerics, N6_LaterTokensChangeNoBit) {
     for (const Operator op : operators()) {

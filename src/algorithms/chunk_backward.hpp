@@ -23,8 +23,10 @@ struct BackwardTiles {
 // D is the gradient of the state leaving the chunk and becomes that of the state entering it (only with `adjoint`):
 //     y = (I + diag(beta) l)^-T (P^T d_o + (k e^{G_L - G}) D)      z = d_v = beta y      d_beta_i = y_i.residual_i
 //     d_P = tril(d_o d^T)     d_l = -strict_tril(z d^T)
-//     d_q = scale e^G (d_o S^T)    d_k = e^{G_L - G} (d D^T)    d_e = -e^{Ge} (z S^T)    each plus its part of the
-//     scores D <- e^{G_L} D + scale (q e^G)^T d_o - (e e^{Ge})^T z
+//     d_q = scale e^G (d_o S^T)    d_k = e^{G_L - G} (d D^T)    d_e = -e^{Ge} (z S^T)    each plus its
+//     part of the scores
+//     D <- e^{G_L} D + scale (q e^G)^T d_o - (e e^{Ge})^T z
+//
 // A gate's gradient collects every term whose span contains it: from the chunk's start (d_q, d_e), to its end (d_k),
 // between two tokens (scores), and right through (S with D). Additive rule: d = v, y = z = d_v, no l. `residual` must
 // hold the forward's, and `l` unless it is wanted. The gate's accumulators are left for Gate::finish_gradient. All but
@@ -81,7 +83,8 @@ HEADRACE_PAGE void chunk_gradients(Ops& ops, const ChunkInputs<Ops>& in, const B
 
 // D becomes the gradient of the entering state.
 template <bool delta, class Ops>
-HEADRACE_PAGE void chunk_adjoint(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t, typename Ops::Tile d_o, typename Ops::State D) {
+HEADRACE_PAGE void chunk_adjoint(Ops& ops, const ChunkInputs<Ops>& in, const BackwardTiles<Ops>& t,
+                                 typename Ops::Tile d_o, typename Ops::State D) {
     if constexpr (delta) {
         ops.decay_and_write(D, D, ops.reads(in), d_o, ops.erases(in), t.z);
     } else {

@@ -30,7 +30,8 @@ struct TokenSpare {
 // `to` may be S; no data in S: zero. Columns of the state do not meet: a few at a time are read (by the delta rule
 // twice, the second time from the nearest cache) and written.
 template <bool delta, class Ops, class T>
-HEADRACE_PAGE void token_forward(Ops& ops, T* o, typename Ops::Tile S, typename Ops::Tile to, const Token<T>& token, const TokenSpare<T>& spare) {
+HEADRACE_PAGE void token_forward(Ops& ops, T* o, typename Ops::Tile S, typename Ops::Tile to, const Token<T>& token,
+                                 const TokenSpare<T>& spare) {
     ops.multiply_keys(spare.decayed_q, token.q, token.decay);
     const T* e = token.e;
     if (delta && !token.undecayed_error) {
@@ -68,8 +69,10 @@ struct TokenPair {
 };
 
 // d1 = beta1 (v1 - S^T e1)     d2 = beta2 (v2 - S^T e2 - (e2.k1) d1)     (additive: d = v)
-// o1 = scale (S^T q1 + (q1.k1) d1)     o2 = scale (S^T q2 + (q2.k1) d1 + (q2.k2) d2)     S~ <- kept S~ + k1 d1^T + k2
-// d2^T for all pairs, on a few columns of the state: while a pair is written, the next one reads. The last is left to
+// o1 = scale (S^T q1 + (q1.k1) d1)     o2 = scale (S^T q2 + (q2.k1) d1 + (q2.k2) d2)
+// S~ <- kept S~ + k1 d1^T + k2 d2^T
+//
+// for all pairs, on a few columns of the state: while a pair is written, the next one reads. The last is left to
 // `columns`.
 template <bool delta, class Columns, class T>
 HEADRACE_PAGE void pairs_forward(const Columns& columns, const TokenPair<T>* pairs, int count) {

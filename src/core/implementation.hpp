@@ -21,7 +21,8 @@ class Implementation {
   public:
     virtual ~Implementation() = default;
     virtual std::string name() const = 0;  // "avx512.chunk": backend.algorithm[.variant]
-    virtual Device device() const { return Device::cpu; }  // where the tensors of its problems lie; others are never asked about
+    // Where the tensors of its problems lie; it is never asked about others.
+    virtual Device device() const { return Device::cpu; }
     virtual bool serves(Direction direction) const = 0;
     // Why this implementation cannot compute the problem; empty if it can. Only called when it serves the direction.
     virtual std::string refusal(const Problem& problem, const Machine& machine) const = 0;
@@ -32,11 +33,14 @@ class Implementation {
     virtual std::string states(const Problem&) const { return name(); }
     // Takes every block that run() will use.
     virtual void carve(const Problem& problem, Carver& carver) const = 0;
-    // `carver` is fresh over a buffer of at least carve()'s size, on its device. An error where a value of g was not acceptable
-    // (NaN, or positive unless allowed): the values are looked at where they are read anyway. Outputs are then undefined.
+    // `carver` is fresh over a buffer of at least carve()'s size, on its device. An error where a value of g was not
+    // acceptable (NaN, or positive unless allowed): the values are looked at where they are read anyway. Outputs are
+    // then undefined.
     virtual Status run(const Problem& problem, Carver& carver) const = 0;
     // That buffer, where the caller gave none.
-    virtual Status allocate(const Problem&, std::size_t bytes, Block* block) const { return headrace::allocate(bytes, block); }
+    virtual Status allocate(const Problem&, std::size_t bytes, Block* block) const {
+        return headrace::allocate(bytes, block);
+    }
 };
 
 // All implementations, in order of preference.

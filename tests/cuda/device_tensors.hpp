@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
-#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -16,56 +15,11 @@
 
 namespace headrace::test {
 
+using harness::each_device_view;
+using harness::extent_bytes;
+
 inline void expect_cuda(cudaError_t error, const char* what) {
     EXPECT_EQ(error, cudaSuccess) << what << ": " << cudaGetErrorString(error);
-}
-
-// f(view) for every view of a call of an operator that is given and lies on a device.
-inline void each_device_view(Call& call, const std::function<void(TensorView&)>& f) {
-    Inputs& in = call.in;
-    Gradients& grads = call.grads;
-    for (TensorView* view : {&in.q,
-                             &in.k,
-                             &in.v,
-                             &in.p,
-                             &in.g,
-                             &in.gv,
-                             &in.g_gamma,
-                             &in.beta,
-                             &in.A_log,
-                             &in.dt_bias,
-                             &in.initial_state,
-                             &in.cu_seqlens,
-                             &call.out.o,
-                             &call.out.final_state,
-                             &call.d_out.d_o,
-                             &call.d_out.d_final_state,
-                             &grads.d_q,
-                             &grads.d_k,
-                             &grads.d_v,
-                             &grads.d_p,
-                             &grads.d_g,
-                             &grads.d_gv,
-                             &grads.d_g_gamma,
-                             &grads.d_beta,
-                             &grads.d_A_log,
-                             &grads.d_dt_bias,
-                             &grads.d_initial_state,
-                             &call.pool.states,
-                             &call.pool.indices,
-                             &call.pool.num_accepted_tokens}) {
-        if (view->given() && view->device == Device::cuda) f(*view);
-    }
-}
-
-// Bytes from the first to the last element of a view.
-inline std::size_t extent_bytes(const TensorView& view) {
-    std::int64_t last = 0;
-    for (int i = 0; i < view.rank; ++i) {
-        if (view.shape[i] == 0) return 0;
-        last += (view.shape[i] - 1) * view.strides[i];
-    }
-    return static_cast<std::size_t>(last + 1) * size_of(view.dtype);
 }
 
 // Between any two memories; done when it returns, for streams that do not wait for the default stream too.

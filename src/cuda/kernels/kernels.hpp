@@ -10,6 +10,9 @@
 
 namespace headrace::cuda {
 
+// Threads of a block of all kernels but the recurrent form's forward.
+inline constexpr int launched_threads = 128;
+
 // What a block takes of shared memory, and of the workspace where that has no room.
 struct BlockMemory {
     std::size_t shared, spill;

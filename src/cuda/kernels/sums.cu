@@ -4,6 +4,8 @@
 
 namespace headrace::cuda {
 
+static_assert(block_threads == launched_threads);
+
 __global__ void __launch_bounds__(block_threads) parameter_sums(SumsArgs args) {
     const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x,
                        count = args.heads * args.channels;

@@ -8,7 +8,7 @@
 
 namespace headrace::cuda {
 
-// A tensor of up to four dimensions in device memory; absent where data is null. Strides in elements.
+// A tensor of up to four dimensions in device memory; absent unless `given`. Strides in elements.
 struct Strided {
     char* data;
     std::int64_t stride[4];
@@ -41,8 +41,8 @@ struct KernelArgs {
     double *d_gamma, *d_rate, *d_bias;  // [N,HV], [N,HV], [N,HV] or [N,HV,K]: one sum per sequence and head, or null
     std::int32_t* refused;              // bits of Refused
 
-    // Saved between the sweeps of a backward: one [K,V] per chunk of a sequence and head, residuals and erase scores of
-    // the delta rule beside it. Sequence n's chunks begin at chunks_before(n).
+    // Saved between the sweeps of a backward: one [K,V] per chunk of a sequence and head, and the residuals of the delta
+    // rule, at saved_place (tiles/token_tiles.hpp).
     char *saved_states, *saved_residuals;
     DType state_dtype;
     std::size_t shared_limit;  // bytes of shared memory that a block may take

@@ -9,9 +9,6 @@
 
 namespace headrace::cuda {
 
-// Threads of a block of most kernels; their own constant is tiles/tile_ops.hpp's.
-inline constexpr int launched_threads = 128;
-
 // Queues a kernel with one parameter block on a stream. Code::unsupported with the runtime's words where that fails.
 Status launch(const void* kernel, const char* name, std::int64_t blocks, int threads, std::size_t shared_bytes,
               void* parameters, void* stream);

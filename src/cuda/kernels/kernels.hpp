@@ -29,6 +29,16 @@ struct WalkKernels {
 template <class T, bool delta, bool channel_gate>
 WalkKernels walk_kernels();
 
+// The chunk form on tensor cores: bf16 tensors, a scalar gate, up to 128 key channels. A block of tensor_threads walks
+// the chunks of a sequence, head and 64 values.
+inline constexpr int tensor_threads = 256, tensor_values = 64;
+struct TensorKernels {
+    const void* forward;
+    std::size_t (*shared)(const KernelArgs& args);  // bytes of a block, by args.stages
+};
+template <bool delta>
+TensorKernels tensor_kernels(std::int64_t K);
+
 // The recurrent form: a block walks the tokens of a sequence, a head and recurrent_columns values, a thread for each
 // key channel, in multiples of 32. Forward and step.
 inline constexpr int recurrent_columns = 32,

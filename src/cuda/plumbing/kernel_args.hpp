@@ -34,6 +34,7 @@ struct KernelArgs {
     double scale, lower_bound;
     int chunk;          // tokens, a multiple of 16
     int value_columns;  // of a block of the forward, a multiple of 16
+    int stages;         // tensor cores: chunks whose rows are in shared memory, 1 or 2
 
     Strided q, k, p, v, g, gv, beta, g_gamma, A_log, dt_bias, o, initial_state, final_state;
     Strided d_o, d_final_state, d_q, d_k, d_p, d_v, d_g, d_gv, d_beta, d_initial_state;

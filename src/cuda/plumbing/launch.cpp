@@ -61,6 +61,20 @@ Status launch(const void* kernel, const char* name, std::int64_t blocks, int thr
     return error == cudaSuccess ? Status() : failed(error, std::string("launch of ") + name);
 }
 
+std::size_t shared_memory_limit(const std::vector<NamedView>& views) {
+    int device = -1, bytes = 0;
+    for (const NamedView& named : views) {
+        if (named.view->device != Device::cuda || named.view->data == nullptr) continue;
+        if (device_of(named.name, named.view->data, &device).ok()) break;
+    }
+    if (device < 0 && cudaGetDevice(&device) != cudaSuccess) device = -1;
+    if (device >= 0 &&
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess && bytes > 0)
+        return static_cast<std::size_t>(bytes);
+    cudaGetLastError();
+    return ~std::size_t{0};
+}
+
 Status clear(void* memory, std::size_t bytes, void* stream) {
     return checked(cudaMemsetAsync(memory, 0, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
 }

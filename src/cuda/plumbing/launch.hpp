@@ -13,6 +13,9 @@ namespace headrace::cuda {
 Status launch(const void* kernel, const char* name, std::int64_t blocks, int threads, std::size_t shared_bytes,
               void* parameters, void* stream);
 
+// The most that a block may ask for on the GPU where the tensors lie, or on the current one; without a GPU any size.
+std::size_t shared_memory_limit(const std::vector<NamedView>& views);
+
 // Queues zeros.
 Status clear(void* memory, std::size_t bytes, void* stream);
 

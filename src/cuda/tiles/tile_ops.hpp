@@ -16,6 +16,8 @@ constexpr __host__ __device__ int round_up(int value, int multiple) {
 
 HEADRACE_DEVICE int lane() { return static_cast<int>(threadIdx.x) % warp_lanes; }
 HEADRACE_DEVICE int warp() { return static_cast<int>(threadIdx.x) / warp_lanes; }
+// Of this kernel's blocks: block_warps, or what the kernel's entry says.
+HEADRACE_DEVICE int warps() { return static_cast<int>(blockDim.x) / warp_lanes; }
 
 // A matrix in shared memory, or where that is full in global memory: element (i, j) at data[i * row + j]. Sizes are
 // multiples of 16, padded with zeros.
@@ -29,7 +31,7 @@ struct Tile {
 };
 
 // Hands out pieces of a block's memory: of shared memory first, of `spill` what it has no room for. Without memory it
-// measures.
+// measures, on the host.
 struct Arena {
     char *shared = nullptr, *spill = nullptr;
     std::size_t shared_size = 0, shared_used = 0, spill_used = 0;
@@ -41,7 +43,10 @@ struct Arena {
         std::size_t& used = fits ? shared_used : spill_used;
         char* const base = fits ? shared : spill;
         used += bytes;
-        return base == nullptr ? nullptr : reinterpret_cast<T*>(base + used - bytes);
+#ifndef __CUDA_ARCH__
+        if (base == nullptr) return nullptr;
+#endif
+        return reinterpret_cast<T*>(base + used - bytes);
     }
     // Rows of an odd length: lanes side by side in a row or in a column meet different banks.
     template <class T>
@@ -55,7 +60,7 @@ struct Arena {
 template <class F>
 HEADRACE_DEVICE void each_element(int rows, int columns, F f) {
     HEADRACE_ROLLED
-    for (int i = warp(); i < rows; i += block_warps) {
+    for (int i = warp(); i < rows; i += warps()) {
         HEADRACE_ROLLED
         for (int j = lane(); j < columns; j += warp_lanes) f(i, j);
     }
@@ -64,7 +69,7 @@ HEADRACE_DEVICE void each_element(int rows, int columns, F f) {
 template <class F>
 HEADRACE_DEVICE void each(int count, F f) {
     HEADRACE_ROLLED
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += block_threads) f(i);
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) f(i);
 }
 
 // dst[i,j] = value(i,j)
@@ -86,7 +91,7 @@ HEADRACE_DEVICE T sum_of_warp(T value) {
 template <class Value, class Store>
 HEADRACE_DEVICE void each_row_sum(int rows, int columns, Value value, Store store) {
     HEADRACE_ROLLED
-    for (int i = warp(); i < rows; i += block_warps) {
+    for (int i = warp(); i < rows; i += warps()) {
         decltype(value(0, 0)) sum = 0;
         HEADRACE_ROLLED
         for (int j = lane(); j < columns; j += warp_lanes) sum += value(i, j);

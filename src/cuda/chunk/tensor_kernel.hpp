@@ -1,0 +1,207 @@
+// TensorKernel: a thread block walks the chunks of one sequence, head and 64 values on tensor cores, while the next
+// chunk's rows arrive.
+#pragma once
+
+#include "cuda/chunk/tensor_ops.hpp"
+#include "cuda/tiles/token_matrices.hpp"
+
+namespace headrace::cuda {
+
+template <int K, bool delta>
+struct TensorKernel {
+    using Ops = TensorOps<K, delta>;
+
+    // The rows of a chunk as they came.
+    struct Stage {
+        Matrix<K> q, k, e;
+        Matrix<tensor_values> v;
+        HEADRACE_DEVICE Stage behind(std::int64_t elements) const {
+            return {{q.data + elements}, {k.data + elements}, {e.data + elements}, {v.data + elements}};
+        }
+    };
+
+    const KernelArgs& args;
+    Stage first_stage;
+    std::int64_t stage_elements;  // from a stage to the next
+    float *q_norm, *k_norm, *e_norm, *beta;  // [C]
+    Ops ops;
+    algorithms::ForwardTiles<Ops> tiles{};
+    typename Ops::Tile o;
+
+    __host__ __device__ TensorKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
+        const std::size_t before = arena.shared_used;
+        first_stage.q = Matrix<K>::take(arena, tensor_chunk);
+        first_stage.k = Matrix<K>::take(arena, tensor_chunk);
+        first_stage.v = Matrix<tensor_values>::take(arena, tensor_chunk);
+        first_stage.e = args.undecayed_error ? Matrix<K>::take(arena, tensor_chunk) : first_stage.k;
+        stage_elements = static_cast<std::int64_t>((arena.shared_used - before) / sizeof(std::uint16_t));
+        if (args.stages == 2) arena.take<std::uint16_t>(static_cast<std::size_t>(stage_elements));
+        for (float** vector : {&q_norm, &k_norm, &beta}) *vector = arena.take<float>(tensor_chunk);
+        e_norm = args.undecayed_error ? arena.take<float>(tensor_chunk) : k_norm;
+        ops.carve(arena);
+        o.high = Matrix<tensor_values>::take(arena, tensor_chunk);
+        tiles.P.high = Matrix<tensor_values>::take(arena, tensor_chunk);
+        if (!delta) return;
+        tiles.l.exact = tiles.solver.exact = Ops::exact_tile(arena);
+        tiles.residual.high = Matrix<tensor_values>::take(arena, tensor_chunk);
+        tiles.residual.low = Matrix<tensor_values>::take(arena, tensor_chunk);
+        tiles.d.high = Matrix<tensor_values>::take(arena, tensor_chunk);
+        tiles.d.low = Matrix<tensor_values>::take(arena, tensor_chunk);
+    }
+
+    // Sequence n, one value head, values [first, first + 64).
+    HEADRACE_DEVICE void forward(std::int64_t n, std::int64_t head, int first) {
+        const TokenRange sequence = sequence_of(args, n);
+        const std::int64_t chunks = (sequence.end - sequence.begin + tensor_chunk - 1) / tensor_chunk;
+        const int count = args.V - first < tensor_values ? args.V - first : tensor_values;
+        load(n, head, first, count);
+        if (chunks > 0) fetch(sequence, head, first, count, 0);
+        Numbers next = chunks > 0 ? numbers(range_of(sequence, 0), head) : Numbers{};
+        HEADRACE_ROLLED
+        for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+            ptx::wait_for_copies<0>();
+            ptx::sync_block();
+            const bool more = chunk + 1 < chunks;
+            if (more && args.stages == 2) fetch(sequence, head, first, count, chunk + 1);
+            const Stage now = stage_of(chunk);
+            publish(next);
+            if (delta || args.l2norm) weigh_rows(now);
+            ptx::sync_block();
+            if (warp() == 0) {
+                ops.decays.prepare();
+                ptx::sync_warp();
+                if constexpr (delta) ops.exactness.decide(ops.decays, beta);
+            }
+            ptx::sync_block();
+            if (more) next = numbers(range_of(sequence, chunk + 1), head);
+            const algorithms::ChunkInputs<Ops> in{{now.q, q_norm},       {now.k, k_norm}, {now.e, e_norm},
+                                                  {now.v, {}, {}},       beta,            static_cast<float>(args.scale),
+                                                  args.undecayed_error};
+            algorithms::chunk_forward<delta>(ops, in, tiles, {}, {}, args.o.given ? o : typename Ops::Tile{});
+            if (args.o.given) store_matrix(args.o, o.high, range_of(sequence, chunk), head, first, count);
+            if (more && args.stages == 1) {
+                ptx::sync_block();
+                fetch(sequence, head, first, count, chunk + 1);
+            }
+        }
+        store(n, head, first, count);
+    }
+
+  private:
+    // Of one token.
+    struct Numbers {
+        float log_decay, beta;
+    };
+
+    HEADRACE_DEVICE ChunkRange range_of(const TokenRange& s, std::int64_t chunk) const {
+        const std::int64_t first = chunk * tensor_chunk, left = s.end - s.begin - first;
+        return {s.row,       s.begin, s.end, first, static_cast<int>(left < tensor_chunk ? left : tensor_chunk),
+                tensor_chunk, args.reverse};
+    }
+    HEADRACE_DEVICE Stage stage_of(std::int64_t chunk) const {
+        return first_stage.behind(args.stages == 2 ? chunk % 2 * stage_elements : 0);
+    }
+    HEADRACE_DEVICE void fetch(const TokenRange& sequence, std::int64_t head, int first, int count,
+                               std::int64_t chunk) const {
+        const ChunkRange range = range_of(sequence, chunk);
+        const Stage stage = stage_of(chunk);
+        const std::int64_t key_head = head / args.group;
+        copy_tokens(stage.q, args.q, range, key_head, 0, args.K);
+        copy_tokens(stage.k, args.k, range, key_head, 0, args.K);
+        if (args.undecayed_error) copy_tokens(stage.e, args.p, range, key_head, 0, args.K);
+        copy_tokens(stage.v, args.v, range, head, first, count);
+        ptx::end_copies();
+    }
+    // The first threads have a token each.
+    HEADRACE_DEVICE Numbers numbers(const ChunkRange& range, std::int64_t head) const {
+        const int i = static_cast<int>(threadIdx.x);
+        Numbers of{0, 0};
+        if (i >= range.length) return of;
+        const GateParameters<float> gate = gate_parameters<float>(args, head);
+        if (args.g.given) {
+            of.log_decay =
+                accepted(args, gate_value(pre_activation<float>(args, range.row, range.token(i), head, 0), gate));
+        }
+        if (args.g_gamma.given) of.log_decay += accepted(args, gate.gamma);
+        if (delta) of.beta = beta_value<float>(args, range.row, range.token(i), head, 0).value;
+        return of;
+    }
+    HEADRACE_DEVICE void publish(const Numbers& of) const {
+        const int i = static_cast<int>(threadIdx.x);
+        if (i >= tensor_chunk) return;
+        ops.decays.log_decay[i] = of.log_decay;
+        beta[i] = of.beta;
+    }
+
+    // Inverse norms, and the sums of products that tell the delta rule's exactness.
+    HEADRACE_DEVICE void weigh_rows(const Stage& rows) const {
+        HEADRACE_ROLLED
+        for (int i = warp(); i < tensor_chunk; i += tensor_warps) {
+            const float k_k = dot(rows.k, rows.k, i);
+            const float e_e = args.undecayed_error ? dot(rows.e, rows.e, i) : k_k;
+            const float k_e = args.undecayed_error ? dot(rows.k, rows.e, i) : k_k;
+            const float q_q = args.l2norm ? dot(rows.q, rows.q, i) : 1.0f;
+            if (lane() != 0) continue;
+            float of_k = 1, of_e = 1;
+            if (args.l2norm) {
+                of_k = inverse_norm(k_k), of_e = args.undecayed_error ? inverse_norm(e_e) : of_k;
+                q_norm[i] = inverse_norm(q_q), k_norm[i] = of_k;
+                if (args.undecayed_error) e_norm[i] = of_e;
+            }
+            if constexpr (delta) {
+                ops.exactness.k_k[i] = k_k * of_k * of_k;
+                ops.exactness.e_e[i] = e_e * of_e * of_e;
+                ops.exactness.k_e[i] = k_e * of_k * of_e;
+            }
+        }
+        if constexpr (delta) ops.exactness.add_up(rows.k);
+    }
+    HEADRACE_DEVICE static float inverse_norm(float square) {
+        return static_cast<float>(1 / sqrt(static_cast<double>(square) + 1e-6));
+    }
+    HEADRACE_DEVICE static float dot(Matrix<K> a, Matrix<K> b, int i) {
+        float sum = 0;
+#pragma unroll
+        for (int c = 2 * lane(); c < K; c += 2 * warp_lanes) {
+            const std::uint32_t x = a.pair(i, c), y = b.pair(i, c);
+            sum = fmaf(low_half(x), low_half(y), fmaf(high_half(x), high_half(y), sum));
+        }
+        return sum_of_warp(sum);
+    }
+
+    // ---- the state, between the caller's tensors and registers, through the memory of the first stage ----
+    HEADRACE_DEVICE cuda::Tile<float> passage() const {
+        static_assert(K * (tensor_values + 1) * 4 <= (2 * K + tensor_values) * tensor_chunk * 2);
+        return {reinterpret_cast<float*>(first_stage.q.data), tensor_values + 1};
+    }
+    HEADRACE_DEVICE void load(std::int64_t n, std::int64_t head, int first, int count) {
+        if (static_cast<int>(threadIdx.x) < tensor_chunk) {
+            q_norm[threadIdx.x] = k_norm[threadIdx.x] = 1;
+            if (args.undecayed_error) e_norm[threadIdx.x] = 1;
+        }
+        if constexpr (delta) ops.exactness.start_sequence();
+        const cuda::Tile<float> S = passage();
+        for_each(S, K, tensor_values, [&](int c, int j) {
+            const bool inside = args.initial_state.given && c < args.K && j < count;
+            return inside ? load_element<float>(args.initial_state.data, args.initial_state.dtype,
+                                                offset_of(args.initial_state, n, head, c, first + j))
+                          : 0.0f;
+        });
+        Ops::template each_sum<Ops::state_tiles>(
+            Ops::state_row(), Ops::state_column(),
+            [&](int tile, int place, int c, int j) { ops.state[tile][place] = S.at(c, j); });
+        ptx::sync_block();
+    }
+    HEADRACE_DEVICE void store(std::int64_t n, std::int64_t head, int first, int count) const {
+        if (!args.final_state.given) return;
+        ptx::sync_block();
+        const cuda::Tile<float> S = passage();
+        Ops::template each_sum<Ops::state_tiles>(
+            Ops::state_row(), Ops::state_column(),
+            [&](int tile, int place, int c, int j) { S.at(c, j) = ops.state[tile][place]; });
+        ptx::sync_block();
+        store_state(args.final_state, S, n, head, args.K, first, count);
+    }
+};
+
+}  // namespace headrace::cuda

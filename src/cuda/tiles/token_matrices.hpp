@@ -1,0 +1,70 @@
+// token_matrices: moves bf16 rows between the caller's tensors and matrices in shared memory.
+#pragma once
+
+#include "cuda/tiles/matrices.hpp"
+#include "cuda/tiles/rows.hpp"
+
+namespace headrace::cuda {
+
+// Whether rows of the tensor can be moved in pieces of 16 bytes from `column` on.
+HEADRACE_DEVICE bool in_pieces(const Strided& tensor, const char* first_row) {
+    return tensor.stride[3] == 1 && tensor.stride[1] % 8 == 0 && reinterpret_cast<std::uintptr_t>(first_row) % 16 == 0;
+}
+HEADRACE_DEVICE char* row_of(const Strided& tensor, const ChunkRange& range, int i, std::int64_t head,
+                             int first_column) {
+    return tensor.data + 2 * offset_of(tensor, range.row, range.token(i), head, first_column);
+}
+
+// f(i, j) for the first column j of each piece of [tensor_chunk rows, columns].
+template <int columns, class F>
+HEADRACE_DEVICE void each_piece(int rows, F f) {
+    constexpr int pieces = columns / 8;
+    HEADRACE_ROLLED
+    for (int place = static_cast<int>(threadIdx.x); place < rows * pieces; place += static_cast<int>(blockDim.x))
+        f(place / pieces, place % pieces * 8);
+}
+
+// Queues copies of `count` columns of the range's tokens, from first_column on; the rest of [rows, columns] becomes
+// zero. They are there behind ptx::wait_for_copies and a barrier.
+template <int columns>
+HEADRACE_DEVICE void copy_tokens(Matrix<columns> to, const Strided& tensor, const ChunkRange& range, std::int64_t head,
+                                 int first_column, int count) {
+    const std::int64_t step = 2 * (range.reverse ? -tensor.stride[1] : tensor.stride[1]);
+    const char* const first = row_of(tensor, range, 0, head, first_column);
+    if (in_pieces(tensor, first)) {
+        each_piece<columns>(range.rows, [&](int i, int j) {
+            const int left = i < range.length ? (count - j < 8 ? count - j : 8) : 0;
+            ptx::copy_16(to.piece(i, j), left > 0 ? first + i * step + 2 * j : first, left > 0 ? 2 * left : 0);
+        });
+        return;
+    }
+    each_piece<columns>(range.rows, [&](int i, int j) {
+        HEADRACE_ROLLED
+        for (int c = 0; c < 8; ++c) {
+            const bool inside = i < range.length && j + c < count;
+            to.at(i, j + c) = inside ? *reinterpret_cast<const std::uint16_t*>(first + i * step +
+                                                                             2 * (j + c) * tensor.stride[3])
+                                     : std::uint16_t{0};
+        }
+    });
+}
+
+// The other way; columns past `count` are left alone.
+template <int columns>
+HEADRACE_DEVICE void store_matrix(const Strided& tensor, Matrix<columns> from, const ChunkRange& range,
+                                  std::int64_t head, int first_column, int count) {
+    const std::int64_t step = 2 * (range.reverse ? -tensor.stride[1] : tensor.stride[1]);
+    char* const first = row_of(tensor, range, 0, head, first_column);
+    const bool pieces = in_pieces(tensor, first);
+    each_piece<columns>(range.length, [&](int i, int j) {
+        if (pieces && j + 8 <= count) {
+            *reinterpret_cast<uint4*>(first + i * step + 2 * j) = *reinterpret_cast<const uint4*>(&from.pair(i, j));
+            return;
+        }
+        HEADRACE_ROLLED
+        for (int c = 0; c < 8 && j + c < count; ++c)
+            *reinterpret_cast<std::uint16_t*>(first + i * step + 2 * (j + c) * tensor.stride[3]) = from.at(i, j + c);
+    });
+}
+
+}  // namespace headrace::cuda

@@ -21,7 +21,7 @@
 namespace headrace::harness {
 namespace {
 
-constexpr std::uint64_t random_problems = 1200;
+constexpr std::uint64_t random_problems = 1200, tensor_problems = 160;
 
 // Of everything at share 1: some minutes on two cores in an interpreter.
 double share() {
@@ -61,6 +61,29 @@ std::vector<ProblemLine> random_lines() {
     std::vector<ProblemLine> lines;
     for (std::uint64_t seed = 0; seed < random_problems; ++seed)
         lines.push_back(on_device(random_problem(7'000'003 + seed)));
+    return lines;
+}
+
+// Random forwards with the sizes and types that tensor cores serve, half of them with tokens enough for states that
+// hardly forget and come back.
+std::vector<ProblemLine> tensor_lines() {
+    std::vector<ProblemLine> lines;
+    for (std::uint64_t seed = 0; lines.size() < tensor_problems; ++seed) {
+        ProblemLine line = on_device(random_problem(8'000'009 + seed));
+        Stream stream(2, format(line));
+        std::int64_t drawn = 0;
+        const auto one_of = [&](std::initializer_list<std::int64_t> sizes) {
+            return sizes.begin()[stream.bits(drawn++) % sizes.size()];
+        };
+        if (line.direction != Direction::forward || has_channel(line.gate) || line.value_gate || line.elementwise_beta)
+            continue;
+        line.dtype = DType::bf16;
+        line.B = 1;
+        line.K = one_of({64, 64, 80, 100, 127, 128, 128});
+        line.V = one_of({32, 64, 65, 70, 128, 130});
+        if (line.varlen.empty()) line.T = one_of({33, 63, 64, 65, 127, 128, 129, 300, 500, 700});
+        if (line.varlen.empty() || line.T >= 32) lines.push_back(line);
+    }
     return lines;
 }
 
@@ -123,6 +146,7 @@ void expect_passes(const std::vector<ProblemLine>& lines) {
 
 TEST(CudaConformance, ListedLines) { expect_passes(listed_lines()); }
 TEST(CudaConformance, RandomProblems) { expect_passes(random_lines()); }
+TEST(CudaConformance, RandomProblemsOfTensorCores) { expect_passes(tensor_lines()); }
 
 }  // namespace
 }  // namespace headrace::harness

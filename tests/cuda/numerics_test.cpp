@@ -73,6 +73,19 @@ TEST(CudaNumerics, N2_ResetsAndExtremeGates) {
     }
 }
 
+// What tensor cores serve: bf16, a gate per token.
+const char* const tensor_operators[] = {"simple_gla", "gated_delta_rule", "comba"};
+
+TEST(CudaNumerics, N1_N2_GatesOnTensorCores) {
+    for (const std::string op : tensor_operators) {
+        const std::string text = op + ":fwd t130 h1 k64 v64 state=inout bf16 force=cuda.tensor cuda";
+        for (const char* gamma :
+             {"-0.3", "-0.5", "-0.7071", "-0.7443", "-0.8", "-0.9286", "-1", "-1.4", "-1.5", "-3", "-20"})
+            expect_right(text + " gate=head gamma=" + gamma);
+        for (const char* gates : {"zero", "strong", "reset", "minus_inf"}) expect_right(text + " gates=" + gates);
+    }
+}
+
 // Gates of -1000, -1e30 or -inf at tokens 3 and 20, gates of -1e-4 everywhere else.
 TEST(CudaNumerics, N2_TinyGatesBehindAHugeOne) {
     for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "comba", "kda"}) {
@@ -128,11 +141,12 @@ TEST(CudaNumerics, N3_SumsOfGatesBeyondTheRangeOfExponentials) {
 
 TEST(CudaNumerics, N6_LaterTokensChangeNoBit) {
     for (const Operator op : operators()) {
-        for (const char* form : {" f32", " bf16 reverse", " f64"}) {
-            for (const ProblemLine& line : forced_lines(line_text(op, ":fwd b1 t43 h2 k32 v24 state=in cuda") + form)) {
+        for (const char* form :
+             {" t43 k32 v24 f32", " t43 k32 v24 bf16 reverse", " t43 k32 v24 f64", " t110 k64 v32 bf16"}) {
+            for (const ProblemLine& line : forced_lines(line_text(op, ":fwd b1 h2 state=in cuda") + form)) {
                 const CallTensors made = harness::make_tensors(line);
                 run_there(made);
-                for (const std::int64_t cut : {1, 16, 37}) {
+                for (const std::int64_t cut : {std::int64_t{1}, std::int64_t{16}, line.T - 6}) {
                     const std::int64_t begin = line.reverse ? cut : 0, end = line.reverse ? line.T : cut;
                     CallTensors changed = harness::make_tensors(line);
                     change_tokens(changed, line.reverse ? 0 : cut, line.reverse ? cut : line.T);
@@ -149,11 +163,13 @@ TEST(CudaNumerics, N6_LaterTokensChangeNoBit) {
 
 TEST(CudaNumerics, N6_AShorterSequenceIsAPrefix) {
     for (const Operator op : operators()) {
-        for (const char* words : {" f32", " bf16 l2norm state=in"}) {
-            for (const ProblemLine& line : forced_lines(line_text(op, ":fwd b2 t70 h1 k32 v24 cuda") + words)) {
+        for (const char* words : {" t70 k32 v24 f32", " t70 k32 v24 bf16 l2norm state=in", " t140 k64 v32 bf16"}) {
+            for (const ProblemLine& line : forced_lines(line_text(op, ":fwd b2 h1 cuda") + words)) {
                 const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);
                 run_there(whole);
-                for (const std::int64_t length : {1, 16, 33, 64}) {
+                for (const std::int64_t length : {1, 16, 33, 64, 100}) {
+                    const bool too_short = line.force == "cuda.tensor" && length < 32;
+                    if (length > line.T || too_short) continue;
                     run_there(prefix, tokens_of(prefix.call, 0, length));
                     EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
                                 harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
@@ -192,7 +208,8 @@ std::vector<ProblemLine> lines_of_every_kind() {
         }
     }
     for (const char* text :
-         {"kda:bwd varlen=0,9,24 h1 k16 rawgate bf16 cuda", "simple_gla:bwd b2 t20 h1 k32 gate=step+head cuda"}) {
+         {"kda:bwd varlen=0,9,24 h1 k16 rawgate bf16 cuda", "simple_gla:bwd b2 t20 h1 k32 gate=step+head cuda",
+          "simple_gla:fwd t130 h1 hv2 v100 state=inout bf16 cuda", "comba:fwd t130 h1 k128 l2norm bf16 cuda"}) {
         for (const ProblemLine& line : forced_lines(text)) lines.push_back(line);
     }
     return lines;
@@ -284,13 +301,14 @@ TEST(CudaNumerics, F5_EveryLengthAroundAChunk) {
 
 TEST(CudaNumerics, F5_SplitSequencesChain) {
     for (const Operator op : operators()) {
-        for (const char* type : {" f64", " f32", " bf16"}) {
+        for (const char* type : {" t43 k32 v24 f64", " t43 k32 v24 f32", " t43 k32 v24 bf16", " t140 k64 v40 bf16"}) {
             for (const ProblemLine& line :
-                 forced_lines(line_text(op, ":fwd b2 t43 h1 hv2 k32 v24 state=inout chunk=16 cuda") + type)) {
+                 forced_lines(line_text(op, ":fwd b2 h1 hv2 state=inout chunk=16 cuda") + type)) {
                 const CallTensors made = harness::make_tensors(line);
                 const harness::Expected expected = harness::expect(made.call);
-                harness::Tensor middle(made.call.out.final_state.dtype, {2, 2, 32, 24});
-                for (const std::int64_t split : {1, 16, 37}) {
+                harness::Tensor middle(made.call.out.final_state.dtype, {2, 2, line.K, line.V});
+                const bool long_parts = line.force == "cuda.tensor";  // it refuses others
+                for (const std::int64_t split : {long_parts ? 40 : 1, long_parts ? 64 : 16, long_parts ? 100 : 37}) {
                     Call first = tokens_of(made.call, 0, split), second = tokens_of(made.call, split, line.T);
                     first.out.final_state = second.in.initial_state = middle.view();
                     run_there(made, first), run_there(made, second);

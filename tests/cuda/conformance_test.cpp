@@ -94,6 +94,16 @@ double work(const ProblemLine& line) {
     return sweeps * static_cast<double>(line.B * line.T * line.HV * line.K * line.V);
 }
 
+// Long enough, and of heads few enough, for the segments of the tensor-core form.
+const char* const segment_lines[] = {
+    "simple_gla:fwd t1100 h2 k128 v128 bf16 state=inout",
+    "simple_gla:fwd varlen=0,1000,1000,2100 h1 hv2 gate=step+head bf16 state=inout l2norm",
+    "retention:fwd t1600 h1 k32 v32 gamma=-1e-4 bf16 state=out reverse",
+    "gated_delta_rule:fwd t2100 h1 gates=reset bf16 state=inout l2norm",
+    "comba:fwd varlen=0,1100,1300 h1 k100 v70 gates=lasting bf16 state=inout reverse l2norm",
+    "delta_rule:fwd b2 t1100 h1 v70 bf16 state=inout beta=two_sigmoid betas=1.9,2 l2norm strided",
+};
+
 struct Runs {
     std::vector<ProblemLine> lines;
     std::size_t taken = 0;
@@ -146,6 +156,16 @@ void expect_passes(const std::vector<ProblemLine>& lines) {
 
 TEST(CudaConformance, ListedLines) { expect_passes(listed_lines()); }
 TEST(CudaConformance, RandomProblems) { expect_passes(random_lines()); }
+TEST(CudaConformance, SegmentsOfTensorCores) {
+    for (const char* text : segment_lines) {
+        ProblemLine line;
+        const Status status = parse(std::string(text) + " force=cuda.tensor cuda", &line);
+        ASSERT_TRUE(status.ok()) << status.message();
+        if (!in_shard(Stream(1, text).bits(0))) continue;
+        const CheckResult result = check(line);
+        EXPECT_TRUE(result.ok) << result.message << "\n" << result.repeat;
+    }
+}
 TEST(CudaConformance, RandomProblemsOfTensorCores) { expect_passes(tensor_lines()); }
 
 }  // namespace

@@ -180,6 +180,23 @@ TEST(CudaNumerics, N6_AShorterSequenceIsAPrefix) {
     }
 }
 
+// A sequence that is cut into segments, of 512 tokens or 1024, and one that is not.
+TEST(CudaNumerics, N6_SegmentsOnTensorCores) {
+    for (const std::string text : {"simple_gla:fwd t1300 h1 k32 v40", "gated_delta_rule:fwd t1300 h1 k64 v40 l2norm"}) {
+        const ProblemLine line = line_of(text + " bf16 state=inout force=cuda.tensor cuda");
+        const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);
+        const harness::Expected expected = harness::expect(whole.call);
+        run_there(whole);
+        expect_within_bars(whole.call, expected.outputs, format(line));
+        for (const std::int64_t length : {400, 512, 520, 1024, 1030}) {
+            run_there(prefix, tokens_of(prefix.call, 0, length));
+            EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
+                        harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
+                << format(line) << ": length " << length;
+        }
+    }
+}
+
 // A token is a step of its own in the recurrent form: not even a NaN in it reaches the tokens before.
 TEST(CudaNumerics, N6_LaterNaNsStayLaterInTheRecurrentForm) {
     for (const Operator op : operators()) {

@@ -2,14 +2,13 @@
 // delta rule must be.
 #pragma once
 
+#include "cuda/kernels/kernels.hpp"
 #include "cuda/tiles/matrices.hpp"
 
 namespace headrace::cuda {
 
-inline constexpr int tensor_chunk = 64;  // tokens
-
-// G_i, the sum of the chunk's log decays up to token i, as a number of powers of two in two floats: summed in double, so
-// that a constant gate's roundings do not add up, and differences lose nothing. A gate below `reset` decays to zero
+// G_i, the sum of the chunk's log decays up to token i, as a number of powers of two in two floats: summed in double,
+// so that a constant gate's roundings do not add up, and differences lose nothing. A gate below `reset` decays to zero
 // whatever it is exactly, and keeps the small ones behind it in the sum.
 struct ScalarDecays {
     static constexpr double reset = -7e4, log2_e = 1.4426950408889634;
@@ -94,8 +93,8 @@ struct DeltaExactness {
         energy[part * K + c] = low;
         energy[part * K + c + 1] = high;
     }
-    // By one warp, behind the decays.
-    HEADRACE_DEVICE void decide(const ScalarDecays& decays, const float* beta) const {
+    // By one warp, behind the decays. `always`: whatever the numbers.
+    HEADRACE_DEVICE void decide(const ScalarDecays& decays, const float* beta, bool always) const {
         float all = 0, squares = 0;
 #pragma unroll
         for (int c = lane(); c < K; c += warp_lanes) {
@@ -123,12 +122,13 @@ struct DeltaExactness {
         for (int distance = warp_lanes / 2; distance > 0; distance /= 2) kept *= ptx::shuffle_xor(kept, distance);
         reflects = sum_of_warp(reflects ? 1 : 0) > 0;
         if (lane() != 0) return;
-        const float through = static_cast<float>(*decays.through), added = written * share < most ? written * share : most;
+        const float through = static_cast<float>(*decays.through),
+                    added = written * share < most ? written * share : most;
         const bool fine = estimate[0] + estimate[1] > limit;
         estimate[0] = estimate[0] * kept * through * through + (fine ? 0.0f : added);
         estimate[1] = added;
-        exact[0] = fine;
-        exact[1] = reflects && through > hardly_forgets;
+        exact[0] = always || fine;
+        exact[1] = always || (reflects && through > hardly_forgets);
     }
 };
 

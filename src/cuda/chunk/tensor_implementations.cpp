@@ -34,12 +34,43 @@ class Tensor : public CudaImplementation {
         const TensorKernels tensor = kernels(problem);
         args.stages = 2;
         if (tensor.shared(args) > shared_memory_limit(named_views(problem))) args.stages = 1;
-        args.shared_limit = tensor.shared(args);
-        const std::int64_t blocks = problem.N * problem.HV * ((problem.V + tensor_values - 1) / tensor_values);
-        return launch(tensor.forward, "cuda.tensor", blocks, tensor_threads, args.shared_limit, &args,
-                      problem.options.stream);
+        const std::size_t shared = tensor.shared(args);
+        const std::int64_t values = (problem.V + tensor_values - 1) / tensor_values;
+        void* const stream = problem.options.stream;
+        std::int64_t walks = problem.N;
+        if (args.segments.tokens > 0) {
+            walks = args.segments.slots;
+            const std::int64_t joined = problem.N * problem.HV * ((problem.V + join_columns - 1) / join_columns);
+            Status status = launch(tensor.states, "cuda.tensor: states of segments",
+                                   walks * problem.HV * args.segments.blocks, tensor_threads, shared, &args, stream);
+            if (status.ok()) {
+                status = launch(tensor.join, "cuda.tensor: states between segments", joined, launched_threads,
+                                tensor.join_shared(args), &args, stream);
+            }
+            if (!status.ok()) return status;
+        }
+        return launch(tensor.forward, "cuda.tensor", walks * problem.HV * values, tensor_threads, shared, &args,
+                      stream);
     }
-    KernelArgs layout(const Problem& problem, Carver& carver) const override { return make_args(problem, carver); }
+    KernelArgs layout(const Problem& problem, Carver& carver) const override {
+        KernelArgs args = make_args(problem, carver);
+        const int tokens = args.segments.tokens = segment_tokens(problem);
+        if (tokens == 0) return args;
+        const std::int64_t slots = problem.in.cu_seqlens.given() ? problem.T / tokens + problem.N
+                                                                 : problem.N * ((problem.T + tokens - 1) / tokens);
+        const auto blocks_of = [](std::int64_t columns) { return (columns + tensor_values - 1) / tensor_values; };
+        args.segments.slots = slots;
+        args.segments.blocks = blocks_of(problem.V) + (args.delta ? blocks_of(problem.K) : 0);
+        args.segments.states =
+            static_cast<float*>(carver.take("segment states", DType::f32, {slots, problem.HV, problem.K, problem.V}));
+        if (args.delta) {
+            args.segments.transitions = static_cast<float*>(
+                carver.take("segment transitions", DType::f32, {slots, problem.HV, problem.K, problem.K}));
+        } else {
+            args.segments.decays = static_cast<double*>(carver.take("segment decays", DType::f64, {slots, problem.HV}));
+        }
+        return args;
+    }
 
   private:
     static TensorKernels kernels(const Problem& problem) {

@@ -2,6 +2,7 @@
 // chunk's rows arrive.
 #pragma once
 
+#include "cuda/chunk/segments.hpp"
 #include "cuda/chunk/tensor_ops.hpp"
 #include "cuda/tiles/token_matrices.hpp"
 
@@ -22,8 +23,9 @@ struct TensorKernel {
 
     const KernelArgs& args;
     Stage first_stage;
-    std::int64_t stage_elements;  // from a stage to the next
+    std::int64_t stage_elements;             // from a stage to the next
     float *q_norm, *k_norm, *e_norm, *beta;  // [C]
+    double* segment_decay;                   // [1] of all chunks so far
     Ops ops;
     algorithms::ForwardTiles<Ops> tiles{};
     typename Ops::Tile o;
@@ -38,6 +40,7 @@ struct TensorKernel {
         if (args.stages == 2) arena.take<std::uint16_t>(static_cast<std::size_t>(stage_elements));
         for (float** vector : {&q_norm, &k_norm, &beta}) *vector = arena.take<float>(tensor_chunk);
         e_norm = args.undecayed_error ? arena.take<float>(tensor_chunk) : k_norm;
+        segment_decay = arena.take<double>(1);
         ops.carve(arena);
         o.high = Matrix<tensor_values>::take(arena, tensor_chunk);
         tiles.P.high = Matrix<tensor_values>::take(arena, tensor_chunk);
@@ -49,16 +52,54 @@ struct TensorKernel {
         tiles.d.low = Matrix<tensor_values>::take(arena, tensor_chunk);
     }
 
-    // Sequence n, one value head, values [first, first + 64).
-    HEADRACE_DEVICE void forward(std::int64_t n, std::int64_t head, int first) {
-        const TokenRange sequence = sequence_of(args, n);
-        const std::int64_t chunks = (sequence.end - sequence.begin + tensor_chunk - 1) / tensor_chunk;
+    // One value head, values [first, first + 64): of sequence `place`, or of the segment of that slot.
+    HEADRACE_DEVICE void forward(std::int64_t place, std::int64_t head, int first) {
         const int count = args.V - first < tensor_values ? args.V - first : tensor_values;
-        load(n, head, first, count);
-        if (chunks > 0) fetch(sequence, head, first, count, 0);
-        Numbers next = chunks > 0 ? numbers(range_of(sequence, 0), head) : Numbers{};
+        const Walk walk = walk_of(args, place);
+        if (walk.first_chunk < 0) return;
+        const bool in_between = walk.first_chunk > 0;
+        const Strided entering = in_between ? segment_tensor(args.segments.states, args.V) : args.initial_state;
+        load(entering, in_between ? place : walk.n, head, first, count);
+        run(walk, head, first, count, args.o.given, in_between);
+        if (walk.last) store(args.final_state, walk.n, head, first, count);
+    }
+
+    // What leaves the segment of a slot: of its own values, 64 from `first` on; or, behind the blocks of values, of 64
+    // channels of the state that enters (delta rule).
+    HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int first) {
+        const Walk walk = walk_of(args, slot);
+        if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
+        const int values = round_up(args.V, tensor_values);
+        const bool transition = first >= values;
+        const int column = transition ? first - values : first, columns = transition ? args.K : args.V;
+        const int count = columns - column < tensor_values ? columns - column : tensor_values;
+        load({}, 0, 0, column, 0, transition);
+        run(walk, head, column, transition ? 0 : count, false, true);
+        float* const to = transition ? args.segments.transitions : args.segments.states;
+        store(segment_tensor(to, columns), slot, head, column, count);
+        if (!delta && first == 0 && threadIdx.x == 0) args.segments.decays[slot * args.HV + head] = *segment_decay;
+    }
+
+  private:
+    // Of one token.
+    struct Numbers {
+        float log_decay, beta;
+    };
+
+    HEADRACE_DEVICE Strided segment_tensor(float* data, int columns) const {
+        const std::int64_t head = static_cast<std::int64_t>(args.K) * columns;
+        return {reinterpret_cast<char*>(data), {args.HV * head, head, columns, 1}, DType::f32, true};
+    }
+
+    // The walk's chunks, from the state in registers to that behind them; `count` values of v, the others zero.
+    // `exact`: the delta rule in every chunk, as what other segments left in a state is not known.
+    HEADRACE_DEVICE void run(const Walk& walk, std::int64_t head, int first, int count, bool outputs, bool exact) {
+        const TokenRange& sequence = walk.sequence;
+        const std::int64_t chunks = walk.end_chunk;
+        if (walk.first_chunk < chunks) fetch(sequence, head, first, count, walk.first_chunk);
+        Numbers next = walk.first_chunk < chunks ? numbers(range_of(sequence, walk.first_chunk), head) : Numbers{};
         HEADRACE_ROLLED
-        for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+        for (std::int64_t chunk = walk.first_chunk; chunk < chunks; ++chunk) {
             ptx::wait_for_copies<0>();
             ptx::sync_block();
             const bool more = chunk + 1 < chunks;
@@ -70,32 +111,30 @@ struct TensorKernel {
             if (warp() == 0) {
                 ops.decays.prepare();
                 ptx::sync_warp();
-                if constexpr (delta) ops.exactness.decide(ops.decays, beta);
+                if constexpr (delta) ops.exactness.decide(ops.decays, beta, exact);
+                if (!delta && lane() == 0) *segment_decay *= *ops.decays.through;
             }
             ptx::sync_block();
             if (more) next = numbers(range_of(sequence, chunk + 1), head);
-            const algorithms::ChunkInputs<Ops> in{{now.q, q_norm},       {now.k, k_norm}, {now.e, e_norm},
-                                                  {now.v, {}, {}},       beta,            static_cast<float>(args.scale),
+            const algorithms::ChunkInputs<Ops> in{{now.q, q_norm},
+                                                  {now.k, k_norm},
+                                                  {now.e, e_norm},
+                                                  {now.v, {}, {}},
+                                                  beta,
+                                                  static_cast<float>(args.scale),
                                                   args.undecayed_error};
-            algorithms::chunk_forward<delta>(ops, in, tiles, {}, {}, args.o.given ? o : typename Ops::Tile{});
-            if (args.o.given) store_matrix(args.o, o.high, range_of(sequence, chunk), head, first, count);
+            algorithms::chunk_forward<delta>(ops, in, tiles, {}, {}, outputs ? o : typename Ops::Tile{});
+            if (outputs) store_matrix(args.o, o.high, range_of(sequence, chunk), head, first, count);
             if (more && args.stages == 1) {
                 ptx::sync_block();
                 fetch(sequence, head, first, count, chunk + 1);
             }
         }
-        store(n, head, first, count);
     }
-
-  private:
-    // Of one token.
-    struct Numbers {
-        float log_decay, beta;
-    };
 
     HEADRACE_DEVICE ChunkRange range_of(const TokenRange& s, std::int64_t chunk) const {
         const std::int64_t first = chunk * tensor_chunk, left = s.end - s.begin - first;
-        return {s.row,       s.begin, s.end, first, static_cast<int>(left < tensor_chunk ? left : tensor_chunk),
+        return {s.row,        s.begin,     s.end, first, static_cast<int>(left < tensor_chunk ? left : tensor_chunk),
                 tensor_chunk, args.reverse};
     }
     HEADRACE_DEVICE Stage stage_of(std::int64_t chunk) const {
@@ -174,7 +213,10 @@ struct TensorKernel {
         static_assert(K * (tensor_values + 1) * 4 <= (2 * K + tensor_values) * tensor_chunk * 2);
         return {reinterpret_cast<float*>(first_stage.q.data), tensor_values + 1};
     }
-    HEADRACE_DEVICE void load(std::int64_t n, std::int64_t head, int first, int count) {
+    // From a tensor; without one columns of the unit matrix, or zeros.
+    HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n, std::int64_t head, int first, int count,
+                              bool identity = false) {
+        if (threadIdx.x == 0) *segment_decay = 1;
         if (static_cast<int>(threadIdx.x) < tensor_chunk) {
             q_norm[threadIdx.x] = k_norm[threadIdx.x] = 1;
             if (args.undecayed_error) e_norm[threadIdx.x] = 1;
@@ -182,9 +224,9 @@ struct TensorKernel {
         if constexpr (delta) ops.exactness.start_sequence();
         const cuda::Tile<float> S = passage();
         for_each(S, K, tensor_values, [&](int c, int j) {
-            const bool inside = args.initial_state.given && c < args.K && j < count;
-            return inside ? load_element<float>(args.initial_state.data, args.initial_state.dtype,
-                                                offset_of(args.initial_state, n, head, c, first + j))
+            if (!tensor.given) return identity && c == first + j && c < args.K ? 1.0f : 0.0f;
+            const bool inside = c < args.K && j < count;
+            return inside ? load_element<float>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, first + j))
                           : 0.0f;
         });
         Ops::template each_sum<Ops::state_tiles>(
@@ -192,15 +234,15 @@ struct TensorKernel {
             [&](int tile, int place, int c, int j) { ops.state[tile][place] = S.at(c, j); });
         ptx::sync_block();
     }
-    HEADRACE_DEVICE void store(std::int64_t n, std::int64_t head, int first, int count) const {
-        if (!args.final_state.given) return;
+    HEADRACE_DEVICE void store(const Strided& tensor, std::int64_t n, std::int64_t head, int first, int count) const {
+        if (!tensor.given) return;
         ptx::sync_block();
         const cuda::Tile<float> S = passage();
         Ops::template each_sum<Ops::state_tiles>(
             Ops::state_row(), Ops::state_column(),
             [&](int tile, int place, int c, int j) { S.at(c, j) = ops.state[tile][place]; });
         ptx::sync_block();
-        store_state(args.final_state, S, n, head, args.K, first, count);
+        store_state(tensor, S, n, head, args.K, first, count);
     }
 };
 

@@ -8,7 +8,6 @@
 
 #include "algorithms/chunk.hpp"
 #include "cuda/chunk/tensor_decays.hpp"
-#include "cuda/kernels/kernels.hpp"
 #include "cuda/tiles/unit_lower.hpp"
 
 namespace headrace::cuda {
@@ -112,7 +111,8 @@ struct TensorOps {
                 const auto score = [&](int column, float sum) {
                     return column <= i ? sum * (row * in.k.inverse_norm[column]) * decays.between(i, column) : 0.0f;
                 };
-                P.high.pair(i, j) = ptx::round_to_bf16(score(j, sums[tile][place]), score(j + 1, sums[tile][place + 1]));
+                P.high.pair(i, j) =
+                    ptx::round_to_bf16(score(j, sums[tile][place]), score(j + 1, sums[tile][place + 1]));
             });
         }
         if (l) {

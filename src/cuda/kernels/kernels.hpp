@@ -30,11 +30,16 @@ template <class T, bool delta, bool channel_gate>
 WalkKernels walk_kernels();
 
 // The chunk form on tensor cores: bf16 tensors, a scalar gate, up to 128 key channels. A block of tensor_threads walks
-// the chunks of a sequence, head and 64 values.
-inline constexpr int tensor_threads = 256, tensor_values = 64;
+// the chunks of a sequence, or of a segment (Segments), of a head and of 64 values.
+inline constexpr int tensor_chunk = 64, tensor_threads = 256, tensor_values = 64;
+// join: a block of launched_threads has join_columns values of a head.
+inline constexpr int join_columns = 8;
 struct TensorKernels {
-    const void* forward;
-    std::size_t (*shared)(const KernelArgs& args);  // bytes of a block, by args.stages
+    const void* forward;  // outputs; from segments[].states where there are segments
+    const void* states;   // of segments that no state enters, and behind the values' blocks those of the transitions
+    const void* join;     // from what leaves segments to what enters them
+    std::size_t (*shared)(const KernelArgs& args);       // bytes of a block of forward or states, by args.stages
+    std::size_t (*join_shared)(const KernelArgs& args);  // of join
 };
 template <bool delta>
 TensorKernels tensor_kernels(std::int64_t K);

@@ -17,18 +17,40 @@ __global__ void __launch_bounds__(tensor_threads, 1) tensor_forward(const __grid
 }
 
 template <class Kernel>
+__global__ void __launch_bounds__(tensor_threads, 1) tensor_states(const __grid_constant__ KernelArgs args) {
+    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Kernel kernel(args, arena);
+    const std::int64_t blocks = args.segments.blocks, task = blockIdx.x;
+    kernel.states(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * tensor_values);
+}
+
+template <bool delta>
+__global__ void __launch_bounds__(block_threads) tensor_join(const __grid_constant__ KernelArgs args) {
+    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    SegmentJoin<delta> join(args, arena);
+    const std::int64_t blocks = (args.V + join_columns - 1) / join_columns, task = blockIdx.x;
+    join.join(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * join_columns);
+}
+
+template <class Kernel>
+std::size_t shared_bytes(const KernelArgs& args) {
+    Arena arena{nullptr, nullptr, ~std::size_t{0}};
+    Kernel(args, arena);
+    return arena.shared_used;
+}
+
+template <int K, bool delta>
 TensorKernels tensor_kernels_of() {
     static_assert(tensor_threads == tensor_warps * warp_lanes);
-    return {reinterpret_cast<const void*>(&tensor_forward<Kernel>), [](const KernelArgs& args) {
-                Arena arena{nullptr, nullptr, ~std::size_t{0}};
-                Kernel(args, arena);
-                return arena.shared_used;
-            }};
+    using Kernel = TensorKernel<K, delta>;
+    return {reinterpret_cast<const void*>(&tensor_forward<Kernel>),
+            reinterpret_cast<const void*>(&tensor_states<Kernel>), reinterpret_cast<const void*>(&tensor_join<delta>),
+            &shared_bytes<Kernel>, &shared_bytes<SegmentJoin<delta>>};
 }
 
 template <bool delta>
 TensorKernels tensor_kernels(std::int64_t K) {
-    return K <= 64 ? tensor_kernels_of<TensorKernel<64, delta>>() : tensor_kernels_of<TensorKernel<128, delta>>();
+    return K <= 64 ? tensor_kernels_of<64, delta>() : tensor_kernels_of<128, delta>();
 }
 
 }  // namespace headrace::cuda

@@ -29,6 +29,17 @@ inline int walk_value_columns(const Problem& problem) {
     return static_cast<int>(std::min<std::int64_t>(problem.V, 64));
 }
 
+// Tokens of the segments that the tensor-core form cuts sequences into where few blocks have 64 values of a sequence
+// and head each, else 0. A segment's state is computed twice, the delta rule's transition too: a quarter of 128
+// multiprocessors, or half of them, may do without. By sizes that a longer sequence does not change, as its first
+// tokens' outputs do not change.
+inline int segment_tokens(const Problem& problem) {
+    const bool delta = problem.rule == Rule::delta;
+    const std::int64_t blocks = problem.N * problem.HV * ((problem.V + 63) / 64);
+    const int tokens = blocks > (delta ? 32 : 64) ? 0 : delta ? 1024 : 512;
+    return problem.whole.longest > tokens ? tokens : 0;
+}
+
 // Where results rest on few sums, or the delta rule erases through differences what little is left, or keeps the
 // roundings of many tokens, in double (docs/numerics.md). What lies on the device is not known here, so it is the
 // shapes that decide.

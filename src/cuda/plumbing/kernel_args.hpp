@@ -22,6 +22,17 @@ enum class BetaFormula { value, sigmoid, two_sigmoid };
 // Bits of KernelArgs::refused: what kernels met that an operator must not be given.
 enum Refused : std::int32_t { refused_gate = 1, refused_beta = 2, refused_index = 4 };
 
+// Segments of sequences that blocks walk side by side: `tokens` each, 0 for none. Segment s of sequence n has slot
+// begin(n) / tokens + n + s, where cu_seqlens are given, or n ceil(T / tokens) + s; slots may stay empty.
+struct Segments {
+    int tokens;
+    std::int64_t slots;
+    std::int64_t blocks;  // of 64 columns of a slot and head: values, then those of transitions
+    float* states;        // [slots,HV,K,V] what leaves a segment that no state enters; then what enters it
+    float* transitions;   // [slots,HV,K,K] of the delta rule: what leaves it of the state that enters
+    double* decays;       // [slots,HV] the same of the additive rule: one number
+};
+
 struct KernelArgs {
     std::int64_t N, T, H, HV;
     int group, K, V;
@@ -35,6 +46,7 @@ struct KernelArgs {
     int chunk;          // tokens, a multiple of 16
     int value_columns;  // of a block of the forward, a multiple of 16
     int stages;         // tensor cores: chunks whose rows are in shared memory, 1 or 2
+    Segments segments;
 
     Strided q, k, p, v, g, gv, beta, g_gamma, A_log, dt_bias, o, initial_state, final_state;
     Strided d_o, d_final_state, d_q, d_k, d_p, d_v, d_g, d_gv, d_beta, d_initial_state;
@@ -42,8 +54,8 @@ struct KernelArgs {
     double *d_gamma, *d_rate, *d_bias;  // [N,HV], [N,HV], [N,HV] or [N,HV,K]: one sum per sequence and head, or null
     std::int32_t* refused;              // bits of Refused
 
-    // Saved between the sweeps of a backward: one [K,V] per chunk of a sequence and head, and the residuals of the delta
-    // rule, at saved_place (tiles/token_tiles.hpp).
+    // Saved between the sweeps of a backward: one [K,V] per chunk of a sequence and head, and the residuals of the
+    // delta rule, at saved_place (tiles/token_tiles.hpp).
     char *saved_states, *saved_residuals;
     DType state_dtype;
     std::size_t shared_limit;  // bytes of shared memory that a block may take

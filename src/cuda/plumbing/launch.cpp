@@ -68,8 +68,8 @@ std::size_t shared_memory_limit(const std::vector<NamedView>& views) {
         if (device_of(named.name, named.view->data, &device).ok()) break;
     }
     if (device < 0 && cudaGetDevice(&device) != cudaSuccess) device = -1;
-    if (device >= 0 &&
-        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess && bytes > 0)
+    if (device >= 0 && cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess &&
+        bytes > 0)
         return static_cast<std::size_t>(bytes);
     cudaGetLastError();
     return ~std::size_t{0};

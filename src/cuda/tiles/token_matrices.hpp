@@ -42,9 +42,9 @@ HEADRACE_DEVICE void copy_tokens(Matrix<columns> to, const Strided& tensor, cons
         HEADRACE_ROLLED
         for (int c = 0; c < 8; ++c) {
             const bool inside = i < range.length && j + c < count;
-            to.at(i, j + c) = inside ? *reinterpret_cast<const std::uint16_t*>(first + i * step +
-                                                                             2 * (j + c) * tensor.stride[3])
-                                     : std::uint16_t{0};
+            to.at(i, j + c) =
+                inside ? *reinterpret_cast<const std::uint16_t*>(first + i * step + 2 * (j + c) * tensor.stride[3])
+                       : std::uint16_t{0};
         }
     });
 }

@@ -367,6 +367,35 @@ TEST(CudaNumerics, B3_AGradientThroughTheFinalStateAlone) {
     }
 }
 
+// The additive rule on tensor cores, which leave out the gradients of gates: all others, each alone with the same bits.
+TEST(CudaNumerics, B3_GradientsOnTensorCores) {
+    for (const std::string text :
+         {"linear_attention:bwd t200 h2 k64 v64 state=inout", "retention:bwd b2 t130 h1 k128 v40 gamma=-0.3 scale=2",
+          "retention:bwd varlen=0,100,100,263 h2 k100 v70 state=inout reverse strided vfirst",
+          "simple_gla:bwd t300 h1 k64 v128 gate=step+head state=inout",
+          "simple_gla:bwd t150 h2 k32 v64 gates=reset state=in", "simple_gla:bwd t190 h1 gates=minus_inf state=out",
+          "simple_gla:bwd t190 h1 k80 gates=lasting rawgate reverse",
+          "retention:bwd varlen=0,0,700,1900 h1 k32 v32 gamma=-0.001 state=inout"}) {
+        const ProblemLine line = line_of(text + " bf16 force=cuda.tensor cuda");
+        CallTensors made = harness::make_tensors(line);
+        Gradients& grads = made.call.grads;
+        grads.d_g = grads.d_g_gamma = grads.d_A_log = grads.d_dt_bias = {};
+        const harness::Expected expected = harness::expect(made.call);
+        const std::map<std::string, Bytes> all = run_there(made);
+        expect_within_bars(made.call, expected.outputs, format(line), expected.terms);
+        for (const auto& [name, bits] : all) {
+            const CallTensors again = harness::make_tensors(line);
+            Call call = again.call;
+            call.grads.d_g = call.grads.d_g_gamma = call.grads.d_A_log = call.grads.d_dt_bias = {};
+            for (TensorView* view : {&call.grads.d_q, &call.grads.d_k, &call.grads.d_v, &call.grads.d_initial_state})
+                if (view->given() && view->data != again.tensors.at(name).view().data) *view = {};
+            if (harness::output_views(call).empty()) continue;  // of a gate
+            for (const auto& [other, found] : run_there(again, call))
+                EXPECT_EQ(found == bits, other == name) << format(line) << ": only " << name << ": " << other;
+        }
+    }
+}
+
 // Each gradient alone, and all but it: the same bits as among all, nothing else written, no more workspace.
 TEST(CudaNumerics, B3_UnwantedGradientsCostNothing) {
     for (const std::string words : {"gla:bwd gate=channel+head", "comba:bwd gate=step+head", "kda:bwd rawgate"}) {

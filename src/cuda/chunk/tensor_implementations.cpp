@@ -1,4 +1,7 @@
 // The chunk form on tensor cores, for bf16 tensors: the walk with its products in bf16 and sums in fp32.
+#include <algorithm>
+#include <utility>
+
 #include "cuda/implementations.hpp"
 #include "cuda/plumbing/cuda_implementation.hpp"
 
@@ -7,50 +10,34 @@ namespace {
 
 class Tensor : public CudaImplementation {
   public:
+    explicit Tensor(Direction direction) : direction_(direction) {}
     std::string name() const override { return "cuda.tensor"; }
-    bool serves(Direction direction) const override { return direction == Direction::forward; }
+    bool serves(Direction direction) const override { return direction == direction_; }
 
     std::string refusal(const Problem& problem, const Machine&) const override {
+        const bool delta = problem.rule == Rule::delta, backward = direction_ == Direction::backward;
         if (problem.dtype != DType::bf16) return "the tensor cores' products are in bf16";
         if (problem.value_gate) return "the chunk form has no value-side gate (gv)";
         if (problem.elementwise_beta) return "the chunk form needs one beta per token";
         if (problem.channel_gate) return "serves one gate per token, not gates of channels";
         if (problem.options.allow_positive_gates) return "takes no positive gates";
-        if (problem.K > 128) return "takes up to 128 key channels";
-        const bool delta = problem.rule == Rule::delta;
+        if (problem.K > 128 || (backward && problem.V > 128))
+            return backward ? "takes up to 128 key and value channels" : "takes up to 128 key channels";
         if (problem.K < (delta ? 64 : 32) || problem.V < 32 || problem.whole.longest < 32)
             return "fewer than 32 tokens, values or key channels, 64 of the delta rule, are too few to average bf16 "
                    "roundings";
+        if (std::string reason = backward ? backward_refusal(problem) : ""; !reason.empty()) return reason;
         KernelArgs args{};
         args.undecayed_error = problem.erase_with_p;
         args.stages = 1;
-        if (kernels(problem).shared(args) > shared_memory_limit(named_views(problem)))
+        if (kernels(problem, std::max(problem.K, backward ? problem.V : 0)).shared(args) > memory_limit(problem))
             return "needs more shared memory than the GPU has";
         return common_refusal(problem);
     }
 
   protected:
     Status queue(const Problem& problem, KernelArgs& args) const override {
-        const TensorKernels tensor = kernels(problem);
-        args.stages = 2;
-        if (tensor.shared(args) > shared_memory_limit(named_views(problem))) args.stages = 1;
-        const std::size_t shared = tensor.shared(args);
-        const std::int64_t values = (problem.V + tensor_values - 1) / tensor_values;
-        void* const stream = problem.options.stream;
-        std::int64_t walks = problem.N;
-        if (args.segments.tokens > 0) {
-            walks = args.segments.slots;
-            const std::int64_t joined = problem.N * problem.HV * ((problem.V + join_columns - 1) / join_columns);
-            Status status = launch(tensor.states, "cuda.tensor: states of segments",
-                                   walks * problem.HV * args.segments.blocks, tensor_threads, shared, &args, stream);
-            if (status.ok()) {
-                status = launch(tensor.join, "cuda.tensor: states between segments", joined, launched_threads,
-                                tensor.join_shared(args), &args, stream);
-            }
-            if (!status.ok()) return status;
-        }
-        return launch(tensor.forward, "cuda.tensor", walks * problem.HV * values, tensor_threads, shared, &args,
-                      stream);
+        return direction_ == Direction::forward ? walk(problem, args) : gradients(problem, args);
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         KernelArgs args = make_args(problem, carver);
@@ -58,9 +45,7 @@ class Tensor : public CudaImplementation {
         if (tokens == 0) return args;
         const std::int64_t slots = problem.in.cu_seqlens.given() ? problem.T / tokens + problem.N
                                                                  : problem.N * ((problem.T + tokens - 1) / tokens);
-        const auto blocks_of = [](std::int64_t columns) { return (columns + tensor_values - 1) / tensor_values; };
         args.segments.slots = slots;
-        args.segments.blocks = blocks_of(problem.V) + (args.delta ? blocks_of(problem.K) : 0);
         args.segments.states =
             static_cast<float*>(carver.take("segment states", DType::f32, {slots, problem.HV, problem.K, problem.V}));
         if (args.delta) {
@@ -73,13 +58,83 @@ class Tensor : public CudaImplementation {
     }
 
   private:
-    static TensorKernels kernels(const Problem& problem) {
-        return problem.rule == Rule::delta ? tensor_kernels<true>(problem.K) : tensor_kernels<false>(problem.K);
+    static TensorKernels kernels(const Problem& problem, std::int64_t K) {
+        return problem.rule == Rule::delta ? tensor_kernels<true>(K) : tensor_kernels<false>(K);
     }
+    static std::size_t memory_limit(const Problem& problem) { return shared_memory_limit(named_views(problem)); }
+    static std::int64_t blocks_of(std::int64_t columns) { return (columns + tensor_values - 1) / tensor_values; }
+
+    static std::string backward_refusal(const Problem& problem) {
+        const Gradients& grads = problem.grads;
+        if (problem.rule == Rule::delta) return "has no backward of the delta rule";
+        if (grads.d_g.given() || grads.d_g_gamma.given() || grads.d_A_log.given() || grads.d_dt_bias.given())
+            return "has no gradients of gates";
+        if (problem.group > 1) return "has no gradients of keys that value heads share";
+        if (problem.options.qk_l2norm) return "has no gradients through l2norm";
+        if (!problem.d_out.d_o.given())
+            return "a gradient through the final state alone may rest on too few tokens to average bf16 roundings";
+        return {};
+    }
+
+    // args as a forward's, of K key and V value channels.
+    static Status walk(const Problem& problem, KernelArgs& args) {
+        const TensorKernels tensor = kernels(problem, args.K);
+        args.stages = 2;
+        if (tensor.shared(args) > memory_limit(problem)) args.stages = 1;
+        args.segments.blocks = blocks_of(args.V) + (args.delta ? blocks_of(args.K) : 0);
+        const std::size_t shared = tensor.shared(args);
+        void* const stream = problem.options.stream;
+        std::int64_t walks = problem.N;
+        if (args.segments.tokens > 0) {
+            walks = args.segments.slots;
+            const std::int64_t joined = problem.N * problem.HV * ((args.V + join_columns - 1) / join_columns);
+            Status status = launch(tensor.states, "cuda.tensor: states of segments",
+                                   walks * problem.HV * args.segments.blocks, tensor_threads, shared, &args, stream);
+            if (status.ok()) {
+                status = launch(tensor.join, "cuda.tensor: states between segments", joined, launched_threads,
+                                tensor.join_shared(args), &args, stream);
+            }
+            if (!status.ok()) return status;
+        }
+        return launch(tensor.forward, "cuda.tensor", walks * problem.HV * blocks_of(args.V), tensor_threads, shared,
+                      &args, stream);
+    }
+
+    // Of the additive rule each gradient is the output of a forward (math.md, section 5): d_q of queries d_o, keys v
+    // and values k; d_k, from the end, of queries v, keys d_o, values q; d_v, from the end, of k, q, d_o.
+    static Status gradients(const Problem& problem, const KernelArgs& args) {
+        KernelArgs of_q = args;
+        of_q.q = args.d_o, of_q.k = args.v, of_q.v = args.k, of_q.o = args.d_q;
+        of_q.K = args.V, of_q.V = args.K;
+        of_q.initial_state = transposed(args.initial_state), of_q.final_state = {};
+        KernelArgs of_v = args;
+        of_v.q = args.k, of_v.k = args.q, of_v.v = args.d_o, of_v.o = args.d_v;
+        of_v.initial_state = args.d_final_state, of_v.final_state = args.d_initial_state;
+        KernelArgs of_k = args;
+        of_k.q = args.v, of_k.k = args.d_o, of_k.v = args.q, of_k.o = args.d_k;
+        of_k.K = args.V, of_k.V = args.K;
+        of_k.initial_state = transposed(args.d_final_state), of_k.final_state = {};
+        for (KernelArgs* from_end : {&of_v, &of_k}) {
+            from_end->reverse = !args.reverse, from_end->late_gate = true;
+            std::swap(from_end->scale, from_end->write_scale);
+        }
+        Status status = args.d_q.given ? walk(problem, of_q) : Status();
+        if (status.ok() && (args.d_v.given || args.d_initial_state.given)) status = walk(problem, of_v);
+        if (status.ok() && args.d_k.given) status = walk(problem, of_k);
+        return status;
+    }
+    static Strided transposed(Strided state) {
+        std::swap(state.stride[2], state.stride[3]);
+        return state;
+    }
+
+    Direction direction_;
 };
 
 }  // namespace
 
-std::vector<const Implementation*> tensor_implementations() { return {new Tensor}; }
+std::vector<const Implementation*> tensor_implementations() {
+    return {new Tensor(Direction::forward), new Tensor(Direction::backward)};
+}
 
 }  // namespace headrace::cuda

@@ -41,6 +41,7 @@ struct TensorKernel {
         for (float** vector : {&q_norm, &k_norm, &beta}) *vector = arena.take<float>(tensor_chunk);
         e_norm = args.undecayed_error ? arena.take<float>(tensor_chunk) : k_norm;
         segment_decay = arena.take<double>(1);
+        ops.write_scale = static_cast<float>(args.write_scale);
         ops.carve(arena);
         o.high = Matrix<tensor_values>::take(arena, tensor_chunk);
         tiles.P.high = Matrix<tensor_values>::take(arena, tensor_chunk);
@@ -61,6 +62,7 @@ struct TensorKernel {
         const Strided entering = in_between ? segment_tensor(args.segments.states, args.V) : args.initial_state;
         load(entering, in_between ? place : walk.n, head, first, count);
         run(walk, head, first, count, args.o.given, in_between);
+        if (walk.last && args.late_gate && walk.end_chunk > 0) decay_by_last(walk, head);
         if (walk.last) store(args.final_state, walk.n, head, first, count);
     }
 
@@ -156,14 +158,27 @@ struct TensorKernel {
         const int i = static_cast<int>(threadIdx.x);
         Numbers of{0, 0};
         if (i >= range.length) return of;
-        const GateParameters<float> gate = gate_parameters<float>(args, head);
-        if (args.g.given) {
-            of.log_decay =
-                accepted(args, gate_value(pre_activation<float>(args, range.row, range.token(i), head, 0), gate));
+        if (!args.late_gate) {
+            of.log_decay = log_decay(range, i, head);
+        } else if (range.first + i > 0) {
+            of.log_decay = log_decay(range, i - 1, head);
         }
-        if (args.g_gamma.given) of.log_decay += accepted(args, gate.gamma);
         if (delta) of.beta = beta_value<float>(args, range.row, range.token(i), head, 0).value;
         return of;
+    }
+    HEADRACE_DEVICE float log_decay(const ChunkRange& range, int i, std::int64_t head) const {
+        const GateParameters<float> gate = gate_parameters<float>(args, head);
+        float sum = 0;
+        if (args.g.given)
+            sum = accepted(args, gate_value(pre_activation<float>(args, range.row, range.token(i), head, 0), gate));
+        return args.g_gamma.given ? sum + accepted(args, gate.gamma) : sum;
+    }
+    HEADRACE_DEVICE void decay_by_last(const Walk& walk, std::int64_t head) {
+        const ChunkRange range = range_of(walk.sequence, walk.end_chunk - 1);
+        const float decay = expf(log_decay(range, range.length - 1, head));
+#pragma unroll
+        for (auto& tile : ops.state)
+            for (float& element : tile) element *= decay;
     }
     HEADRACE_DEVICE void publish(const Numbers& of) const {
         const int i = static_cast<int>(threadIdx.x);

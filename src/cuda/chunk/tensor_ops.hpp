@@ -39,6 +39,7 @@ struct TensorOps {
     static constexpr int column_groups = K == 128 ? 1 : 2,  // of the state's 64 columns, over the warps
         state_tiles = 8 / column_groups;
 
+    float write_scale;
     ScalarDecays decays;
     DeltaExactness<K> exactness;
     Matrix<tensor_values> S_high, S_low;  // [K,64] the state as products read it
@@ -107,7 +108,7 @@ struct TensorOps {
             float sums[4][4];
             score_sums(sums, in.q, in.k);
             each_pair<4>(token_row(), first_column(), [&](int tile, int place, int i, int j) {
-                const float row = in.scale * in.q.inverse_norm[i];
+                const float row = in.scale * write_scale * in.q.inverse_norm[i];
                 const auto score = [&](int column, float sum) {
                     return column <= i ? sum * (row * in.k.inverse_norm[column]) * decays.between(i, column) : 0.0f;
                 };
@@ -130,7 +131,7 @@ struct TensorOps {
     HEADRACE_DEVICE Decayed erases(const Inputs& in) const {
         return {in.e, in.undecayed_error ? decays.before : decays.start, -1};
     }
-    HEADRACE_DEVICE Decayed to_end(Rows x) const { return {x, decays.end, 1}; }
+    HEADRACE_DEVICE Decayed to_end(Rows x) const { return {x, decays.end, write_scale}; }
 
     // values = a + x S
     HEADRACE_DEVICE void add_read(Tile /*values*/, Tile a, Decayed x, State) {
@@ -196,7 +197,7 @@ struct TensorOps {
     HEADRACE_DEVICE void decay_and_write(State, State, Decayed x, Tile b) {
         const bool both = delta && exactness.writes();
         each_pair<4>(token_row(), first_column(), [&](int tile, int place, int i, int j) {
-            const float factor = x.decays[i] * x.x.inverse_norm[i];
+            const float factor = x.factor * x.decays[i] * x.x.inverse_norm[i];
             float left = values[tile][place], right = values[tile][place + 1];
             if (!delta) left = low_half(b.high.pair(i, j)), right = high_half(b.high.pair(i, j));
             const SplitPair pair = split_pair(left * factor, right * factor);

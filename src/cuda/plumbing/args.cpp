@@ -65,6 +65,7 @@ KernelArgs make_args(const Problem& problem, Carver& carver) {
     args.gate_formula = static_cast<GateFormula>(problem.options.gate_form);
     args.beta_formula = static_cast<BetaFormula>(problem.options.beta_form);
     args.scale = problem.scale;
+    args.write_scale = 1;
     args.lower_bound = problem.options.lower_bound;
     take_tensors(problem, args);
     const TensorView& bias = problem.in.dt_bias;

@@ -43,6 +43,10 @@ struct KernelArgs {
     GateFormula gate_formula;
     BetaFormula beta_formula;
     double scale, lower_bound;
+    // Tensor cores: a walk that computes gradients as a forward's outputs (math.md, section 5) may scale what it writes
+    // into the state, and meets each gate one token late.
+    double write_scale;
+    bool late_gate;
     int chunk;          // tokens, a multiple of 16
     int value_columns;  // of a block of the forward, a multiple of 16
     int stages;         // tensor cores: chunks whose rows are in shared memory, 1 or 2

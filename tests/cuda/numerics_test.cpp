@@ -1,8 +1,8 @@
 // Behaviours of CUDA calls: gates of any strength, prefixes and repetition in bits, hints, sizes, pieces of sequences,
 // NaN in the way.
-#include "harness/device_call.hpp"
 #include "tests/behaviours.hpp"
 #include "tests/cuda/child_process.hpp"
+#include "tests/cuda/device_runs.hpp"
 
 namespace headrace::test {
 namespace {
@@ -11,20 +11,6 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 
 const char* const directions[] = {":fwd", ":bwd"};
 const char* const types[] = {" f32", " bf16", " f16"};
-
-// The call on the device; its outputs lie in `made` afterwards.
-std::map<std::string, Bytes> run_there(const CallTensors& made, const Call& call, bool own_workspace = true) {
-    std::string violation;
-    const Status status = harness::run_on_device(call, own_workspace, &violation);
-    EXPECT_TRUE(status.ok() && violation.empty()) << status.message() << violation;
-    return written(made.call);
-}
-std::map<std::string, Bytes> run_there(const CallTensors& made, bool own_workspace = true) {
-    return run_there(made, made.call, own_workspace);
-}
-std::map<std::string, Bytes> run_there(const ProblemLine& line, bool own_workspace = true) {
-    return run_there(harness::make_tensors(line), own_workspace);
-}
 
 void expect_right_by_each(const std::string& text) {
     for (const ProblemLine& line : forced_lines(text + " cuda")) expect_right(line);
@@ -70,19 +56,6 @@ TEST(CudaNumerics, N2_ResetsAndExtremeGates) {
                 }
             }
         }
-    }
-}
-
-// What tensor cores serve: bf16, a gate per token.
-const char* const tensor_operators[] = {"simple_gla", "gated_delta_rule", "comba"};
-
-TEST(CudaNumerics, N1_N2_GatesOnTensorCores) {
-    for (const std::string op : tensor_operators) {
-        const std::string text = op + ":fwd t130 h1 k64 v64 state=inout bf16 force=cuda.tensor cuda";
-        for (const char* gamma :
-             {"-0.3", "-0.5", "-0.7071", "-0.7443", "-0.8", "-0.9286", "-1", "-1.4", "-1.5", "-3", "-20"})
-            expect_right(text + " gate=head gamma=" + gamma);
-        for (const char* gates : {"zero", "strong", "reset", "minus_inf"}) expect_right(text + " gates=" + gates);
     }
 }
 
@@ -176,23 +149,6 @@ TEST(CudaNumerics, N6_AShorterSequenceIsAPrefix) {
                         << format(line) << ": length " << length;
                 }
             }
-        }
-    }
-}
-
-// A sequence that is cut into segments, of 512 tokens or 1024, and one that is not.
-TEST(CudaNumerics, N6_SegmentsOnTensorCores) {
-    for (const std::string text : {"simple_gla:fwd t1300 h1 k32 v40", "gated_delta_rule:fwd t1300 h1 k64 v40 l2norm"}) {
-        const ProblemLine line = line_of(text + " bf16 state=inout force=cuda.tensor cuda");
-        const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);
-        const harness::Expected expected = harness::expect(whole.call);
-        run_there(whole);
-        expect_within_bars(whole.call, expected.outputs, format(line));
-        for (const std::int64_t length : {400, 512, 520, 1024, 1030}) {
-            run_there(prefix, tokens_of(prefix.call, 0, length));
-            EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
-                        harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
-                << format(line) << ": length " << length;
         }
     }
 }
@@ -363,35 +319,6 @@ TEST(CudaNumerics, B3_AGradientThroughTheFinalStateAlone) {
             const harness::Expected expected = harness::expect(made.call);
             run_there(made);
             expect_within_bars(made.call, expected.outputs, format(line), expected.terms);
-        }
-    }
-}
-
-// The additive rule on tensor cores, which leave out the gradients of gates: all others, each alone with the same bits.
-TEST(CudaNumerics, B3_GradientsOnTensorCores) {
-    for (const std::string text :
-         {"linear_attention:bwd t200 h2 k64 v64 state=inout", "retention:bwd b2 t130 h1 k128 v40 gamma=-0.3 scale=2",
-          "retention:bwd varlen=0,100,100,263 h2 k100 v70 state=inout reverse strided vfirst",
-          "simple_gla:bwd t300 h1 k64 v128 gate=step+head state=inout",
-          "simple_gla:bwd t150 h2 k32 v64 gates=reset state=in", "simple_gla:bwd t190 h1 gates=minus_inf state=out",
-          "simple_gla:bwd t190 h1 k80 gates=lasting rawgate reverse",
-          "retention:bwd varlen=0,0,700,1900 h1 k32 v32 gamma=-0.001 state=inout"}) {
-        const ProblemLine line = line_of(text + " bf16 force=cuda.tensor cuda");
-        CallTensors made = harness::make_tensors(line);
-        Gradients& grads = made.call.grads;
-        grads.d_g = grads.d_g_gamma = grads.d_A_log = grads.d_dt_bias = {};
-        const harness::Expected expected = harness::expect(made.call);
-        const std::map<std::string, Bytes> all = run_there(made);
-        expect_within_bars(made.call, expected.outputs, format(line), expected.terms);
-        for (const auto& [name, bits] : all) {
-            const CallTensors again = harness::make_tensors(line);
-            Call call = again.call;
-            call.grads.d_g = call.grads.d_g_gamma = call.grads.d_A_log = call.grads.d_dt_bias = {};
-            for (TensorView* view : {&call.grads.d_q, &call.grads.d_k, &call.grads.d_v, &call.grads.d_initial_state})
-                if (view->given() && view->data != again.tensors.at(name).view().data) *view = {};
-            if (harness::output_views(call).empty()) continue;  // of a gate
-            for (const auto& [other, found] : run_there(again, call))
-                EXPECT_EQ(found == bits, other == name) << format(line) << ": only " << name << ": " << other;
         }
     }
 }

@@ -1,0 +1,23 @@
+// Calls with their tensors on a device, and what they wrote.
+#pragma once
+
+#include "harness/device_call.hpp"
+#include "tests/behaviours.hpp"
+
+namespace headrace::test {
+
+// The call on the device; its outputs lie in `made` afterwards.
+inline std::map<std::string, Bytes> run_there(const CallTensors& made, const Call& call, bool own_workspace = true) {
+    std::string violation;
+    const Status status = harness::run_on_device(call, own_workspace, &violation);
+    EXPECT_TRUE(status.ok() && violation.empty()) << status.message() << violation;
+    return written(made.call);
+}
+inline std::map<std::string, Bytes> run_there(const CallTensors& made, bool own_workspace = true) {
+    return run_there(made, made.call, own_workspace);
+}
+inline std::map<std::string, Bytes> run_there(const ProblemLine& line, bool own_workspace = true) {
+    return run_there(harness::make_tensors(line), own_workspace);
+}
+
+}  // namespace headrace::test

@@ -4,8 +4,9 @@
 namespace headrace::cuda {
 
 std::vector<const Implementation*> implementations() {
-    std::vector<const Implementation*> list = walk_implementations();
-    for (const Implementation* implementation : recurrent_implementations()) list.push_back(implementation);
+    std::vector<const Implementation*> list;
+    for (const auto& form : {split_implementations(), walk_implementations(), recurrent_implementations()})
+        list.insert(list.end(), form.begin(), form.end());
     return list;
 }
 

@@ -14,12 +14,13 @@ Strided take_sequences(const TensorView& cu_seqlens, std::int64_t N, Carver& car
 Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken,
                        std::int64_t N, void* stream);
 
-KernelArgs make_args(const Problem& problem, Carver& carver);
+// sums: of a parameter's gradient, per head; 0: one for each sequence.
+KernelArgs make_args(const Problem& problem, Carver& carver, std::int64_t sums = 0);
 
 // Queues what the kernels find: zeros, the sequences.
 Status prepare(const Problem& problem, const KernelArgs& args);
 
-// Queues the sums over sequences that give d_g_gamma, d_A_log and d_dt_bias.
+// Queues the sums of sums that give d_g_gamma, d_A_log and d_dt_bias.
 Status store_parameter_gradients(const Problem& problem, const KernelArgs& args);
 
 // With HEADRACE_DEBUG_NAN=1 waits and says whether a gate or beta was refused; else nothing.

@@ -37,9 +37,11 @@ inline constexpr int join_columns = 8;
 struct TensorKernels {
     const void* forward;  // outputs; from segments[].states where there are segments
     const void* states;   // of segments that no state enters, and behind the values' blocks those of the transitions
+    const void* gate;     // additive rule: the gradient of the gate of a chunk, of what the walks left (GateWalk)
     const void* join;     // from what leaves segments to what enters them
     std::size_t (*shared)(const KernelArgs& args);       // bytes of a block of forward or states, by args.stages
     std::size_t (*join_shared)(const KernelArgs& args);  // of join
+    std::size_t (*gate_shared)(const KernelArgs& args);  // of gate
 };
 template <bool delta>
 TensorKernels tensor_kernels(std::int64_t K);

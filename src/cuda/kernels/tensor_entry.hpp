@@ -1,6 +1,7 @@
 // tensor_entry: the kernels of the chunk form on tensor cores for one rule.
 #pragma once
 
+#include "cuda/chunk/gate_terms.hpp"
 #include "cuda/chunk/tensor_kernel.hpp"
 #include "cuda/kernels/kernels.hpp"
 
@@ -33,6 +34,13 @@ __global__ void __launch_bounds__(block_threads) tensor_join(const __grid_consta
 }
 
 template <class Kernel>
+__global__ void __launch_bounds__(block_threads) tensor_gate(const __grid_constant__ KernelArgs args) {
+    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Kernel kernel(args, arena);
+    kernel.run(blockIdx.x / args.HV, blockIdx.x % args.HV);
+}
+
+template <class Kernel>
 std::size_t shared_bytes(const KernelArgs& args) {
     Arena arena{nullptr, nullptr, ~std::size_t{0}};
     Kernel(args, arena);
@@ -43,9 +51,15 @@ template <int K, bool delta>
 TensorKernels tensor_kernels_of() {
     static_assert(tensor_threads == tensor_warps * warp_lanes);
     using Kernel = TensorKernel<K, delta>;
+    const void* gate = nullptr;
+    if constexpr (!delta) gate = reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>);
     return {reinterpret_cast<const void*>(&tensor_forward<Kernel>),
-            reinterpret_cast<const void*>(&tensor_states<Kernel>), reinterpret_cast<const void*>(&tensor_join<delta>),
-            &shared_bytes<Kernel>, &shared_bytes<SegmentJoin<delta>>};
+            reinterpret_cast<const void*>(&tensor_states<Kernel>),
+            gate,
+            reinterpret_cast<const void*>(&tensor_join<delta>),
+            &shared_bytes<Kernel>,
+            &shared_bytes<SegmentJoin<delta>>,
+            &shared_bytes<GateTermsKernel>};
 }
 
 template <bool delta>

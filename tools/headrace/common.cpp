@@ -73,6 +73,15 @@ std::vector<std::string> accepting_implementations(ProblemLine line) {
     return names;
 }
 
+std::string serving_implementation(const Call& call) {
+    std::vector<Candidate> candidates;
+    require(explain(call, &candidates));
+    for (const Candidate& candidate : candidates) {
+        if (candidate.refusal.empty() && candidate.yields.empty()) return candidate.name;
+    }
+    return {};
+}
+
 void require(const ProblemLine& line, const Status& status) {
     if (!status.ok()) throw Failure{format(line) + ": " + status.message()};
 }

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "harness/output_file.hpp"
+#include "harness/run_call.hpp"
 #include "harness/tensors.hpp"
 
 namespace headrace::cli {
@@ -74,12 +75,9 @@ std::vector<std::string> accepting_implementations(ProblemLine line) {
 }
 
 std::string serving_implementation(const Call& call) {
-    std::vector<Candidate> candidates;
-    require(explain(call, &candidates));
-    for (const Candidate& candidate : candidates) {
-        if (candidate.refusal.empty() && candidate.yields.empty()) return candidate.name;
-    }
-    return {};
+    std::string name;
+    require(harness::find_serving(call, &name));
+    return name;
 }
 
 void require(const ProblemLine& line, const Status& status) {

@@ -4,6 +4,7 @@
 
 #include "harness/device_call.hpp"
 #include "harness/device_measure.hpp"
+#include "harness/run_call.hpp"
 #include "harness/tensors.hpp"
 #include "tests/cuda/gpu_check/gpu_check.hpp"
 
@@ -36,22 +37,15 @@ Status measure(const ProblemLine& line, harness::DeviceTiming* timing, Workspace
     return status;
 }
 
-std::string serving_implementation(const ProblemLine& line) {
-    std::vector<Candidate> candidates;
-    require(explain(harness::make_shapes(line).call, &candidates));
-    for (const Candidate& candidate : candidates) {
-        if (candidate.refusal.empty() && candidate.yields.empty()) return candidate.name;
-    }
-    return "none";
-}
-
 // Returns whether it could be measured.
 bool bench_line(const Arguments& arguments, const ProblemLine& line, const harness::Peaks& peaks) {
+    std::string implementation;
+    require(harness::find_serving(harness::make_shapes(line).call, &implementation));
     harness::DeviceTiming timing;
     Workspace workspace;
     const Status status = measure(line, &timing, &workspace);
     Line written("bench");
-    written.add("problem", format(line)).add("implementation", serving_implementation(line)).add("ok", status.ok());
+    written.add("problem", format(line)).add("implementation", implementation).add("ok", status.ok());
     if (!status.ok()) {
         std::printf("NOT MEASURED %s: %s\n", format(line).c_str(), status.message().c_str());
         write(arguments, written.add("message", status.message()));

@@ -27,6 +27,7 @@ std::vector<ProblemLine> problems(const Arguments& arguments) {
         require(harness::parse(text, &line));
         lines.push_back(test::on_device(line));
     }
+    if (!arguments.file.empty()) require(test::add_listed(arguments.file, &lines));
     if (!lines.empty()) return lines;
     harness::DeviceFacts facts;
     require(harness::describe_device(&facts));

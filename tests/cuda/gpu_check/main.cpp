@@ -1,9 +1,10 @@
 // gpu_check: the checks of scripts/gpu_check.sh that need a device, in a program that needs nothing but CUDA.
 //
-//     gpu_check device                                          what the device is
-//     gpu_check conformance [--shard I/N] [--first I] [--count N]   the oracle over listed, random and large problems
-//     gpu_check streams                                         graphs, overlapping streams, repetition, bit for bit
-//     gpu_check bench [--file FILE] [PROBLEM...]                times, beside what the device reaches
+//     gpu_check device                                   what the device is
+//     gpu_check conformance [--file FILE] [PROBLEM...]   the oracle over these; without any, over listed, random and
+//                           [--shard I/N] [--first I] [--count N]       large problems, or a part of them
+//     gpu_check streams                                  graphs, overlapping streams, repetition, bit for bit
+//     gpu_check bench [--file FILE] [PROBLEM...]         times, beside what the device reaches
 //
 // All: --root FOLDER (of the sources), --results FILE (lines of JSON are added), --seconds S (nothing begins later).
 // Exit status: 1 after failed checks, 2 after any other error.

@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <thread>
@@ -208,7 +209,14 @@ std::int64_t check_streams(const Arguments& arguments) {
     const Deadline deadline(arguments.seconds);
     const std::vector<ProblemLine> lines = forced_lines(arguments);
     std::int64_t failed = 0, made = 0, left = 0;
-    const auto judge = [&](const char* check, const std::string& problem, const std::string& wrong) {
+    const auto judge = [&](const char* check, const std::string& problem,
+                           const std::function<std::string()>& function) {
+        std::string wrong;
+        try {
+            wrong = function();
+        } catch (const Failure& failure) {
+            wrong = failure.what();
+        }
         ++made;
         failed += wrong.empty() ? 0 : 1;
         if (!wrong.empty()) std::printf("WRONG %s: %s: %s\n", check, problem.c_str(), wrong.c_str());
@@ -216,13 +224,13 @@ std::int64_t check_streams(const Arguments& arguments) {
         line.add("check", check).add("problem", problem).add("ok", wrong.empty());
         write(arguments, wrong.empty() ? line : line.add("message", wrong));
     };
-    judge("overlap", "all", overlap(lines));
+    judge("overlap", "all", [&] { return overlap(lines); });
     for (const ProblemLine& line : lines) {
         for (const Check& check : checks) {
             if (deadline.over()) {
                 ++left;
             } else {
-                judge(check.name, format(line), check.function(line));
+                judge(check.name, format(line), [&] { return check.function(line); });
             }
         }
     }

@@ -14,14 +14,14 @@ in the interpreter of tests/ptx, on small problems, and nothing is timed.
 The exit status is 1 if a check failed or the oracle was not asked. Results go to build/gpu_check: results.jsonl, logs.
 
   --out FOLDER      another place for them
-  --seconds N       for all of it, 470
+  --seconds N       for all of it; 470, without a GPU 1200
   --problems FILE   what is timed, problems/gpu.txt
   --build FOLDER    a build with HEADRACE_BUILD_GPU_CHECK, instead of one of this script's
   --interpreter     the interpreter although there is a GPU
 TEXT
 }
 
-out=build/gpu_check total=470 build='' mode=auto problems=problems/gpu.txt
+out=build/gpu_check total='' build='' mode=auto problems=problems/gpu.txt
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
@@ -103,11 +103,15 @@ if [ $mode = auto ]; then
         mode=interpreter
     fi
 fi
+build_limit=240
 if [ $mode = interpreter ]; then
+    total=${total:-1200} build_limit=900
     echo "no GPU is used: the kernels run as PTX in the interpreter, on a few small problems; no time means anything"
 fi
 
-# ---- build ----
+total=${total:-470}
+
+# ---- build: what is ready when its time ends is kept for the next run ----
 
 finish() {
     echo
@@ -136,7 +140,7 @@ if [ -z "$build" ]; then
     fi
     if command -v ninja >/dev/null && [ ! -e "$build/Makefile" ]; then options+=(-G Ninja); fi
     stage configure 60 cmake -S . -B "$build" "${options[@]}" || finish
-    stage build 200 cmake --build "$build" -j "$jobs" --target "${targets[@]}" || finish
+    stage build $build_limit cmake --build "$build" -j "$jobs" --target "${targets[@]}" || finish
 fi
 build=$(cd "$build" && pwd) || die "there is no build to use"
 check=$build/tests/cuda/gpu_check/gpu_check

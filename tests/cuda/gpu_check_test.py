@@ -53,7 +53,7 @@ class Program(Case):
     def test_conformance_by_each_implementation(self):
         self.gpu_check("conformance", SMALL)
         runs = self.lines("conformance")
-        self.assertEqual({run["implementation"] for run in runs}, {"cuda.walk", "cuda.recurrent"})
+        self.assertLessEqual({"cuda.walk", "cuda.recurrent"}, {run["implementation"] for run in runs})
         for run in runs:
             self.assertTrue(run["ok"])
             self.assertTrue(0 < run["share_of_bar"] < 1, run)

@@ -31,12 +31,14 @@ const char* const small_lines[] = {
     "kda:bwd varlen=0,17,40,44,50 h1 k16 v16 rawgate state=inout cuda",
     "simple_gla:bwd t24 h1 k32 v16 gate=step+head cuda",
     "gated_delta_rule:step b3 t1 h1 hv2 k32 v16 pool=5 bf16 cuda",
+    "gated_delta_rule:fwd t70 h1 hv2 k64 v32 bf16 state=inout cuda",
 };
 const char* const large_lines[] = {
     "kda:fwd b2 t1000 h16 k128 bf16 state=inout cuda",
     "gated_delta_rule:fwd t2000 h4 hv16 k128 bf16 cuda",
     "gla:bwd varlen=0,300,301,900,1500 h8 k64 state=inout cuda",
     "comba:bwd t700 h8 k128 bf16 state=inout cuda",
+    "simple_gla:fwd t4000 h2 k128 bf16 state=inout cuda",
     "kda:step b64 t1 h8 k128 pool=100 bf16 cuda",
 };
 

@@ -157,6 +157,16 @@ def gradients(outputs, d_outputs, wanted):
     return [arrived[node][0] if node in arrived else None for node in targets]
 
 
+def moved(layer, put):
+    """The layer with its tensors put on a device: a PyTorch without CUDA has no other way."""
+    for module in layer.modules():
+        for name, x in module._parameters.items():
+            module._parameters[name] = x if x is None else torch.nn.Parameter(put(x.detach()))
+        for name, x in module._buffers.items():
+            module._buffers[name] = x if x is None else put(x)
+    return layer
+
+
 class Memory:
     def __init__(self, runtime, size, device):
         self.runtime, self.size, self.device = runtime, size, device
@@ -252,6 +262,7 @@ def without_memory(x):
 
 
 _EMPTY = ("empty_like", "new_empty", "new_empty_strided")
+_OVERWRITING = ("copy_", "zero_", "fill_")
 
 
 def _on_host(function, arguments, options):
@@ -271,16 +282,19 @@ def _on_host(function, arguments, options):
         return tree_map_only(torch.Tensor, lambda x: _new(x, number, runtime) if on_meta
                              else DeviceTensor(x, first.memory), made)
     options = options | ({"device": "cpu"} if device is not None else {})
-    copies = {id(x): download(x) for x in tensors if isinstance(x, DeviceTensor)}
+    written = [(arguments[place] if place < len(arguments) else options[parameter.name], parameter.is_out)
+               for place, parameter in enumerate(function._schema.arguments)
+               if parameter.alias_info and parameter.alias_info.is_write]
+    fresh = {id(x) for x, is_out in written if is_out or function.overloadpacket.__name__ in _OVERWRITING}
+    copies = {id(x): torch.empty(x.shape, dtype=x.dtype) if id(x) in fresh else download(x)
+              for x in tensors if isinstance(x, DeviceTensor)}
     given = tree_map_only(DeviceTensor, lambda x: copies[id(x)], (arguments, options))
     made = function(*given[0], **given[1])
-    changed = {}
-    for place, parameter in enumerate(function._schema.arguments):
-        if parameter.alias_info and parameter.alias_info.is_write:
-            x = arguments[place] if place < len(arguments) else options[parameter.name]
-            _exchange(x, copies[id(x)].contiguous(), True)
-            changed[id(copies[id(x)])] = x
-    return tree_map_only(torch.Tensor, lambda x: changed[id(x)] if id(x) in changed else upload(x, runtime, number), made)
+    for x, _ in written:
+        _exchange(x, copies[id(x)].contiguous(), True)
+    changed = {id(copies[id(x)]): x for x, _ in written}
+    return tree_map_only(torch.Tensor, lambda x: changed[id(x)] if id(x) in changed else upload(x, runtime, number),
+                         made)
 
 
 # ---- DLPack's exchange interface ----

@@ -3,9 +3,10 @@
 from functools import partial
 
 import calls
+import layers
 import pytest
 import torch
-from device_tensors import SYNCHRONISING, gradients, know_devices, without_memory
+from device_tensors import SYNCHRONISING, gradients, know_devices, moved, without_memory
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -138,17 +139,11 @@ def test_layer_functions(case):
             function(**elsewhere)
 
 
-LAYERS = {
-    "GatedLinearAttention": {}, "SimpleGatedLinearAttention": {}, "GatedDeltaNet": {"head_dim": 16},
-    "Comba": {"head_dim": 16}, "KimiDeltaAttention": {"head_dim": 16}, "LightningAttention": {"num_layers": 4},
-}
-
-
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", layers.LAYERS)
 def test_layers_train_and_decode_without_waiting(name):
+    layer = moved(layers.make(name), partial(on, DEVICE))
     with torch.device(DEVICE):
-        layer = getattr(hnn, name)(hidden_size=32, num_heads=2, layer_idx=0, **LAYERS[name])
-        x, offsets = torch.randn(1, T, 32), torch.tensor([0, 3, T])
+        x, offsets = torch.randn(1, T, layers.HIDDEN), torch.tensor([0, 3, T])
     o, _, _ = layer(x)
     for parameter, d in zip(layer.parameters(), gradients([o], [torch.empty_like(o)], [*layer.parameters()])):
         assert d.device == parameter.device == torch.device(DEVICE) and d.shape == parameter.shape

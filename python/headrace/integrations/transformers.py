@@ -5,8 +5,9 @@
     model = AutoModelForCausalLM.from_pretrained(...)
 
 Prefill, decoding and training then run in the library, on the CPU and, where it is built with CUDA, on such devices;
-tensors elsewhere keep the model's own functions. Models that exist already change too. Sequences packed in one row with cu_seq_lens_q stay apart, which the
-plain functions do not do. `python -m headrace.integrations.transformers` measures the gain.
+tensors elsewhere keep the model's own functions. Models that exist already change too. Sequences packed in one row with
+cu_seq_lens_q stay apart, which the plain functions do not do. `python -m headrace.integrations.transformers` measures
+the gain.
 """
 
 from __future__ import annotations

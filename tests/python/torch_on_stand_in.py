@@ -253,8 +253,9 @@ def test_offsets_on_the_host_and_on_the_device(there, runtime):
     expected = ht.chunk_kda(**here)[0]
     for given in ({}, {"cu_seqlens": offsets}, {"cu_seqlens": offsets.int()}, {"cu_seqlens_cpu": offsets}):
         check_like(ht.chunk_kda(**mine | given)[0], expected, 3e-6)
-    with pytest.raises(ValueError, match="^cu_seqlens: "):  # those of the host are checked
-        ht.chunk_kda(**mine | {"cu_seqlens": offsets.flip(0)})
+    for given in ({"cu_seqlens": offsets.flip(0)}, {"cu_seqlens_cpu": offsets.flip(0)}):
+        with pytest.raises(ValueError, match="^cu_seqlens: "):  # those of the host are checked
+            ht.chunk_kda(**mine | given)
 
 
 def test_decays_are_computed_anew(there, runtime):
@@ -385,6 +386,7 @@ def test_layers(name, there, runtime):
             o, expected = (layer(tokens[:, part], past_key_values=cache, use_cache=True)[0]
                            for layer, tokens, cache in zip((mine, here), (xs, x), caches))
             check_like(o, expected, 1e-5)
-        for part, ends in ((slice(0, T), offsets), (slice(0, 2), torch.tensor([0, 1, 2]))):
+        two = slice(0, 2)
+        for part, ends in ((slice(0, T), offsets), (two, torch.tensor([0, 1, 2])), (two, torch.tensor([0, 0, 2]))):
             o = mine(xs[:1, part], past_key_values=packed[0], use_cache=True, cu_seqlens=upload(ends, runtime))[0]
             check_like(o, here(x[:1, part], past_key_values=packed[1], use_cache=True, cu_seqlens=ends)[0], 1e-5)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from headrace import _core
+
 aten = torch.ops.aten
 # Operators that read values of a device's tensors, or whose results depend on them.
 SYNCHRONISING = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.nonzero.default,
@@ -248,17 +250,26 @@ def download(x):
 
 
 class _Nowhere:
+    """Addresses of a device that is not there, each of its own."""
+
+    last = 0
+
     def allocate(self, size, device):
-        return 1 << 12
+        self.last += 1 << 20
+        return self.last
 
     def free(self, address):
         pass
 
 
+_nowhere = _Nowhere()
+
+
 def without_memory(x):
-    """A tensor like x of a device that is not there."""
+    """A tensor like x of a device that is not there, whose current stream is the default one."""
     know_devices()
-    return DeviceTensor(torch.empty(x.shape, dtype=x.dtype, device="meta"), Memory(_Nowhere(), 0, 0))
+    _core.set_current_stream(lambda device: 0)
+    return DeviceTensor(torch.empty(x.shape, dtype=x.dtype, device="meta"), Memory(_nowhere, 0, 0))
 
 
 _EMPTY = ("empty_like", "new_empty", "new_empty_strided")

@@ -241,7 +241,8 @@ def test_tensors_of_a_device_that_is_not_there_are_refused():
         for function, sizes in ((partial(ht.chunk_kda, **options), tensors),
                                 (short_convolution, {"x": (B, T, D), "weight": (D, W)}),
                                 (rms_norm_gated, {"x": (B, T, D)})):
-            with pytest.raises(ValueError, match="CUDA"):
+            words = "compiled in|^[qx]: expected memory of a CUDA device|^CUDA: [qx]: "  # without CUDA, GPU or driver
+            with pytest.raises(ValueError, match=words):
                 function(**{n: without_memory(torch.empty(size)) for n, size in sizes.items()})
 
 

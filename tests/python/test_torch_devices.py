@@ -17,13 +17,14 @@ from headrace.integrations import transformers
 from headrace.torch import nn as hnn
 from headrace.torch import rms_norm_gated, short_convolution, short_convolution_step
 
+aten = torch.ops.aten
 FUNCTIONS = [f for f in calls.FUNCTIONS if calls.front(f) == "torch"]
 DEVICE = "cuda:1"  # which is not the current one
 B, T, D, W = 2, 5, 12, 4
 
 
 class NothingWaits(TorchDispatchMode):
-    """No operator reads a value of a device's tensor, or takes it to the host."""
+    """No operator reads a value of a device's tensor, takes it to the host, or brings one from there."""
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         assert function not in SYNCHRONISING, f"{function} makes the host wait"
@@ -31,6 +32,8 @@ class NothingWaits(TorchDispatchMode):
         here, there = ({x.device.type for x in tree_leaves(given) if isinstance(x, torch.Tensor)}
                        for given in ((arguments, options), result))
         assert "cuda" not in here or "cpu" not in there, f"{function} copies to the host"
+        if function in (aten._to_copy.default, aten.copy_.default):
+            assert len(here | there) == 1, f"{function} copies from the host"
         return result
 
 
@@ -97,13 +100,13 @@ def test_a_tensor_elsewhere_is_named(function):
 def test_offsets_lie_there_or_on_the_host(place):
     tensors = {n: on("cuda:0", single(x))
                for n, x in calls.changed_call(ht.chunk_kda, "kda", "cu_seqlens").tensors.items()}
-    tensors["cu_seqlens"] = torch.tensor(calls.RAGGED, device=place)
+    tensors["cu_seqlens"] = on(place, torch.tensor(calls.RAGGED))
     o, state = ht.chunk_kda(**tensors, output_final_state=True)
     assert o.device == state.device == torch.device("cuda:0") and state.shape[0] == len(calls.RAGGED) - 1
     with pytest.raises(ValueError, match="^cu_seqlens_cpu: expected device cpu, got cuda:0$"):
-        ht.chunk_kda(**tensors, cu_seqlens_cpu=torch.tensor(calls.RAGGED, device="cuda:0"))
+        ht.chunk_kda(**tensors, cu_seqlens_cpu=on("cuda:0", torch.tensor(calls.RAGGED)))
     with pytest.raises(ValueError, match="^cu_seqlens: expected device cuda:0 as q, got cuda:1$"):
-        ht.chunk_kda(**tensors | {"cu_seqlens": torch.tensor(calls.RAGGED, device="cuda:1")})
+        ht.chunk_kda(**tensors | {"cu_seqlens": on("cuda:1", torch.tensor(calls.RAGGED))})
 
 
 # ---- the functions around the operators, layers ----
@@ -142,8 +145,7 @@ def test_layer_functions(case):
 @pytest.mark.parametrize("name", layers.LAYERS)
 def test_layers_train_and_decode_without_waiting(name):
     layer = moved(layers.make(name), partial(on, DEVICE))
-    with torch.device(DEVICE):
-        x, offsets = torch.randn(1, T, layers.HIDDEN), torch.tensor([0, 3, T])
+    x, offsets = on(DEVICE, torch.empty(1, T, layers.HIDDEN)), on(DEVICE, torch.tensor([0, 3, T]))
     o, _, _ = layer(x)
     for parameter, d in zip(layer.parameters(), gradients([o], [torch.empty_like(o)], [*layer.parameters()])):
         assert d.device == parameter.device == torch.device(DEVICE) and d.shape == parameter.shape

@@ -1,4 +1,4 @@
-"""headrace.torch on tensors of CUDA devices, without one: fake tensors say where results lie and what waits for whom."""
+"""headrace.torch on tensors of CUDA devices, without one: fake tensors say where results lie, and what would wait."""
 
 from functools import partial
 

@@ -235,7 +235,7 @@ def test_calls_are_captured_into_a_graph(there, runtime):
     check_like(z, rms_norm_gated(expected, x), 3e-6)
 
 
-def test_values_are_not_looked_at(there, runtime):
+def test_values_are_not_looked_at(there, runtime, monkeypatch):
     here, mine = small_call(there)
     bad = here["g"].clone()
     bad[0, 3, 1, 2] = 0.5
@@ -244,6 +244,9 @@ def test_values_are_not_looked_at(there, runtime):
     assert torch.isnan(found[0, 3:, 1]).any() and torch.isfinite(found[:, :, [0, 2, 3]]).all()
     with pytest.raises(ValueError, match="^g: expected values <= 0"):
         ht.chunk_kda(**here | {"g": bad})
+    monkeypatch.setenv("HEADRACE_DEBUG_NAN", "1")
+    with pytest.raises(ValueError, match="^g: expected log decays <= 0"):
+        ht.chunk_kda(**mine | {"g": upload(bad, runtime)})
 
 
 def test_offsets_on_the_host_and_on_the_device(there, runtime):

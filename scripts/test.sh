@@ -126,8 +126,8 @@ stage_python() {
     rm -rf "$wheels"
     step "python: pip wheel ., requirements" wheel_and_requirements "$wheels" || return
     step "python: install the wheel" pip_install --no-deps --force-reinstall "$wheels"/headrace-*.whl || return
-    # test_gpu_*.py are for machines with a GPU.
-    python_tests "python: tests" -m "not alone" -n "$jobs" --ignore-glob='*/test_gpu_*.py' tests/python
+    python_tests "python: tests" -m "not alone" -n "$jobs" --ignore-glob="*/test_gpu_*.py" tests/python
+    printf '%-44s not run: these are for machines with a GPU\n' "python: tests/python/test_gpu_*.py"
     local launcher=(env -u OMP_WAIT_POLICY)  # as a user's process has it
     mapfile -t alone < <(grep -l "pytest.mark.alone" tests/python/test_*.py)
     python_tests "python: tests that measure" -m alone "${alone[@]}"

@@ -137,6 +137,22 @@ stage_python() {
     else
         printf '%-44s not run: %s\n' "python: two ranks in two networks" "$reason"
     fi
+    python_on_stand_in
+}
+
+# headrace.torch on CUDA tensors, with the kernels in the interpreter.
+python_on_stand_in() {
+    local name="python: CUDA tensors in the interpreter" package=build/ptx/package
+    if ! command -v nvcc >/dev/null; then
+        printf '%-44s not run: no nvcc in PATH\n' "$name"
+        return
+    fi
+    step "ptx: configure with Python" cmake --preset ptx -DHEADRACE_BUILD_PYTHON=ON \
+        -DPython_EXECUTABLE="$PWD/$venv/bin/python" && build ptx headrace_cudart headrace_python || return
+    rm -rf "$package" && mkdir -p "$package" && cp -r python/headrace build/ptx/python/_core.*.so "$package"
+    mv "$package"/_core.*.so "$package/headrace"
+    local launcher=(env LD_LIBRARY_PATH="$PWD/build/ptx/tests/ptx/runtime" PYTHONPATH="$PWD/$package")
+    python_tests "$name" -n "$jobs" tests/python/torch_on_stand_in.py
 }
 
 stage_clang() {

@@ -22,7 +22,7 @@
 namespace headrace::harness {
 namespace {
 
-constexpr std::uint64_t random_problems = 1200, tensor_problems = 160;
+constexpr std::uint64_t random_problems = 1200, tensor_problems = 160, tensor_gradient_problems = 60;
 
 // Of everything at share 1: some minutes on two cores in an interpreter.
 double share() {
@@ -73,6 +73,31 @@ std::vector<ProblemLine> tensor_lines() {
         line.V = one_of({32, 64, 65, 70, 128, 130});
         if (line.varlen.empty()) line.T = one_of({33, 63, 64, 65, 127, 128, 129, 300, 500, 700});
         if (line.varlen.empty() || line.T >= 32) lines.push_back(line);
+    }
+    return lines;
+}
+
+// Random backwards that tensor cores serve.
+std::vector<ProblemLine> tensor_gradient_lines() {
+    std::vector<ProblemLine> lines;
+    for (std::uint64_t seed = 0; lines.size() < tensor_gradient_problems; ++seed) {
+        ProblemLine line = test::on_device(random_problem(8'500'003 + seed));
+        Stream stream(3, format(line));
+        std::int64_t drawn = 0;
+        const auto one_of = [&](std::initializer_list<std::int64_t> sizes) {
+            return sizes.begin()[stream.bits(drawn++) % sizes.size()];
+        };
+        if (line.direction != Direction::backward || has_delta_rule(line.op) || has_channel(line.gate) ||
+            line.value_gate || line.varlen.size() > 3)
+            continue;
+        line.dtype = DType::bf16;
+        line.B = 1, line.H = line.HV = 8, line.l2norm = false;
+        line.K = one_of({32, 64, 80, 127, 128}), line.V = one_of({32, 64, 70, 128});
+        if (line.varlen.empty()) line.T = one_of({33, 63, 64, 65, 127, 129, 200});
+        if (line.state_dtype && *line.state_dtype != DType::f32) line.state_dtype = DType::bf16;
+        line.force = "cuda.tensor";
+        const CallTensors made = make_shapes(line);
+        if (line.T >= 32 && made.call.d_out.d_o.given()) lines.push_back(line);
     }
     return lines;
 }
@@ -139,6 +164,13 @@ void expect_passes(const std::vector<ProblemLine>& lines) {
 
 TEST(CudaConformance, ListedLines) { expect_passes(listed_lines()); }
 TEST(CudaConformance, RandomProblems) { expect_passes(random_lines()); }
+TEST(CudaConformance, GradientsOfTensorCores) {
+    for (const ProblemLine& line : tensor_gradient_lines()) {
+        if (!in_shard(Stream(1, format(line)).bits(0))) continue;
+        const CheckResult result = check(line);
+        EXPECT_TRUE(result.ok) << result.message << "\n" << result.repeat;
+    }
+}
 TEST(CudaConformance, SegmentsOfTensorCores) {
     for (const char* text : segment_lines) {
         ProblemLine line;

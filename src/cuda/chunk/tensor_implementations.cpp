@@ -148,7 +148,9 @@ class Tensor : public CudaImplementation {
         to.leaving = take("gate terms leaving", to.tokens, 1);
         to.inside = take("gate terms inside", to.tokens, 1);
         to.crossing = take("gate terms crossing", chunks, 1);
-        to.states = take("saved states", chunks, rows * tensor_values);
+        to.state_dtype = problem.state_dtype == DType::f32 ? DType::f32 : DType::bf16;
+        to.states = static_cast<char*>(
+            carver.take("saved states", to.state_dtype, {blocks, chunks, HV, rows, std::int64_t{tensor_values}}));
     }
     static Strided transposed(Strided state) {
         std::swap(state.stride[2], state.stride[3]);

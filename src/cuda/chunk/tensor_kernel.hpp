@@ -226,20 +226,32 @@ struct TensorKernel {
     // has their product.
     HEADRACE_DEVICE void cross_chunk(const Walk& walk, std::int64_t chunk, std::int64_t head, int first) const {
         const std::int64_t place = chunk_place(walk, chunk, head, first);
-        float4* const saved =
-            reinterpret_cast<float4*>(args.gate_walk.states + place * K * tensor_values) + threadIdx.x;
+        const bool narrow = args.gate_walk.state_dtype == DType::bf16;
+        char* const saved = args.gate_walk.states + place * K * tensor_values * (narrow ? 2 : 4);
+        const auto at = [&](int tile) { return tile * tensor_threads + static_cast<int>(threadIdx.x); };
         if (args.gate_walk.terms == GateTerms::of_queries) {
 #pragma unroll
             for (int tile = 0; tile < Ops::state_tiles; ++tile) {
                 const float(&S)[4] = ops.state[tile];
-                saved[tile * tensor_threads] = {S[0], S[1], S[2], S[3]};
+                if (narrow) {
+                    reinterpret_cast<uint2*>(saved)[at(tile)] = {ptx::round_to_bf16(S[0], S[1]),
+                                                                 ptx::round_to_bf16(S[2], S[3])};
+                } else {
+                    reinterpret_cast<float4*>(saved)[at(tile)] = {S[0], S[1], S[2], S[3]};
+                }
             }
             return;
         }
         float sum = 0;
 #pragma unroll
         for (int tile = 0; tile < Ops::state_tiles; ++tile) {
-            const float4 S = saved[tile * tensor_threads];
+            float4 S;
+            if (narrow) {
+                const uint2 pairs = reinterpret_cast<const uint2*>(saved)[at(tile)];
+                S = {low_half(pairs.x), high_half(pairs.x), low_half(pairs.y), high_half(pairs.y)};
+            } else {
+                S = reinterpret_cast<const float4*>(saved)[at(tile)];
+            }
             const float(&D)[4] = ops.state[tile];
             sum = fmaf(S.x, D[0], fmaf(S.y, D[1], fmaf(S.z, D[2], fmaf(S.w, D[3], sum))));
         }

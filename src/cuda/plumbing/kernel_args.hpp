@@ -45,7 +45,8 @@ struct GateWalk {
     float* ending;            // [blocks, tokens, HV]
     float *leaving, *inside;  // the same
     float* crossing;          // [blocks, chunks, HV]
-    float* states;            // [blocks, chunks, HV, 128 or 64, 64], elements in the order of a block's threads
+    char* states;             // [blocks, chunks, HV, 128 or 64, 64], elements in the order of a block's threads
+    DType state_dtype;        // f32 or bf16
     std::int64_t chunks;      // of all sequences, by an upper bound
 };
 

@@ -11,12 +11,11 @@ Shapes: q, k, p [B, T, H, K]; v, o [B, T, HV, V]; g [B, T, HV] or [B, T, HV, K];
 dt_bias [HV] or [HV, K], as A_log also in other shapes of as many values; beta [B, T, HV]; states [N, HV, K, V]. Types:
 float64, float32, float16, and bfloat16 of ml_dtypes. Where q, k, v and p have several, the call computes in the least
 that holds them all; o has the type of q, a gradient that of its input. Arrays of any strides >= 0 are read where they
-are, those of the other byte order in a copy; masked arrays are refused, and so are arrays on a device, which headrace.torch
-and headrace.jax take. Options are those of headrace::Options: scale,
-reverse, qk_l2norm, gate_form ("log_decay", "softplus", "bounded"), lower_bound, beta_form ("value", "sigmoid",
-"two_sigmoid"), allow_positive_gates, chunk, num_steps, threads; A_log may be left out of a bounded gate and is 0.
-Errors are ValueError or TypeError naming the argument. Formulas: docs/math.md of the project, recurrences in its
-section 2, gradients in 3.
+are, those of the other byte order in a copy; masked arrays are refused, and so are arrays on a device, which
+headrace.torch and headrace.jax take. Options are those of headrace::Options: scale, reverse, qk_l2norm, gate_form
+("log_decay", "softplus", "bounded"), lower_bound, beta_form ("value", "sigmoid", "two_sigmoid"), allow_positive_gates,
+chunk, num_steps, threads; A_log may be left out of a bounded gate and is 0. Errors are ValueError or TypeError naming
+the argument. Formulas: docs/math.md of the project, recurrences in its section 2, gradients in 3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""headrace.jax on XLA's CUDA platform, as far as no GPU is needed: what is registered, what calls compile to, offsets."""
+"""headrace.jax on XLA's CUDA platform, as far as that needs no GPU: what is registered, what calls become."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ import headrace.jax
 from headrace import _core
 
 found = {}
-xla.register_custom_call_handler("CUDA", lambda name, fn, platform, version, traits: found.update({name: (fn, version)}))
+xla.register_custom_call_handler("CUDA", lambda name, fn, _, version, traits: found.update({name: (fn, version)}))
 expected = {f"headrace_{name}" for name in _core.xla_handlers("cuda")}
 assert {name for name in found if name.startswith("headrace")} == expected and len(expected) == 10, found
 assert all(version == 1 for _, version in found.values())
@@ -109,7 +109,8 @@ def test_layer_functions():
     convolve = lambda *tensors: hj.short_convolution(*tensors[:2], None, tensors[2], True, "silu")  # noqa: E731
     norm = lambda x, g: hj.rms_norm_gated(x, g)  # noqa: E731
     expect_call(custom_calls(convolve, x, weight, state)[0], "convolution_forward", 3, 2)
-    expect_call(custom_calls(jax.grad(loss_of(convolve), (0, 1, 2)), x, weight, state)[-1], "convolution_backward", 5, 3)
+    gradient = jax.grad(loss_of(convolve), (0, 1, 2))
+    expect_call(custom_calls(gradient, x, weight, state)[-1], "convolution_backward", 5, 3)
     expect_call(custom_calls(norm, x, x)[0], "norm_forward", 2, 1)
     expect_call(custom_calls(jax.grad(loss_of(norm), (0, 1)), x, x)[-1], "norm_backward", 3, 2)
 

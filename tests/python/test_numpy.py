@@ -124,7 +124,7 @@ def test_arrays_on_a_device_are_refused(problem, moved):
     own = {**arrays, "initial_state": states, "d_o": arrays["v"], "d_final_state": states, "pool": pool,
            "indices": np.arange(2)}
     for name, call in calls.items():
-        with pytest.raises(TypeError, match=f"^{name}: expected a numpy array, got .* on a device, which headrace.torch"):
+        with pytest.raises(TypeError, match=f"^{name}: expected a numpy array, got .* on a device, which headrace.to"):
             call(**{name: moved(own[name])})
     with pytest.raises(TypeError, match="^q: .* on a device"):
         hn.bind(hn.forward, "kda", **{**arrays, "q": moved(arrays["q"])})

@@ -93,8 +93,10 @@ def _stand_in(shape: tuple, dtype: Any, turned: bool = False) -> object:
     return array.swapaxes(-1, -2) if turned and array.ndim == 4 else array
 
 
-def _offsets_stand_in(cu_seqlens: Array, T: int) -> np.ndarray:
+def _offsets_stand_in(cu_seqlens: Any, T: int) -> np.ndarray:
     """The offsets, or, where only their number is known or a GPU would be waited for, some that are right."""
+    if isinstance(cu_seqlens, np.ndarray):
+        return cu_seqlens
     if not isinstance(cu_seqlens, jax.core.Tracer) and all(x.platform == "cpu" for x in cu_seqlens.devices()):
         return np.asarray(cu_seqlens)
     offsets = np.zeros(cu_seqlens.shape, cu_seqlens.dtype)

@@ -24,15 +24,28 @@ class CudaImplementation : public Implementation {
         KernelArgs args = layout(problem, carver);
         Status status = device.check_workspace(args.refused, problem.options.stream);
         if (status.ok()) status = prepare(problem, args);
-        if (status.ok()) status = queue(problem, args);
+        for (const Launch& each : kernels(problem, args)) {
+            if (!status.ok()) break;
+            status = launch(each.kernel.function, each.kernel.name, each.blocks, each.threads,
+                            each.kernel.memory(args, args.shared_limit).shared, &args, problem.options.stream);
+        }
+        if (status.ok()) status = store_parameter_gradients(problem, args);
         return status.ok() ? check_refused(problem, args) : status;
     }
 
-  protected:
-    virtual KernelArgs layout(const Problem& problem, Carver& carver) const = 0;
-    // Launches the kernels; nothing waits for them.
-    virtual Status queue(const Problem& problem, KernelArgs& args) const = 0;
+    std::vector<LaunchPlan> launches(const Problem& problem) const final;
 
+  protected:
+    // One launch of a kernel; a block takes so many steps (of so many tokens) one after another.
+    struct Launch {
+        Kernel kernel;
+        std::int64_t blocks;
+        int threads, tokens_of_step;
+    };
+
+    virtual KernelArgs layout(const Problem& problem, Carver& carver) const = 0;
+    // The kernels of a run in their order, behind which the sums of parameter gradients follow.
+    virtual std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const = 0;
     // What the blocks need beyond shared memory.
     static void take_spill(Carver& carver, KernelArgs& args, const BlockMemory& block, std::int64_t blocks) {
         args.spill_bytes = static_cast<std::int64_t>((block.spill + 127) / 128 * 128);

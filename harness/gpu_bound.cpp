@@ -97,7 +97,8 @@ const std::vector<std::string>& peer_problems() {
         for (const PeerTime& time : published) {
             if (list.empty() || list.back() != time.problem) list.emplace_back(time.problem);
         }
-        for (const char* more : {"kda:bwd t8192 h64" D128, "simple_gla:fwd t8192 h64" D128, "simple_gla:bwd t8192 h64" D128})
+        for (const char* more :
+             {"kda:bwd t8192 h64" D128, "simple_gla:fwd t8192 h64" D128, "simple_gla:bwd t8192 h64" D128})
             list.emplace_back(more);
         return list;
     }();

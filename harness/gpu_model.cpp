@@ -20,9 +20,12 @@ constexpr double bytes_of_cycle = 128;  // that a multiprocessor's load/store un
 // Latencies: Luo et al., table of memories. Barrier and launch: rounded from common microbenchmarks, of no weight here.
 constexpr double T = 1e12;
 const std::vector<Gpu> all = {
-    {"h200", "NVIDIA H200", 132, 1.83e9, 228 << 10, 4.3 * T, 5.5 * T, 790 * T, 0.62 * 989 * T, 66.9 * T, 33.5 * T, 33, 263, 480, 30, 1.5e-6},
-    {"h100", "NVIDIA H100 SXM", 132, 1.83e9, 228 << 10, 3.0 * T, 5.5 * T, 790 * T, 0.62 * 989 * T, 66.9 * T, 33.5 * T, 33, 263, 480, 30, 1.5e-6},
-    {"a100", "NVIDIA A100 SXM 80 GB", 108, 1.41e9, 164 << 10, 1.83 * T, 4.0 * T, 249 * T, 249 * T, 19.5 * T, 9.7 * T, 33, 262, 466, 30, 1.5e-6},
+    {"h200", "NVIDIA H200", 132, 1.83e9, 228 << 10, 4.3 * T, 5.5 * T, 790 * T, 0.62 * 989 * T, 66.9 * T, 33.5 * T, 33,
+     263, 480, 30, 1.5e-6},
+    {"h100", "NVIDIA H100 SXM", 132, 1.83e9, 228 << 10, 3.0 * T, 5.5 * T, 790 * T, 0.62 * 989 * T, 66.9 * T, 33.5 * T,
+     33, 263, 480, 30, 1.5e-6},
+    {"a100", "NVIDIA A100 SXM 80 GB", 108, 1.41e9, 164 << 10, 1.83 * T, 4.0 * T, 249 * T, 249 * T, 19.5 * T, 9.7 * T,
+     33, 262, 466, 30, 1.5e-6},
 };
 
 double up(double count, double size) { return std::ceil(count / size); }
@@ -38,7 +41,8 @@ const Gpu* find_gpu(const std::string& name) {
 }
 
 int blocks_at_once(const LaunchPlan& launch, const Gpu& gpu) {
-    const double by_shared = static_cast<double>(gpu.shared) / (static_cast<double>(launch.shared_bytes) + reserved_shared);
+    const double by_shared =
+        static_cast<double>(gpu.shared) / (static_cast<double>(launch.shared_bytes) + reserved_shared);
     const int by_registers = registers / std::max(1, (launch.registers + 7) / 8 * 8 * launch.threads);
     return std::min({static_cast<int>(by_shared), by_registers, most_threads / launch.threads, most_blocks});
 }
@@ -57,7 +61,8 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
         const double alone = (work.tile_waits * gpu.tile_latency + work.spill_waits * gpu.l2_latency +
                               work.memory_waits * gpu.memory_latency + work.barriers * gpu.barrier) /
                              gpu.clock;
-        const double shared = std::max({work.tensor_flop / gpu.tensor_flop, work.fma_flop / fma_flop, work.tile_bytes / tile_bytes});
+        const double shared =
+            std::max({work.tensor_flop / gpu.tensor_flop, work.fma_flop / fma_flop, work.tile_bytes / tile_bytes});
         return std::max(alone, shared * processors * beside);
     };
     time.step = seconds_of_block(launch.step);
@@ -65,14 +70,16 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
 
     const KernelWork total = launch.total();
     const double moved = total.input_bytes + total.output_bytes + total.saved_bytes + total.spill_bytes;
-    time.device_bytes = std::min(total.input_bytes, bytes.inputs) + std::min(total.output_bytes, bytes.outputs) + total.saved_bytes;
+    time.device_bytes =
+        std::min(total.input_bytes, bytes.inputs) + std::min(total.output_bytes, bytes.outputs) + total.saved_bytes;
     time.floors = {{"memory", time.device_bytes / gpu.bandwidth},
                    {"L2", moved / gpu.l2_bandwidth},
                    {"tensor cores", total.tensor_flop / gpu.tensor_flop},
                    {"multiply-adds", total.fma_flop / fma_flop},
                    {"tiles", total.tile_bytes / tile_bytes},
                    {"chain", chain}};
-    time.limit = *std::max_element(time.floors.begin(), time.floors.end(), [](const Floor& a, const Floor& b) { return a.seconds < b.seconds; });
+    time.limit = *std::max_element(time.floors.begin(), time.floors.end(),
+                                   [](const Floor& a, const Floor& b) { return a.seconds < b.seconds; });
     time.seconds = time.limit.seconds + gpu.launch;
     return time;
 }

@@ -14,17 +14,17 @@ namespace headrace::harness {
 struct Gpu {
     const char *name, *title;
     int multiprocessors;
-    double clock;            // cycles
-    std::size_t shared;      // bytes of a multiprocessor that blocks share
+    double clock;                    // cycles
+    std::size_t shared;              // bytes of a multiprocessor that blocks share
     double bandwidth, l2_bandwidth;  // bytes
-    double matrix_flop;      // bf16 products of large matrices: what the bound counts with
-    double tensor_flop;      // the same by mma.sync, which the kernels use
+    double matrix_flop;              // bf16 products of large matrices: what the bound counts with
+    double tensor_flop;              // the same by mma.sync, which the kernels use
     double f32_flop, f64_flop;
     double tile_latency, l2_latency, memory_latency, barrier;  // cycles
-    double launch;           // seconds from the end of a kernel to the start of the next one of a stream
+    double launch;  // seconds from the end of a kernel to the start of the next one of a stream
 };
 
-const std::vector<Gpu>& gpus();  // the first is what `cuda` alone means
+const std::vector<Gpu>& gpus();                // the first is what `cuda` alone means
 const Gpu* find_gpu(const std::string& name);  // null where there is none; "": the first
 
 // Blocks of the launch that a multiprocessor holds: by shared memory, registers, threads; 0 where not even one fits.
@@ -48,7 +48,7 @@ struct LaunchTime {
     double step = 0;          // seconds of a step with as many blocks beside it as there are
     double device_bytes = 0;  // each tensor once, what is saved, as often as it is moved
     std::vector<Floor> floors;
-    Floor limit{"", 0};       // the largest
+    Floor limit{"", 0};  // the largest
     double seconds = 0;
 };
 LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& bytes);

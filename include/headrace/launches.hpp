@@ -16,14 +16,14 @@ struct Call;
 
 // What a block of a kernel does.
 struct KernelWork {
-    double tensor_flop = 0;   // on tensor cores; a multiply-add counts two, padding included
-    double fma_flop = 0;      // in multiply-adds of LaunchPlan::arithmetic, idle lanes included
-    double tile_bytes = 0;    // through the load/store units: 128 for each access of a warp to a tile (f64: 256), and
-                              // for each shuffle
-    double input_bytes = 0;   // of device memory, each access counted: the caller's tensors,
+    double tensor_flop = 0;  // on tensor cores; a multiply-add counts two, padding included
+    double fma_flop = 0;     // in multiply-adds of LaunchPlan::arithmetic, idle lanes included
+    double tile_bytes = 0;   // through the load/store units: 128 for each access of a warp to a tile (f64: 256), and
+                             // for each shuffle
+    double input_bytes = 0;  // of device memory, each access counted: the caller's tensors,
     double output_bytes = 0;
-    double saved_bytes = 0;   // what one part of a backward leaves to another in the workspace,
-    double spill_bytes = 0;   // tiles in the workspace, for which shared memory has no room
+    double saved_bytes = 0;  // what one part of a backward leaves to another in the workspace,
+    double spill_bytes = 0;  // tiles in the workspace, for which shared memory has no room
     double barriers = 0;
     double tile_waits = 0;    // times that a warp waits for what it has just loaded: from a tile in shared memory,
     double spill_waits = 0;   // from one in the workspace,
@@ -64,7 +64,7 @@ inline KernelWork& KernelWork::operator+=(const KernelWork& other) {
 }
 
 inline KernelWork KernelWork::operator*(double count) const {
-    return {tensor_flop * count, fma_flop * count,    tile_bytes * count, input_bytes * count,
+    return {tensor_flop * count,  fma_flop * count,    tile_bytes * count,  input_bytes * count,
             output_bytes * count, saved_bytes * count, spill_bytes * count, barriers * count,
             tile_waits * count,   spill_waits * count, memory_waits * count};
 }

@@ -108,7 +108,8 @@ void plan_peers(const PlanArguments& arguments) {
         throw Failure{"--peers: expected cuda=NAME or nothing, got '" + arguments.words[0] + "'"};
     const std::string word = arguments.words.empty() ? "cuda" : arguments.words[0];
     std::vector<GpuPlan> plans;
-    for (const std::string& problem : harness::peer_problems()) plans.push_back(plan_on_gpu(parse_problem({problem + " " + word})));
+    for (const std::string& problem : harness::peer_problems())
+        plans.push_back(plan_on_gpu(parse_problem({problem + " " + word})));
     print_peers(plans, arguments.as_json);
 }
 
@@ -117,17 +118,19 @@ void plan_peers(const PlanArguments& arguments) {
 void add_plan(CLI::App& app, int*) {
     CLI::App* command = app.add_subcommand(
         "plan",
-        "Print the memory plan of a problem: tensors, workspace, and the peak of a training step; on a GPU its launches.");
+        "Print the memory plan of a problem: tensors, workspace, and the peak of a training step; on a GPU its "
+        "launches.");
     auto arguments = std::make_shared<PlanArguments>();
     command->add_option("PROBLEM", arguments->words, "The problem");
     command->add_flag("--json", arguments->as_json, "Print JSON, sizes in bytes");
-    command->add_flag("--peers", arguments->peers, "In place of a problem: those that others publish times for on a GPU, [cuda=h200]");
+    command->add_flag("--peers", arguments->peers,
+                      "In place of a problem: those that others publish times for on a GPU [cuda=h200]");
     add_number(command, "--gflops", &arguments->gflops, 1e-3, 1e9, "What a rank computes in a second, for ranks=P link=GBITS [50]");
     command->footer(std::string(problem_help) +
                     "\nThe peak of a training step is the larger of the forward's and the backward's, each with its "
                     "inputs,\noutputs and workspace. With ranks=P link=GBITS also a model of the ways to share the tokens among "
-                    "P ranks.\nWith cuda or cuda=h200, h100 or a100 also every launch, what it computes and moves, and a model of its "
-                    "time.\nExample: headrace plan simple_gla:bwd b2 t4096 h16 k128 bf16");
+                    "P ranks.\nWith cuda or cuda=h200, h100 or a100 also every launch, what it computes and moves, and a "
+                    "model of its time.\nExample: headrace plan simple_gla:bwd b2 t4096 h16 k128 bf16");
     command->callback([arguments] { arguments->peers ? plan_peers(*arguments) : print_plan(*arguments); });
 }
 

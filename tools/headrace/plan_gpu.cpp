@@ -27,7 +27,9 @@ harness::CallBytes bytes_of(const Call& call) {
 std::string implementation_of(const Call& call) {
     std::vector<Candidate> candidates;
     require(explain(call, &candidates));
-    const auto serves = [](const Candidate& candidate) { return candidate.refusal.empty() && candidate.yields.empty(); };
+    const auto serves = [](const Candidate& candidate) {
+        return candidate.refusal.empty() && candidate.yields.empty();
+    };
     const auto found = std::find_if(candidates.begin(), candidates.end(), serves);
     return found == candidates.end() ? std::string() : found->name;
 }
@@ -37,8 +39,10 @@ std::string gigaflop(double flop) { return flop > 0 ? figure(flop * 1e-9) : "-";
 std::string percent(double part, double whole) { return whole > 0 ? fixed(100 * part / whole, 1) + " %" : "-"; }
 
 void print_launches(const GpuPlan& plan) {
-    Table grids({"launch", ">blocks", ">threads", ">KiB shared", ">blocks at once", ">waves", ">steps", ">us per step"});
-    Table work({"launch", ">MiB in", ">out", ">saved", ">spilled", ">GFLOP tensor", ">multiply-adds", ">GiB tiles", ">barriers"});
+    Table grids(
+        {"launch", ">blocks", ">threads", ">KiB shared", ">blocks at once", ">waves", ">steps", ">us per step"});
+    Table work({"launch", ">MiB in", ">out", ">saved", ">spilled", ">GFLOP tensor", ">multiply-adds", ">GiB tiles",
+                ">barriers"});
     std::vector<std::string> titles = {"ms of launch"};
     for (const harness::Floor& floor : plan.times[0].floors) titles.push_back(std::string(">") + floor.name);
     titles.insert(titles.end(), {">modelled", "limit"});
@@ -50,12 +54,13 @@ void print_launches(const GpuPlan& plan) {
         grids.add({launch.kernel, std::to_string(launch.blocks), std::to_string(launch.threads),
                    fixed(static_cast<double>(launch.shared_bytes) / 1024, 1), std::to_string(time.at_once),
                    fixed(time.waves, 0), std::to_string(launch.steps), figure(time.step * 1e6)});
-        work.add({launch.kernel, mebibytes(total.input_bytes), mebibytes(total.output_bytes), mebibytes(total.saved_bytes),
-                  mebibytes(total.spill_bytes), gigaflop(total.tensor_flop),
+        work.add({launch.kernel, mebibytes(total.input_bytes), mebibytes(total.output_bytes),
+                  mebibytes(total.saved_bytes), mebibytes(total.spill_bytes), gigaflop(total.tensor_flop),
                   gigaflop(total.fma_flop) + (launch.arithmetic == DType::f64 ? " f64" : ""),
                   figure(total.tile_bytes / (1 << 30)), std::to_string(static_cast<long long>(total.barriers))});
         std::vector<std::string> row = {launch.kernel};
-        for (const harness::Floor& floor : time.floors) row.push_back(floor.seconds > 0 ? milliseconds(floor.seconds) : "-");
+        for (const harness::Floor& floor : time.floors)
+            row.push_back(floor.seconds > 0 ? milliseconds(floor.seconds) : "-");
         row.insert(row.end(), {milliseconds(time.seconds), time.limit.name});
         times.add(row);
     }
@@ -120,8 +125,8 @@ GpuPlan plan_on_gpu(const ProblemLine& line) {
 
 void print_gpu_plan(const GpuPlan& plan) {
     const harness::Gpu& gpu = *plan.gpu;
-    std::printf("\n%s on %s (%s TB/s, bf16 %s TFLOP/s, by mma.sync %s, f32 %s): %s\n\n", plan.implementation.c_str(), gpu.title,
-                figure(gpu.bandwidth * 1e-12).c_str(), figure(gpu.matrix_flop * 1e-12).c_str(),
+    std::printf("\n%s on %s (%s TB/s, bf16 %s TFLOP/s, by mma.sync %s, f32 %s): %s\n\n", plan.implementation.c_str(),
+                gpu.title, figure(gpu.bandwidth * 1e-12).c_str(), figure(gpu.matrix_flop * 1e-12).c_str(),
                 figure(gpu.tensor_flop * 1e-12).c_str(), figure(gpu.f32_flop * 1e-12).c_str(), what_it_is);
     if (plan.launches.empty()) {
         std::printf("no launches\n");
@@ -130,12 +135,15 @@ void print_gpu_plan(const GpuPlan& plan) {
     print_launches(plan);
     std::printf("\n");
     Table sums({"in all", ">GFLOP", ">MiB", ">ms"});
-    sums.add({"useful work, bound", figure(plan.bound.flop * 1e-9), mebibytes(plan.bound.bytes), milliseconds(plan.bound.seconds)});
+    sums.add({"useful work, bound", figure(plan.bound.flop * 1e-9), mebibytes(plan.bound.bytes),
+              milliseconds(plan.bound.seconds)});
     sums.add({"modelled", "", "", milliseconds(plan.seconds)});
     sums.add({"share of the bound", "", "", percent(plan.bound.seconds, plan.seconds)});
-    for (const harness::PeerTime& peer : plan.peers) sums.add({std::string(peer.peer) + ", published", "", "", milliseconds(peer.seconds)});
+    for (const harness::PeerTime& peer : plan.peers)
+        sums.add({std::string(peer.peer) + ", published", "", "", milliseconds(peer.seconds)});
     sums.print();
-    for (const harness::PeerTime& peer : plan.peers) std::printf("%s: %s\n", against(peer, plan.seconds).c_str(), peer.source);
+    for (const harness::PeerTime& peer : plan.peers)
+        std::printf("%s: %s\n", against(peer, plan.seconds).c_str(), peer.source);
 }
 
 json to_json(const GpuPlan& plan) {
@@ -165,17 +173,21 @@ void print_peers(const std::vector<GpuPlan>& plans, bool as_json) {
         write_json("-", list);
         return;
     }
-    std::printf("milliseconds on %s, %s; how many times a published time in brackets\n\n", plans[0].gpu->title, what_it_is);
+    std::printf("milliseconds on %s, %s; how many times a published time in brackets\n\n", plans[0].gpu->title,
+                what_it_is);
     Table table({"problem", "served by", ">bound", ">modelled", ">share", "limit", "published"});
     for (const GpuPlan& plan : plans) {
         std::string published;
-        for (const harness::PeerTime& peer : plan.peers) published += (published.empty() ? "" : ", ") + against(peer, plan.seconds);
-        const auto longest = std::max_element(plan.times.begin(), plan.times.end(), [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
+        for (const harness::PeerTime& peer : plan.peers)
+            published += (published.empty() ? "" : ", ") + against(peer, plan.seconds);
+        const auto longest = std::max_element(plan.times.begin(), plan.times.end(),
+                                              [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
         ProblemLine line = plan.line;
         line.cuda = false;
         line.gpu.clear();
         table.add({format(line), plan.implementation, milliseconds(plan.bound.seconds), milliseconds(plan.seconds),
-                   percent(plan.bound.seconds, plan.seconds), longest->limit.name, published.empty() ? "-" : published});
+                   percent(plan.bound.seconds, plan.seconds), longest->limit.name,
+                   published.empty() ? "-" : published});
     }
     table.print();
 }

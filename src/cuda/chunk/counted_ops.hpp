@@ -23,7 +23,9 @@ struct CountedOps : ChunkOps<GateType> {
     using Inputs = algorithms::ChunkInputs<CountedOps>;
     using Leave = TileCounter::Leave;
     static constexpr bool per_channel = GateType::per_channel;
-    static constexpr int decayed_loads = 2;  // the row's number and its decay
+    // Of an element of decayed rows: its number and its decay, which one gate for all channels has once for a row where
+    // rows are read, and for four of them where they are written.
+    static constexpr double read_loads = per_channel ? 2 : 1, write_loads = per_channel ? 2 : 1.25;
 
     // The gate's own part.
     struct Gate {
@@ -180,16 +182,15 @@ struct CountedOps : ChunkOps<GateType> {
         counter.each_element(rows, columns, dst, a);
     }
     void read(Tile dst, Decayed x, State S) {
-        counter.multiply(wide, dst, Leave::store, x.rows, decayed_loads, S, Reach::row, rows, V, K, Part::full);
+        counter.multiply(wide, dst, Leave::store, x.rows, read_loads, S, Reach::row, rows, V, K, Part::full);
     }
     void write(State next, State S, Decayed x, Tile b, int depth) {
         counter.access(S, K * TileCounter::parts(V));
         counter.fma(2 * K * TileCounter::parts(V));
-        counter.multiply(wide, next, Leave::store, x.rows, decayed_loads, b, Reach::row, K, V, depth, Part::full);
+        counter.multiply(wide, next, Leave::store, x.rows, write_loads, b, Reach::row, K, V, depth, Part::full);
     }
     void add_products(Tile dst, Tile scores, Tile x, Part part) {
-        if (dst.data != nullptr)
-            counter.multiply(wide, dst, Leave::add, scores, 1, x, Reach::row, rows, K, rows, part);
+        if (dst.data != nullptr) counter.multiply(wide, dst, Leave::add, scores, 1, x, Reach::row, rows, K, rows, part);
     }
 
     void scalar_scores(Tile dst, Tile x, Tile keys) {

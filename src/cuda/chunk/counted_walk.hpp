@@ -46,6 +46,7 @@ struct CountedWalk {
         load(&KernelWork::input_bytes, args.initial_state, kernel.S, args.K, args.V);
         load(&KernelWork::input_bytes, args.d_final_state, kernel.adjoints, args.K, args.V);
         counter.store(&KernelWork::output_bytes, args.d_initial_state, kernel.adjoints, args.K, args.V);
+        counter.barrier();  // clear_parameter_sums
         const KernelWork block = taken() * args.group;
         save_state();
         KernelWork step = taken() * args.group;
@@ -63,7 +64,9 @@ struct CountedWalk {
         counter.load(bytes, tensor, tile, rows, columns);
     }
     Strided saved_state() const { return {nullptr, {}, args.state_dtype, true}; }
-    Strided saved_residual() const { return {nullptr, {}, sizeof(typename Kernel::T) == 8 ? DType::f64 : DType::f32, true}; }
+    Strided saved_residual() const {
+        return {nullptr, {}, sizeof(typename Kernel::T) == 8 ? DType::f64 : DType::f32, true};
+    }
 
     void save_state() {
         counter.store(&KernelWork::saved_bytes, saved_state(), kernel.S, kernel.key_columns, kernel.value_columns);
@@ -86,7 +89,10 @@ struct CountedWalk {
         algorithms::chunk_gradients<delta>(kernel.ops, kernel.in, t, kernel.d_o, kernel.S, kernel.adjoints, wanted);
         algorithms::chunk_adjoint<delta>(kernel.ops, kernel.in, t, kernel.d_o, kernel.adjoints);
         counter.store(&KernelWork::output_bytes, args.d_v, delta ? t.z : t.y, args.chunk, args.V);
-        if (delta && args.d_beta.given) tokens.numbers(&KernelWork::output_bytes, args.d_beta, 0);
+        if (delta && args.d_beta.given) {
+            counter.each(args.chunk, 3);
+            tokens.numbers(&KernelWork::output_bytes, args.d_beta, 0);
+        }
         if (wanted.gate) {
             kernel.ops.finish_gradient(kernel.gate_gradient);
             tokens.store_gate_gradient(kernel.gate_gradient);

@@ -6,8 +6,8 @@ namespace headrace::cuda {
 
 extern __shared__ __align__(16) char block_memory[];
 
-// A thread for each key channel; of backwards shared memory lets in two blocks; for more ptxas would save registers, and
-// spill (docs/cuda-kernels.md).
+// A thread for each key channel; of backwards shared memory lets in two blocks; for more ptxas would save registers,
+// and spill (docs/cuda-kernels.md).
 inline constexpr int most_threads = 256, backward_blocks = 2;
 
 template <class T, bool delta>
@@ -36,11 +36,12 @@ BlockMemory memory_of(const KernelArgs& args, std::size_t shared_limit) {
 template <class T, bool delta>
 RecurrentKernels recurrent_kernels() {
     static_assert(recurrent_columns == state_columns);
-    return {{"recurrent_forward", reinterpret_cast<const void*>(&recurrent_forward<T, delta>),
-             registers_allowed(most_threads, 1), &memory_of<RecurrentKernel<T, delta>>, &recurrent_forward_work<T, delta>},
-            {"recurrent_backward", reinterpret_cast<const void*>(&recurrent_backward<T, delta>),
-             registers_allowed(block_threads, backward_blocks), &memory_of<AdjointKernel<T, delta>>,
-             &recurrent_backward_work<T, delta>}};
+    return {
+        {"recurrent_forward", reinterpret_cast<const void*>(&recurrent_forward<T, delta>),
+         registers_allowed(most_threads, 1), &memory_of<RecurrentKernel<T, delta>>, &recurrent_forward_work<T, delta>},
+        {"recurrent_backward", reinterpret_cast<const void*>(&recurrent_backward<T, delta>),
+         registers_allowed(block_threads, backward_blocks), &memory_of<AdjointKernel<T, delta>>,
+         &recurrent_backward_work<T, delta>}};
 }
 
 template RecurrentKernels recurrent_kernels<float, false>();

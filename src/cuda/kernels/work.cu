@@ -15,13 +15,13 @@ BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit) {
     return walk_work<T, delta, channel_gate, Use::backward>(args, shared_limit);
 }
 
-#define HEADRACE_WALK_WORK(T, delta, channel_gate)                                                       \
-    template BlockWork walk_forward_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t);  \
+#define HEADRACE_WALK_WORK(T, delta, channel_gate)                                                     \
+    template BlockWork walk_forward_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t); \
     template BlockWork walk_backward_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t)
-#define HEADRACE_WORK(T, delta)                                                                \
-    HEADRACE_WALK_WORK(T, delta, false);                                                       \
-    HEADRACE_WALK_WORK(T, delta, true);                                                        \
-    template BlockWork recurrent_forward_work<T, delta>(const KernelArgs& args, std::size_t);  \
+#define HEADRACE_WORK(T, delta)                                                               \
+    HEADRACE_WALK_WORK(T, delta, false);                                                      \
+    HEADRACE_WALK_WORK(T, delta, true);                                                       \
+    template BlockWork recurrent_forward_work<T, delta>(const KernelArgs& args, std::size_t); \
     template BlockWork recurrent_backward_work<T, delta>(const KernelArgs& args, std::size_t)
 HEADRACE_WORK(float, false);
 HEADRACE_WORK(float, true);

@@ -25,14 +25,24 @@ Steps steps_of(const Problem& problem, int tokens) {
 }
 
 LaunchPlan plan_of_numbers() {
-    LaunchPlan plan{"numbers", 1, launched_threads, registers_allowed(launched_threads, 1), 0, DType::i64, 0, 0, {}, {}};
+    LaunchPlan plan{"numbers", 1, launched_threads, registers_allowed(launched_threads, 1), 0, DType::i64, 0, 0,
+                    {},        {}};
     plan.block.saved_bytes = 8.0 * most_numbers;
     return plan;
 }
 
 LaunchPlan plan_of(const SumsArgs& sums) {
     const std::int64_t blocks = blocks_of(sums), count = sums.heads * sums.channels;
-    LaunchPlan plan{"parameter_sums", blocks, launched_threads, registers_allowed(launched_threads, 1), 0, DType::f64, 0, 0, {}, {}};
+    LaunchPlan plan{"parameter_sums",
+                    blocks,
+                    launched_threads,
+                    registers_allowed(launched_threads, 1),
+                    0,
+                    DType::f64,
+                    0,
+                    0,
+                    {},
+                    {}};
     const double of_block = static_cast<double>(count) / static_cast<double>(blocks);
     plan.block.saved_bytes = 8 * of_block * static_cast<double>(sums.N);
     plan.block.output_bytes = of_block * static_cast<double>(size_of(sums.target.dtype));
@@ -46,7 +56,8 @@ std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) con
     Carver carver(reinterpret_cast<void*>(Carver::alignment));  // addresses that nobody follows
     const KernelArgs args = layout(problem, carver);
     std::vector<LaunchPlan> all;
-    for (std::int64_t i = 0; i < sequence_launches(problem.in.cu_seqlens, problem.N); ++i) all.push_back(plan_of_numbers());
+    for (std::int64_t i = 0; i < sequence_launches(problem.in.cu_seqlens, problem.N); ++i)
+        all.push_back(plan_of_numbers());
     for (const Launch& each : kernels(problem, args)) {
         if (each.blocks == 0) continue;
         const Steps steps = steps_of(problem, each.tokens_of_step);

@@ -1,5 +1,5 @@
-// counted_tokens: what a block of RecurrentKernel and of AdjointKernel does at a token, or at a segment of them, counted
-// on the host.
+// counted_tokens: what a block of RecurrentKernel and of AdjointKernel does at a token, or at a segment of them,
+// counted on the host.
 #pragma once
 
 #include "cuda/kernels/kernels.hpp"
@@ -137,15 +137,18 @@ struct CountedTokenOps {
     }
     void decay_and_write_adjoint(Tile D, Tile S, const algorithms::Token<T>&, const T*, const T* z,
                                  const algorithms::TokenGradients<T>&) {
-        const double visits = keys * TileCounter::parts(values);
-        Column{*this, S, S}.rows(S, 1, decay_vectors + 3, 3);
+        // what is written takes a product more where z is given; a decay has two
+        const double visits = keys * TileCounter::parts(values), written = z == nullptr ? 0 : 1;
+        Column{*this, S, S}.rows(S, 1, decay_vectors + 2 + written, 3 + written);
         counter.access(D, visits);
-        for (int sums = z == nullptr ? 1 : 2; sums > 0; --sums) {
-            counter.each_row_sum(keys, values, S, D);
-            counter.fma(4 * visits);
+        counter.each_row_sum(keys, values, S, D);
+        counter.fma((3 + written) * visits);
+        if (z != nullptr) {
+            counter.each_row_sum(keys, values, S);
+            counter.fma(3 * visits);
         }
         counter.each_element(keys, values, D, D);
-        counter.fma(4 * visits);
+        counter.fma((4 + written) * visits);
     }
 
   private:
@@ -232,9 +235,11 @@ struct CountedAdjoint {
     }
     void gradients() {
         counter.load(&KernelWork::input_bytes, args.d_o, kernel.d_o, segment, args.V);
+        algorithms::TokenGradients<T> of_token{};
+        of_token.d_v = kernel.d_v.data;  // the page hands it on
         for (int i = 0; i < segment; ++i) {
-            algorithms::token_backward<delta>(ops, algorithms::TokenGradients<T>{}, kernel.adjoints, kernel.history,
-                                              token(), static_cast<const T*>(nullptr), kernel.spare);
+            algorithms::token_backward<delta>(ops, of_token, kernel.adjoints, kernel.history, token(),
+                                              static_cast<const T*>(nullptr), kernel.spare);
         }
         counter.store(&KernelWork::output_bytes, args.d_v, kernel.d_v, segment, args.V);
         counter.store(&KernelWork::output_bytes, args.d_gv, kernel.d_value_decay, segment, args.V);

@@ -16,8 +16,8 @@ constexpr double quotient_up(double count, double size) {
     return static_cast<double>(static_cast<double>(whole) * size < count ? whole + 1 : whole);
 }
 
-// Memory that nobody touches, in which the tiles of a block get addresses: shared memory, and behind it what that has no
-// room for.
+// Memory that nobody touches, in which the tiles of a block get addresses: shared memory, and behind it what that has
+// no room for.
 struct CountedMemory {
     std::unique_ptr<char[]> bytes;
     Arena arena;
@@ -43,7 +43,8 @@ struct TileCounter {
     void access(const T* data, double count, Reach reach = Reach::row) {
         const double size = sizeof(T);
         work.tile_bytes += count * (reach == Reach::one ? 128 : warp_lanes * size);
-        if (spilled(data)) work.spill_bytes += count * (reach == Reach::row ? warp_lanes * size : sector * lines(reach));
+        if (spilled(data))
+            work.spill_bytes += count * (reach == Reach::row ? warp_lanes * size : sector * lines(reach));
     }
     template <class T>
     void access(Tile<T> tile, double count, Reach reach = Reach::row) {
@@ -85,8 +86,8 @@ struct TileCounter {
     // numbers for an element. What is left goes to dst, which is read first where it is `added` to.
     enum class Leave { store, add };
     template <class T>
-    void multiply(int width, Tile<T> dst, Leave leave, Tile<T> a, int a_loads, Tile<T> b, Reach b_reach, int rows, int columns,
-                  int depth, Part part) {
+    void multiply(int width, Tile<T> dst, Leave leave, Tile<T> a, double a_loads, Tile<T> b, Reach b_reach, int rows,
+                  int columns, int depth, Part part) {
         double terms = 0;  // of all groups of four rows
         for (int i = 0; i < rows; i += 4)
             terms += part == Part::a_upper ? depth - i : part == Part::a_lower && i + 4 < depth ? i + 4 : depth;
@@ -113,7 +114,8 @@ struct TileCounter {
     template <class T>
     void load(double KernelWork::*bytes, const Strided& tensor, Tile<T> dst, int rows, int columns) {
         access(dst, rows * parts(round_up(columns, 16)));
-        if (tensor.given) work.*bytes += static_cast<double>(rows) * columns * static_cast<double>(size_of(tensor.dtype));
+        if (tensor.given)
+            work.*bytes += static_cast<double>(rows) * columns * static_cast<double>(size_of(tensor.dtype));
         if (tensor.given) work.memory_waits += quotient_up(rows, block_warps) * parts(columns);
         barrier();
     }

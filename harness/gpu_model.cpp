@@ -12,12 +12,12 @@ constexpr double reserved_shared = 1024;  // of a block: CUDA C++ Programming Gu
 constexpr int registers = 65536, most_threads = 2048, most_blocks = 32;  // of a multiprocessor, ibid.
 constexpr double bytes_of_cycle = 128;  // that a multiprocessor's load/store units move: 32 banks of 4 bytes
 
-// Bytes of shared memory: CUDA C++ Programming Guide. Multiprocessors, clock and peaks: NVIDIA's H100 and A100 papers
-// and the H200's data sheet (dense; the clock of the peaks). Bandwidth and matrix_flop of the H200 are measured: 4.3 of
-// 4.8 TB/s, 790 of 989 TFLOP/s; the others' are their peaks times the same shares. mma.sync reaches 62 % of the peak of
-// wgmma (Luo et al., arXiv 2402.13499: 62.9 %); on an A100 it is the only way, and gets the share of matrix_flop. L2:
-// 2 reads of 64 bytes per slice and cycle give 5.5 TB/s (Chips and Cheese, measured on an H100), an A100 3.5 to 4.5.
-// Latencies: Luo et al., table of memories. Barrier and launch: rounded from common microbenchmarks, of no weight here.
+// Sources. Shared memory: CUDA C++ Programming Guide. Multiprocessors, clock and peaks (dense): NVIDIA's papers on H100
+// and A100, the H200's data sheet. Of the H200 bandwidth and matrix_flop are measured figures: 4.3 of 4.8 TB/s, 790 of
+// 989 TFLOP/s; those of the others are their peaks times the same shares. mma.sync reaches 62 % of the peak on Hopper
+// (Luo et al., arXiv 2402.13499: 62.9 %); on Ampere it is the only way to the tensor cores. L2: microbenchmarks of an
+// H100 (Chips and Cheese) and of an A100. Latencies of shared memory, L2 and device memory: Luo et al., with four
+// cycles for the multiply-add behind the load of a tile. Barrier and launch: rounded; they hardly matter.
 constexpr double T = 1e12;
 const std::vector<Gpu> all = {
     {"h200", "NVIDIA H200", 132, 1.83e9, 228 << 10, 4.3 * T, 5.5 * T, 790 * T, 0.62 * 989 * T, 66.9 * T, 33.5 * T, 33,
@@ -57,16 +57,25 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
 
     // A block waits for what it loads and at its barriers, and shares the multiprocessor with others.
     const double beside = std::min<double>(time.at_once, up(blocks, processors));
-    const auto seconds_of_block = [&](const KernelWork& work) {
-        const double alone = (work.tile_waits * gpu.tile_latency + work.spill_waits * gpu.l2_latency +
-                              work.memory_waits * gpu.memory_latency + work.barriers * gpu.barrier) /
-                             gpu.clock;
-        const double shared =
-            std::max({work.tensor_flop / gpu.tensor_flop, work.fma_flop / fma_flop, work.tile_bytes / tile_bytes});
-        return std::max(alone, shared * processors * beside);
+    const auto waits = [&](const KernelWork& work) -> std::vector<Floor> {
+        return {{"tiles", work.tile_waits * gpu.tile_latency / gpu.clock},
+                {"spilled", work.spill_waits * gpu.l2_latency / gpu.clock},
+                {"tensors", work.memory_waits * gpu.memory_latency / gpu.clock},
+                {"barriers", work.barriers * gpu.barrier / gpu.clock}};
     };
-    time.step = seconds_of_block(launch.step);
-    const double chain = time.waves * (seconds_of_block(launch.block) + static_cast<double>(launch.steps) * time.step);
+    const auto units = [&](const KernelWork& work) {
+        return processors * beside *
+               std::max({work.tensor_flop / gpu.tensor_flop, work.fma_flop / fma_flop, work.tile_bytes / tile_bytes});
+    };
+    const auto seconds_of = [&](const KernelWork& work) {
+        double waited = 0;
+        for (const Floor& wait : waits(work)) waited += wait.seconds;
+        return std::max(waited, units(work));
+    };
+    time.waits = waits(launch.step);
+    time.units = units(launch.step);
+    time.step = seconds_of(launch.step);
+    const double chain = time.waves * (seconds_of(launch.block) + static_cast<double>(launch.steps) * time.step);
 
     const KernelWork total = launch.total();
     const double moved = total.input_bytes + total.output_bytes + total.saved_bytes + total.spill_bytes;

@@ -43,10 +43,12 @@ struct Floor {
 
 // The modelled time is the largest of the floors, and the launch.
 struct LaunchTime {
-    int at_once = 0;          // blocks on a multiprocessor
-    double waves = 0;         // of blocks, whole
-    double step = 0;          // seconds of a step with as many blocks beside it as there are
-    double device_bytes = 0;  // each tensor once, what is saved, as often as it is moved
+    int at_once = 0;   // blocks on a multiprocessor
+    double waves = 0;  // of blocks, whole
+    // Seconds of a step: the sum of its waits, or what its work takes of the multiprocessor's units beside the others'.
+    double step = 0, units = 0;
+    std::vector<Floor> waits;  // for tiles, tiles in the workspace, tensors, barriers
+    double device_bytes = 0;   // each tensor once, what is saved, as often as it is moved
     std::vector<Floor> floors;
     Floor limit{"", 0};  // the largest
     double seconds = 0;

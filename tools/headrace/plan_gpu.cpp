@@ -35,14 +35,18 @@ std::string implementation_of(const Call& call) {
 }
 
 std::string milliseconds(double seconds) { return figure(seconds * 1e3); }
+std::string microseconds(double seconds) { return seconds > 0 ? figure(seconds * 1e6) : "-"; }
 std::string gigaflop(double flop) { return flop > 0 ? figure(flop * 1e-9) : "-"; }
 std::string percent(double part, double whole) { return whole > 0 ? fixed(100 * part / whole, 1) + " %" : "-"; }
 
 void print_launches(const GpuPlan& plan) {
-    Table grids(
-        {"launch", ">blocks", ">threads", ">KiB shared", ">blocks at once", ">waves", ">steps", ">us per step"});
+    Table grids({"launch", ">blocks", ">threads", ">KiB shared", ">blocks at once", ">waves", ">steps"});
     Table work({"launch", ">MiB in", ">out", ">saved", ">spilled", ">GFLOP tensor", ">multiply-adds", ">GiB tiles",
                 ">barriers"});
+    std::vector<std::string> parts = {"us of a step"};
+    for (const harness::Floor& wait : plan.times[0].waits) parts.push_back(">waits: " + std::string(wait.name));
+    parts.insert(parts.end(), {">units", ">step"});
+    Table steps(parts);
     std::vector<std::string> titles = {"ms of launch"};
     for (const harness::Floor& floor : plan.times[0].floors) titles.push_back(std::string(">") + floor.name);
     titles.insert(titles.end(), {">modelled", "limit"});
@@ -53,7 +57,11 @@ void print_launches(const GpuPlan& plan) {
         const KernelWork total = launch.total();
         grids.add({launch.kernel, std::to_string(launch.blocks), std::to_string(launch.threads),
                    fixed(static_cast<double>(launch.shared_bytes) / 1024, 1), std::to_string(time.at_once),
-                   fixed(time.waves, 0), std::to_string(launch.steps), figure(time.step * 1e6)});
+                   fixed(time.waves, 0), std::to_string(launch.steps)});
+        std::vector<std::string> step = {launch.kernel};
+        for (const harness::Floor& wait : time.waits) step.push_back(microseconds(wait.seconds));
+        step.insert(step.end(), {microseconds(time.units), microseconds(time.step)});
+        if (launch.steps > 0) steps.add(step);
         work.add({launch.kernel, mebibytes(total.input_bytes), mebibytes(total.output_bytes),
                   mebibytes(total.saved_bytes), mebibytes(total.spill_bytes), gigaflop(total.tensor_flop),
                   gigaflop(total.fma_flop) + (launch.arithmetic == DType::f64 ? " f64" : ""),
@@ -67,6 +75,8 @@ void print_launches(const GpuPlan& plan) {
     grids.print();
     std::printf("\n");
     work.print();
+    std::printf("\n");
+    steps.print();
     std::printf("\n");
     times.print();
 }
@@ -92,14 +102,17 @@ json launch_json(const LaunchPlan& launch, const harness::LaunchTime& time) {
                   {"fma_flop", total.fma_flop},
                   {"tile_bytes", total.tile_bytes},
                   {"barriers", total.barriers},
+                  {"step_unit_seconds", time.units},
+                  {"step_wait_seconds", json::object()},
                   {"floors", json::object()},
                   {"limit", time.limit.name},
                   {"seconds", time.seconds}};
+    for (const harness::Floor& wait : time.waits) value["step_wait_seconds"][wait.name] = wait.seconds;
     for (const harness::Floor& floor : time.floors) value["floors"][floor.name] = floor.seconds;
     return value;
 }
 
-// The peer's time, and how many times as long the model takes.
+// The peer's time, and how many times as long the modelled one is.
 std::string against(const harness::PeerTime& peer, double seconds) {
     return milliseconds(peer.seconds) + " " + peer.peer + " (" + figure(seconds / peer.seconds) + " x)";
 }
@@ -139,11 +152,9 @@ void print_gpu_plan(const GpuPlan& plan) {
               milliseconds(plan.bound.seconds)});
     sums.add({"modelled", "", "", milliseconds(plan.seconds)});
     sums.add({"share of the bound", "", "", percent(plan.bound.seconds, plan.seconds)});
-    for (const harness::PeerTime& peer : plan.peers)
-        sums.add({std::string(peer.peer) + ", published", "", "", milliseconds(peer.seconds)});
     sums.print();
     for (const harness::PeerTime& peer : plan.peers)
-        std::printf("%s: %s\n", against(peer, plan.seconds).c_str(), peer.source);
+        std::printf("published: %s, %s\n", against(peer, plan.seconds).c_str(), peer.source);
 }
 
 json to_json(const GpuPlan& plan) {
@@ -173,7 +184,7 @@ void print_peers(const std::vector<GpuPlan>& plans, bool as_json) {
         write_json("-", list);
         return;
     }
-    std::printf("milliseconds on %s, %s; how many times a published time in brackets\n\n", plans[0].gpu->title,
+    std::printf("milliseconds on %s, %s; in brackets the modelled time over the published one\n\n", plans[0].gpu->title,
                 what_it_is);
     Table table({"problem", "served by", ">bound", ">modelled", ">share", "limit", "published"});
     for (const GpuPlan& plan : plans) {

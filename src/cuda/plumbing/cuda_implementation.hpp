@@ -26,8 +26,10 @@ class CudaImplementation : public Implementation {
         if (status.ok()) status = prepare(problem, args);
         for (const Launch& each : kernels(problem, args)) {
             if (!status.ok()) break;
-            status = launch(each.kernel.function, each.kernel.name, each.blocks, each.threads,
-                            each.kernel.memory(args, args.shared_limit).shared, &args, problem.options.stream);
+            const BlockMemory memory = each.kernel.memory(args, args.shared_limit);
+            args.spill_bytes = spill_bytes(memory);
+            status = launch(each.kernel.function, each.kernel.name, each.blocks, each.threads, memory.shared, &args,
+                            problem.options.stream);
         }
         if (status.ok()) status = store_parameter_gradients(problem, args);
         return status.ok() ? check_refused(problem, args) : status;
@@ -36,7 +38,7 @@ class CudaImplementation : public Implementation {
     std::vector<LaunchPlan> launches(const Problem& problem) const final;
 
   protected:
-    // One launch of a kernel; a block takes so many steps (of so many tokens) one after another.
+    // One launch of a kernel. A block takes a step for every so many tokens of its sequence, one after another.
     struct Launch {
         Kernel kernel;
         std::int64_t blocks;
@@ -46,11 +48,14 @@ class CudaImplementation : public Implementation {
     virtual KernelArgs layout(const Problem& problem, Carver& carver) const = 0;
     // The kernels of a run in their order, behind which the sums of parameter gradients follow.
     virtual std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const = 0;
+
     // What the blocks need beyond shared memory.
     static void take_spill(Carver& carver, KernelArgs& args, const BlockMemory& block, std::int64_t blocks) {
-        args.spill_bytes = static_cast<std::int64_t>((block.spill + 127) / 128 * 128);
         args.spill =
-            static_cast<char*>(carver.take("tiles beyond shared memory", DType::f32, {blocks, args.spill_bytes / 4}));
+            static_cast<char*>(carver.take("tiles beyond shared memory", DType::f32, {blocks, spill_bytes(block) / 4}));
+    }
+    static std::int64_t spill_bytes(const BlockMemory& block) {
+        return static_cast<std::int64_t>((block.spill + 127) / 128 * 128);
     }
     // A state for every so many tokens of each sequence and head; returns how many. Sequences of unknown lengths leave
     // up to one each unused (saved_place).

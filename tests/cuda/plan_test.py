@@ -98,21 +98,21 @@ class Plan(unittest.TestCase):
         return launch
 
     def test_forwards(self):
-        self.compared("gated_delta_rule:fwd t64 h2 k64 v64 bf16 cuda")
-        self.compared("simple_gla:fwd t64 h2 hv4 k64 v128 bf16 cuda")
-        self.compared("kda:fwd t64 h2 k64 v64 bf16 cuda")
-        spilled = self.compared("comba:fwd t64 h2 k128 v128 bf16 state=inout cuda")
+        self.compared("gated_delta_rule:fwd t64 h2 k64 v64 bf16 force=cuda.walk cuda")
+        self.compared("simple_gla:fwd t64 h2 hv4 k64 v128 bf16 force=cuda.walk cuda")
+        self.compared("kda:fwd t64 h2 k64 v64 bf16 force=cuda.walk cuda")
+        spilled = self.compared("comba:fwd t64 h2 k128 v128 bf16 state=inout force=cuda.walk cuda")
         self.assertGreater(spilled["spill_bytes"], 0)
         self.compared("gla:fwd t32 h1 k64 v64 bf16 force=cuda.recurrent cuda", below=0.07)
 
     def test_backwards(self):
         for operator in ("simple_gla", "gated_delta_rule", "gla"):
-            launch = self.compared(f"{operator}:bwd t64 h2 hv4 k64 v64 bf16 cuda", below=APART)
+            launch = self.compared(f"{operator}:bwd t64 h2 hv4 k64 v64 bf16 force=cuda.walk cuda", below=APART)
             self.assertGreater(launch["saved_bytes"], 0)
 
     def test_small_launches(self):
         """The sequences' offsets before, the sums of parameters behind."""
-        problem = "simple_gla:bwd varlen=0,40,64,100 h2 k32 v32 gate=step+head rawgate cuda"
+        problem = "simple_gla:bwd varlen=0,40,64,100 h2 k32 v32 gate=step+head rawgate force=cuda.walk cuda"
         launches, _ = self.run_on_stand_in(problem)
         planned = self.planned(problem)
         self.assertEqual([list(grid) for _, *grid in launches],

@@ -27,7 +27,8 @@ class Walk : public CudaImplementation {
 
   protected:
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
-        return {{kernel(problem), blocks(problem, args), launched_threads, args.chunk}};
+        const std::int64_t all = blocks(problem, args);
+        return {{kernel(problem), all, launched_threads, steps_along(problem, args.chunk, all)}};
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         KernelArgs args = make_args(problem, carver);

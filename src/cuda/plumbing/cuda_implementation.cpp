@@ -4,45 +4,26 @@
 namespace headrace::cuda {
 namespace {
 
-// Steps of the longest sequence, and of all of them.
-struct Steps {
-    std::int64_t longest;
-    double all;
-};
-
-Steps steps_of(const Problem& problem, int tokens) {
-    std::int64_t longest = problem.T;
-    double all = static_cast<double>(problem.N * problem.T);
-    if (problem.in.cu_seqlens.given()) {
-        all = static_cast<double>(problem.T);
-        longest = problem.N > 0 ? (problem.T + problem.N - 1) / problem.N : 0;  // unless their lengths are known
-        for (std::size_t i = 0; i < problem.sequences.size(); ++i) {
-            const std::int64_t length = problem.sequences[i].end - problem.sequences[i].begin;
-            longest = i == 0 ? length : std::max(longest, length);
-        }
-    }
-    return {(longest + tokens - 1) / tokens, all / tokens};
+// A kernel of a few lines, without steps or shared memory.
+LaunchPlan plan_of_small(const char* kernel, std::int64_t blocks, DType arithmetic) {
+    LaunchPlan plan;
+    plan.kernel = kernel;
+    plan.blocks = blocks;
+    plan.threads = launched_threads;
+    plan.registers = registers_allowed(launched_threads, 1);
+    plan.arithmetic = arithmetic;
+    return plan;
 }
 
 LaunchPlan plan_of_numbers() {
-    LaunchPlan plan{"numbers", 1, launched_threads, registers_allowed(launched_threads, 1), 0, DType::i64, 0, 0,
-                    {},        {}};
+    LaunchPlan plan = plan_of_small("numbers", 1, DType::i64);
     plan.block.saved_bytes = 8.0 * most_numbers;
     return plan;
 }
 
 LaunchPlan plan_of(const SumsArgs& sums) {
     const std::int64_t blocks = blocks_of(sums), count = sums.heads * sums.channels;
-    LaunchPlan plan{"parameter_sums",
-                    blocks,
-                    launched_threads,
-                    registers_allowed(launched_threads, 1),
-                    0,
-                    DType::f64,
-                    0,
-                    0,
-                    {},
-                    {}};
+    LaunchPlan plan = plan_of_small("parameter_sums", blocks, DType::f64);
     const double of_block = static_cast<double>(count) / static_cast<double>(blocks);
     plan.block.saved_bytes = 8 * of_block * static_cast<double>(sums.N);
     plan.block.output_bytes = of_block * static_cast<double>(size_of(sums.target.dtype));
@@ -52,6 +33,20 @@ LaunchPlan plan_of(const SumsArgs& sums) {
 
 }  // namespace
 
+CudaImplementation::Steps CudaImplementation::steps_along(const Problem& problem, int tokens, std::int64_t blocks) {
+    std::int64_t longest = problem.T;
+    if (problem.in.cu_seqlens.given()) {
+        longest = problem.N > 0 ? (problem.T + problem.N - 1) / problem.N : 0;  // unless their lengths are known
+        for (std::size_t i = 0; i < problem.sequences.size(); ++i) {
+            const std::int64_t length = problem.sequences[i].end - problem.sequences[i].begin;
+            longest = i == 0 ? length : std::max(longest, length);
+        }
+    }
+    const double mean =
+        static_cast<double>(problem.B * problem.T) / static_cast<double>(std::max<std::int64_t>(problem.N, 1));
+    return {(longest + tokens - 1) / tokens, static_cast<double>(blocks) * mean / tokens};
+}
+
 std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) const {
     Carver carver(reinterpret_cast<void*>(Carver::alignment));  // addresses that nobody follows
     const KernelArgs args = layout(problem, carver);
@@ -60,13 +55,11 @@ std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) con
         all.push_back(plan_of_numbers());
     for (const Launch& each : kernels(problem, args)) {
         if (each.blocks == 0) continue;
-        const Steps steps = steps_of(problem, each.tokens_of_step);
         const BlockWork work = each.kernel.work(args, args.shared_limit);
-        const double blocks_of_sequence = static_cast<double>(each.blocks) / static_cast<double>(problem.N);
         all.push_back({each.kernel.name, each.blocks, each.threads, each.kernel.registers,
                        each.kernel.memory(args, args.shared_limit).shared,
-                       computes_in_double(problem) ? DType::f64 : DType::f32, steps.longest,
-                       steps.all * blocks_of_sequence, work.block, work.step});
+                       computes_in_double(problem) ? DType::f64 : DType::f32, each.steps.longest, each.steps.all,
+                       work.block, work.step});
     }
     for (const SumsArgs& sums : parameter_sums(problem, args)) {
         if (blocks_of(sums) > 0) all.push_back(plan_of(sums));

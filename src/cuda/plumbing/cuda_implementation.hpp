@@ -38,11 +38,18 @@ class CudaImplementation : public Implementation {
     std::vector<LaunchPlan> launches(const Problem& problem) const final;
 
   protected:
-    // One launch of a kernel. A block takes a step for every so many tokens of its sequence, one after another.
+    // Of the block with the most, one after another; of all blocks, where a last, shorter step counts by its tokens.
+    struct Steps {
+        std::int64_t longest;
+        double all;
+    };
+    // Blocks that each walk a sequence, by so many tokens.
+    static Steps steps_along(const Problem& problem, int tokens, std::int64_t blocks);
     struct Launch {
         Kernel kernel;
         std::int64_t blocks;
-        int threads, tokens_of_step;
+        int threads;
+        Steps steps;
     };
 
     virtual KernelArgs layout(const Problem& problem, Carver& carver) const = 0;

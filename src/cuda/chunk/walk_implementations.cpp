@@ -28,7 +28,7 @@ class Walk : public CudaImplementation {
   protected:
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
         const std::int64_t all = blocks(problem, args);
-        return {{kernel(problem), all, launched_threads, steps_along(problem, args.chunk, all)}};
+        return {{kernel(problem), args, all, launched_threads, steps_along(problem, args.chunk, all)}};
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         KernelArgs args = make_args(problem, carver);

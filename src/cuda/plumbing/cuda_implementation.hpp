@@ -24,12 +24,12 @@ class CudaImplementation : public Implementation {
         KernelArgs args = layout(problem, carver);
         Status status = device.check_workspace(args.refused, problem.options.stream);
         if (status.ok()) status = prepare(problem, args);
-        for (const Launch& each : kernels(problem, args)) {
+        for (Launch& each : kernels(problem, args)) {
             if (!status.ok()) break;
-            const BlockMemory memory = each.kernel.memory(args, args.shared_limit);
-            args.spill_bytes = spill_bytes(memory);
-            status = launch(each.kernel.function, each.kernel.name, each.blocks, each.threads, memory.shared, &args,
-                            problem.options.stream);
+            const BlockMemory memory = each.memory();
+            each.args.spill_bytes = spill_bytes(memory);
+            status = launch(each.kernel.function, each.kernel.name, each.blocks, each.threads, memory.shared,
+                            &each.args, problem.options.stream);
         }
         if (status.ok()) status = store_parameter_gradients(problem, args);
         return status.ok() ? check_refused(problem, args) : status;
@@ -47,9 +47,11 @@ class CudaImplementation : public Implementation {
     static Steps steps_along(const Problem& problem, int tokens, std::int64_t blocks);
     struct Launch {
         Kernel kernel;
+        KernelArgs args;
         std::int64_t blocks;
         int threads;
         Steps steps;
+        BlockMemory memory() const { return kernel.memory(args, args.shared_limit); }
     };
 
     virtual KernelArgs layout(const Problem& problem, Carver& carver) const = 0;

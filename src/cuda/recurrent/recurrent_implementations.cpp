@@ -27,11 +27,12 @@ class Recurrent : public CudaImplementation {
         const RecurrentKernels kernels = kernels_of(problem);
         if (problem.direction == Direction::backward) {
             const std::int64_t blocks = problem.N * problem.H;
-            return {{kernels.backward, blocks, launched_threads, steps_along(problem, recurrent_segment, blocks)}};
+            return {
+                {kernels.backward, args, blocks, launched_threads, steps_along(problem, recurrent_segment, blocks)}};
         }
         const std::int64_t value_blocks = (problem.V + recurrent_columns - 1) / recurrent_columns,
                            blocks = problem.N * problem.HV * value_blocks;
-        return {{kernels.forward, blocks, (args.K + 31) / 32 * 32, steps_along(problem, 1, blocks)}};
+        return {{kernels.forward, args, blocks, (args.K + 31) / 32 * 32, steps_along(problem, 1, blocks)}};
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         KernelArgs args = make_args(problem, carver);

@@ -9,10 +9,10 @@ namespace headrace::cuda {
 
 enum class Use { forward, backward };
 
-template <class GateType, bool delta>
+template <class GateType, bool delta, class OpsType = ChunkOps<GateType>>
 struct ChunkKernel {
     using T = typename GateType::T;
-    using Ops = ChunkOps<GateType>;
+    using Ops = OpsType;
     using Tile = cuda::Tile<T>;
 
     const KernelArgs& args;
@@ -67,6 +67,14 @@ struct ChunkKernel {
     }
 
     // ---- backward: sequence n, all value heads of one query/key head ----
+    __host__ __device__ algorithms::Wanted wanted() const {
+        const bool keys_wanted = args.d_q.given || args.d_k.given || args.d_p.given;
+        return {.adjoint = true,
+                .queries = delta ? keys_wanted : args.d_q.given,
+                .keys = delta ? keys_wanted : args.d_k.given,
+                .gate = args.gate_gradient,
+                .erase_scores = true};
+    }
     HEADRACE_DEVICE void backward(std::int64_t n, std::int64_t key_head) {
         const TokenRange sequence = sequence_of(args, n);
         HEADRACE_ROLLED
@@ -150,12 +158,7 @@ struct ChunkKernel {
     HEADRACE_DEVICE void chunk_gradients(const TokenRange& sequence, std::int64_t n, std::int64_t key_head,
                                          std::int64_t chunk) {
         const ChunkRange range = range_of(sequence, chunk);
-        const bool keys_wanted = args.d_q.given || args.d_k.given || args.d_p.given;
-        const algorithms::Wanted wanted{.adjoint = true,
-                                        .queries = delta ? keys_wanted : args.d_q.given,
-                                        .keys = delta ? keys_wanted : args.d_k.given,
-                                        .gate = args.gate_gradient,
-                                        .erase_scores = true};
+        const algorithms::Wanted wanted = this->wanted();
         tokens.load_keys(range, key_head);
         HEADRACE_ROLLED
         for (int member = 0; member < args.group; ++member) {

@@ -24,20 +24,47 @@ class CudaImplementation : public Implementation {
         KernelArgs args = layout(problem, carver);
         Status status = device.check_workspace(args.refused, problem.options.stream);
         if (status.ok()) status = prepare(problem, args);
-        if (status.ok()) status = queue(problem, args);
+        for (Launch& each : kernels(problem, args)) {
+            if (!status.ok()) break;
+            const BlockMemory memory = each.memory();
+            each.args.spill_bytes = spill_bytes(memory);
+            status = launch(each.kernel.function, each.kernel.name, each.blocks, each.threads, memory.shared,
+                            &each.args, problem.options.stream);
+        }
+        if (status.ok()) status = store_parameter_gradients(problem, args);
         return status.ok() ? check_refused(problem, args) : status;
     }
 
+    std::vector<LaunchPlan> launches(const Problem& problem) const final;
+
   protected:
+    // Of the block with the most, one after another; of all blocks, where a last, shorter step counts by its tokens.
+    struct Steps {
+        std::int64_t longest;
+        double all;
+    };
+    // Blocks that each walk a sequence, by so many tokens.
+    static Steps steps_along(const Problem& problem, int tokens, std::int64_t blocks);
+    struct Launch {
+        Kernel kernel;
+        KernelArgs args;
+        std::int64_t blocks;
+        int threads;
+        Steps steps;
+        BlockMemory memory() const { return kernel.memory(args, args.shared_limit); }
+    };
+
     virtual KernelArgs layout(const Problem& problem, Carver& carver) const = 0;
-    // Launches the kernels; nothing waits for them.
-    virtual Status queue(const Problem& problem, KernelArgs& args) const = 0;
+    // The kernels of a run in their order, behind which the sums of parameter gradients follow.
+    virtual std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const = 0;
 
     // What the blocks need beyond shared memory.
     static void take_spill(Carver& carver, KernelArgs& args, const BlockMemory& block, std::int64_t blocks) {
-        args.spill_bytes = static_cast<std::int64_t>((block.spill + 127) / 128 * 128);
         args.spill =
-            static_cast<char*>(carver.take("tiles beyond shared memory", DType::f32, {blocks, args.spill_bytes / 4}));
+            static_cast<char*>(carver.take("tiles beyond shared memory", DType::f32, {blocks, spill_bytes(block) / 4}));
+    }
+    static std::int64_t spill_bytes(const BlockMemory& block) {
+        return static_cast<std::int64_t>((block.spill + 127) / 128 * 128);
     }
     // A state for every so many tokens of each sequence and head; returns how many. Sequences of unknown lengths leave
     // up to one each unused (saved_place).

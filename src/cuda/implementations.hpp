@@ -8,6 +8,7 @@
 namespace headrace::cuda {
 
 std::vector<const Implementation*> tensor_implementations();     // "cuda.tensor"
+std::vector<const Implementation*> split_implementations();      // "cuda.split"
 std::vector<const Implementation*> walk_implementations();       // "cuda.walk"
 std::vector<const Implementation*> recurrent_implementations();  // "cuda.recurrent"
 std::vector<const Implementation*> implementations();            // all of them, in order of preference

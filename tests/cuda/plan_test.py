@@ -119,6 +119,16 @@ class Plan(unittest.TestCase):
                              [[launch[key] for key in ("blocks", "threads", "shared_bytes")] for launch in planned])
             self.assertEqual(len(launches), 3, problem)
 
+    def test_split(self):
+        problem = "gated_delta_rule:bwd t128 h1 hv2 k64 v64 bf16 gate=step+head force=cuda.split cuda"
+        launches, counts = self.run_on_stand_in(problem)
+        planned = self.planned(problem)
+        self.assertEqual([launch["kernel"] for launch in planned], ["split_sweeps", "split_gradients", "parameter_sums"])
+        self.assertEqual([list(grid) for _, *grid in launches],
+                         [[launch[key] for key in ("blocks", "threads", "shared_bytes")] for launch in planned])
+        gradients = planned[1]
+        self.assertEqual(gradients["barriers"] * 4, counts[launches[1][0]]["bar.sync"])
+
     def test_backwards(self):
         for operator in ("simple_gla", "gated_delta_rule", "gla"):
             launch = self.compared(f"{operator}:bwd t64 h2 hv4 k64 v64 bf16 force=cuda.walk cuda", below=APART)

@@ -1,5 +1,5 @@
 // ChunkKernel: a thread block walks the chunks of one sequence and head, loads tiles, runs the algorithm pages, stores
-// results.
+// results. Its parts are those of the split backward (split_kernel.hpp) too.
 #pragma once
 
 #include "cuda/chunk/chunk_ops.hpp"
@@ -7,7 +7,9 @@
 
 namespace headrace::cuda {
 
-enum class Use { forward, backward };
+// What a block does: walk a forward or a backward, or of a backward that is split, one of the sweeps, or the gradients
+// of a chunk.
+enum class Use { forward, backward, sweeps, gradients };
 
 template <class GateType, bool delta, class OpsType = ChunkOps<GateType>>
 struct ChunkKernel {
@@ -17,34 +19,39 @@ struct ChunkKernel {
 
     const KernelArgs& args;
     int key_columns, value_columns;
+    Tile S;  // of a sweep
     TokenTiles<T, delta> tokens;
     Ops ops;
     algorithms::ChunkInputs<Ops> in;
     algorithms::ForwardTiles<Ops> forward_tiles{};
     algorithms::BackwardTiles<Ops> backward_tiles{};
-    Tile S, adjoints, o, d_o, gate_gradient, d_q_sum, d_k_sum, d_e_sum;
+    Tile adjoints, o, d_o, gate_gradient, d_q_sum, d_k_sum, d_e_sum;
 
-    // Takes all memory of the block from the arena; the states last, which are the first to leave shared memory.
+    // Takes all memory of the block from the arena; the states of a walk last, which are the first to leave shared
+    // memory.
     __host__ __device__ ChunkKernel(const KernelArgs& arguments, Arena& arena, Use use)
         : args(arguments),
           key_columns(round_up(args.K, 16)),
-          value_columns(round_up(use == Use::forward ? args.value_columns : args.V, 16)),
-          tokens(args, arena, args.chunk, value_columns, use == Use::backward) {
+          value_columns(round_up(has_all_values(use) ? args.V : args.value_columns, 16)),
+          S(use == Use::sweeps ? arena.tile<T>(key_columns, value_columns) : Tile{}),
+          tokens(args, arena, args.chunk, value_columns, has_all_values(use)) {
         const int C = args.chunk;
+        const bool gradients = has_all_values(use);
         ops.undecayed_error = args.undecayed_error;
-        ops.carve(arena, C, key_columns, value_columns, use == Use::backward, args.gate_gradient);
+        ops.carve(arena, C, key_columns, value_columns, gradients, gradients && args.gate_gradient);
         in = {{tokens.q},          {tokens.k}, {tokens.e}, tokens.v, tokens.beta, static_cast<T>(args.scale),
               args.undecayed_error};
-        o = d_o = arena.tile<T>(C, value_columns);
-        forward_tiles.P = backward_tiles.P = arena.tile<T>(C, C);
+        o = d_o = use == Use::sweeps ? tokens.v : arena.tile<T>(C, value_columns);
+        if (delta || use != Use::sweeps) forward_tiles.P = backward_tiles.P = arena.tile<T>(C, C);
         if (delta) {
             forward_tiles.l = backward_tiles.l = arena.tile<T>(C, C);
-            forward_tiles.solver = backward_tiles.solver = use == Use::forward ? forward_tiles.l : arena.tile<T>(C, C);
+            forward_tiles.solver = backward_tiles.solver = gradients ? arena.tile<T>(C, C) : forward_tiles.l;
             forward_tiles.residual = backward_tiles.residual = arena.tile<T>(C, value_columns);
             forward_tiles.d = backward_tiles.d = arena.tile<T>(C, value_columns);
+            if (use == Use::sweeps) backward_tiles.y = forward_tiles.residual, backward_tiles.z = forward_tiles.d;
         }
-        if (use == Use::backward) carve_backward(arena);
-        S = arena.tile<T>(key_columns, value_columns);
+        if (gradients) carve_gradients(arena);
+        if (use == Use::forward || use == Use::backward) S = arena.tile<T>(key_columns, value_columns);
         if (use == Use::backward) adjoints = arena.tile<T>(args.group * key_columns, value_columns);
     }
 
@@ -67,14 +74,6 @@ struct ChunkKernel {
     }
 
     // ---- backward: sequence n, all value heads of one query/key head ----
-    __host__ __device__ algorithms::Wanted wanted() const {
-        const bool keys_wanted = args.d_q.given || args.d_k.given || args.d_p.given;
-        return {.adjoint = true,
-                .queries = delta ? keys_wanted : args.d_q.given,
-                .keys = delta ? keys_wanted : args.d_k.given,
-                .gate = args.gate_gradient,
-                .erase_scores = true};
-    }
     HEADRACE_DEVICE void backward(std::int64_t n, std::int64_t key_head) {
         const TokenRange sequence = sequence_of(args, n);
         HEADRACE_ROLLED
@@ -83,8 +82,11 @@ struct ChunkKernel {
             clear_parameter_sums(args, n, head);
             load_state(S, args.initial_state, n, head, args.K, 0, args.V);
             HEADRACE_ROLLED
-            for (std::int64_t chunk = 0; chunk < chunks(sequence); ++chunk)
-                save_state(sequence, n, key_head, head, chunk);
+            for (std::int64_t chunk = 0; chunk < chunks(sequence); ++chunk) {
+                const std::int64_t place = saved_place(args, sequence, n, head, chunk, args.chunk);
+                store_state(saved_state(place), S, 0, 0, key_columns, 0, value_columns);
+                advance(range_of(sequence, chunk), place, head, 0, args.V);
+            }
             load_state(adjoint(member), args.d_final_state, n, head, args.K, 0, args.V);
         }
         HEADRACE_ROLLED
@@ -96,8 +98,9 @@ struct ChunkKernel {
         }
     }
 
-  private:
-    __host__ __device__ void carve_backward(Arena& arena) {
+    // ---- what the split backward does too ----
+    __host__ __device__ static bool has_all_values(Use use) { return use == Use::backward || use == Use::gradients; }
+    __host__ __device__ void carve_gradients(Arena& arena) {
         const int C = args.chunk;
         auto& t = backward_tiles;
         t.d_P = arena.tile<T>(C, C);
@@ -127,12 +130,12 @@ struct ChunkKernel {
     }
 
     HEADRACE_DEVICE Strided saved(char* data, std::int64_t place, int rows, DType dtype) const {
-        const std::int64_t elements = static_cast<std::int64_t>(rows) * value_columns;
+        const std::int64_t columns = round_up(args.V, 16), elements = rows * columns;
         return {data + place * elements *
                            (dtype == DType::f64   ? 8
                             : dtype == DType::f32 ? 4
                                                   : 2),
-                {0, 0, value_columns, 1},
+                {0, 0, columns, 1},
                 dtype,
                 true};
     }
@@ -142,43 +145,52 @@ struct ChunkKernel {
     HEADRACE_DEVICE Strided saved_residual(std::int64_t place) const {
         return saved(args.saved_residuals, place, args.chunk, sizeof(T) == 8 ? DType::f64 : DType::f32);
     }
-    // Saves what enters the chunk (and the delta rule's residuals), and takes S to its end.
-    HEADRACE_DEVICE void save_state(const TokenRange& sequence, std::int64_t n, std::int64_t key_head,
-                                    std::int64_t head, std::int64_t chunk) {
-        const ChunkRange range = range_of(sequence, chunk);
-        const std::int64_t place = saved_place(args, sequence, n, head, chunk, args.chunk);
-        store_state(saved_state(place), S, 0, 0, key_columns, 0, value_columns);
-        tokens.load_keys(range, key_head, false);
-        tokens.load_head(range, head, 0, args.V);
+    // Takes values [first, first + count) of S to the chunk's end, and saves the delta rule's residuals.
+    HEADRACE_DEVICE void advance(const ChunkRange& range, std::int64_t place, std::int64_t head, int first, int count) {
+        tokens.load_keys(range, head / args.group, false);
+        tokens.load_head(range, head, first, count);
         ops.start_chunk(range.rows, tokens.log_decay);
         algorithms::chunk_forward<delta>(ops, in, forward_tiles, S, S, Tile{});
-        if (delta) store_state(saved_residual(place), forward_tiles.residual, 0, 0, range.rows, 0, value_columns);
+        if (delta) store_state(saved_residual(place), forward_tiles.residual, 0, 0, range.rows, first, ops.V);
     }
 
     HEADRACE_DEVICE void chunk_gradients(const TokenRange& sequence, std::int64_t n, std::int64_t key_head,
                                          std::int64_t chunk) {
         const ChunkRange range = range_of(sequence, chunk);
-        const algorithms::Wanted wanted = this->wanted();
         tokens.load_keys(range, key_head);
         HEADRACE_ROLLED
         for (int member = 0; member < args.group; ++member) {
             const std::int64_t head = key_head * args.group + member,
                                place = saved_place(args, sequence, n, head, chunk, args.chunk);
-            tokens.load_head(range, head, 0, args.V);
-            ops.start_chunk(range.rows, tokens.log_decay);
-            load_tokens(d_o, args.d_o, range, head, 0, args.V);
             load_state(S, saved_state(place), 0, 0, key_columns, 0, value_columns);
-            if (delta) load_rows(backward_tiles.residual, saved_residual(place), range.rows);
-            algorithms::chunk_gradients<delta>(ops, in, backward_tiles, d_o, S, adjoint(member), wanted);
+            head_gradients(range, head, place, S, adjoint(member), n);
             algorithms::chunk_adjoint<delta>(ops, in, backward_tiles, d_o, adjoint(member));
-            store_values(range, head);
-            if (wanted.gate) {
-                ops.gate.finish_gradient(gate_gradient, args.undecayed_error);
-                tokens.store_gate_gradient(gate_gradient, n, head, range);
-            }
-            gather(member, wanted, range);
+            gather(member, range);
         }
-        store_keys(range, key_head, wanted);
+        store_keys(range, key_head);
+    }
+    __host__ __device__ algorithms::Wanted wanted() const {
+        const bool keys = args.d_q.given || args.d_k.given || args.d_p.given;
+        return {.adjoint = true,
+                .queries = delta ? keys : args.d_q.given,
+                .keys = delta ? keys : args.d_k.given,
+                .gate = args.gate_gradient,
+                .erase_scores = true};
+    }
+    // All gradients of a value head in a chunk whose keys are loaded, from the state S that enters it and the gradient
+    // D of the one that leaves it: stores those of values and gates, adds those of the gate's parameters to sum number
+    // `sum` of the head, leaves d_q, d_k and d_e.
+    HEADRACE_DEVICE void head_gradients(const ChunkRange& range, std::int64_t head, std::int64_t place, Tile S, Tile D,
+                                        std::int64_t sum) {
+        tokens.load_head(range, head, 0, args.V);
+        ops.start_chunk(range.rows, tokens.log_decay);
+        load_tokens(d_o, args.d_o, range, head, 0, args.V);
+        if (delta) load_rows(backward_tiles.residual, saved_residual(place), range.rows);
+        algorithms::chunk_gradients<delta>(ops, in, backward_tiles, d_o, S, D, wanted());
+        store_values(range, head);
+        if (!args.gate_gradient) return;
+        ops.gate.finish_gradient(gate_gradient, args.undecayed_error);
+        tokens.store_gate_gradient(gate_gradient, sum, head, range);
     }
     HEADRACE_DEVICE void load_rows(Tile dst, const Strided& tensor, int rows) const {
         for_each(dst, rows, value_columns,
@@ -192,8 +204,9 @@ struct ChunkKernel {
         store_numbers(args.d_beta, backward_tiles.d_beta, range, head);
     }
     // Adds this value head's d_q, d_k, d_e to the group's.
-    HEADRACE_DEVICE void gather(int member, algorithms::Wanted wanted, const ChunkRange& range) {
+    HEADRACE_DEVICE void gather(int member, const ChunkRange& range) {
         const auto& t = backward_tiles;
+        const algorithms::Wanted wanted = this->wanted();
         if (args.group == 1) return;
         const auto combine = [&](Tile sum, Tile part) {
             for_each(sum, range.rows, key_columns,
@@ -203,7 +216,8 @@ struct ChunkKernel {
         if (wanted.keys) combine(d_k_sum, t.d_k);
         if (delta && wanted.keys) combine(d_e_sum, t.d_e);
     }
-    HEADRACE_DEVICE void store_keys(const ChunkRange& range, std::int64_t key_head, algorithms::Wanted wanted) {
+    HEADRACE_DEVICE void store_keys(const ChunkRange& range, std::int64_t key_head) {
+        const algorithms::Wanted wanted = this->wanted();
         if (delta && wanted.keys && !args.undecayed_error) {
             for_each(d_k_sum, range.rows, key_columns,
                      [&](int i, int c) { return d_k_sum.at(i, c) + d_e_sum.at(i, c); });

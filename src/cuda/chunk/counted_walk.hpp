@@ -54,7 +54,7 @@ struct CountedWalk {
         return {block, step};
     }
 
-  private:
+    // ---- what the split backward does too ----
     KernelWork taken() {
         const KernelWork work = counter.work;
         counter.work = {};
@@ -70,8 +70,11 @@ struct CountedWalk {
 
     void save_state() {
         counter.store(&KernelWork::saved_bytes, saved_state(), kernel.S, kernel.key_columns, kernel.value_columns);
+        advance(args.V);
+    }
+    void advance(int values) {
         tokens.load_keys(false);
-        tokens.load_head(args.V);
+        tokens.load_head(values);
         kernel.ops.start_chunk(args.chunk, kernel.tokens.log_decay);
         algorithms::chunk_forward<delta>(kernel.ops, kernel.in, kernel.forward_tiles, kernel.S, kernel.S, Tile{});
         if (delta)
@@ -79,38 +82,48 @@ struct CountedWalk {
                           kernel.value_columns);
     }
     KernelWork chunk_gradients() {
-        const algorithms::Wanted wanted = kernel.wanted();
+        load(&KernelWork::saved_bytes, saved_state(), kernel.S, kernel.key_columns, kernel.value_columns);
+        head_gradients(kernel.S, kernel.adjoints);
+        algorithms::chunk_adjoint<delta>(kernel.ops, kernel.in, kernel.backward_tiles, kernel.d_o, kernel.adjoints);
+        gather();
+        KernelWork work = taken() * args.group;
+        load_and_store_keys();
+        return work += taken();
+    }
+    void head_gradients(Tile S, Tile D) {
         const auto& t = kernel.backward_tiles;
         tokens.load_head(args.V);
         kernel.ops.start_chunk(args.chunk, kernel.tokens.log_decay);
         load(&KernelWork::input_bytes, args.d_o, kernel.d_o, args.chunk, args.V);
-        load(&KernelWork::saved_bytes, saved_state(), kernel.S, kernel.key_columns, kernel.value_columns);
         if (delta) load(&KernelWork::saved_bytes, saved_residual(), t.residual, args.chunk, kernel.value_columns);
-        algorithms::chunk_gradients<delta>(kernel.ops, kernel.in, t, kernel.d_o, kernel.S, kernel.adjoints, wanted);
-        algorithms::chunk_adjoint<delta>(kernel.ops, kernel.in, t, kernel.d_o, kernel.adjoints);
+        algorithms::chunk_gradients<delta>(kernel.ops, kernel.in, t, kernel.d_o, S, D, kernel.wanted());
         counter.store(&KernelWork::output_bytes, args.d_v, delta ? t.z : t.y, args.chunk, args.V);
         if (delta && args.d_beta.given) {
             counter.each(args.chunk, 3);
             tokens.numbers(&KernelWork::output_bytes, args.d_beta, 0);
         }
-        if (wanted.gate) {
-            kernel.ops.finish_gradient(kernel.gate_gradient);
-            tokens.store_gate_gradient(kernel.gate_gradient);
-        }
-        const auto gather = [&](bool is_wanted, Tile sum, Tile part) {
+        if (!args.gate_gradient) return;
+        kernel.ops.finish_gradient(kernel.gate_gradient);
+        tokens.store_gate_gradient(kernel.gate_gradient);
+    }
+    void gather() {
+        const algorithms::Wanted wanted = kernel.wanted();
+        const auto& t = kernel.backward_tiles;
+        const auto combine = [&](bool is_wanted, Tile sum, Tile part) {
             if (args.group > 1 && is_wanted) counter.each_element(args.chunk, kernel.key_columns, sum, sum, part);
         };
-        gather(wanted.queries, kernel.d_q_sum, t.d_q);
-        gather(wanted.keys, kernel.d_k_sum, t.d_k);
-        gather(delta && wanted.keys, kernel.d_e_sum, t.d_e);
-        KernelWork work = taken() * args.group;
+        combine(wanted.queries, kernel.d_q_sum, t.d_q);
+        combine(wanted.keys, kernel.d_k_sum, t.d_k);
+        combine(delta && wanted.keys, kernel.d_e_sum, t.d_e);
+    }
+    void load_and_store_keys() {
+        const algorithms::Wanted wanted = kernel.wanted();
         tokens.load_keys();
         if (delta && wanted.keys && !args.undecayed_error)
             counter.each_element(args.chunk, kernel.key_columns, kernel.d_k_sum, kernel.d_k_sum, kernel.d_e_sum);
         if (wanted.queries) tokens.store_rows(args.d_q, kernel.d_q_sum, kernel.tokens.q);
         if (wanted.keys) tokens.store_rows(args.d_k, kernel.d_k_sum, kernel.tokens.k);
         if (wanted.keys && delta) tokens.store_rows(args.d_p, kernel.d_e_sum, kernel.tokens.e);
-        return work += taken();
     }
 };
 

@@ -71,6 +71,19 @@ BlockWork tensor_states_work(const KernelArgs& args, std::size_t shared_limit);
 template <bool delta>
 BlockWork tensor_join_work(const KernelArgs& args, std::size_t shared_limit);
 
+// The backward of the chunk form in two launches. Sweeps: a block for each sequence, value head and value_columns walks
+// the chunks, backwards for the gradients of states, forwards for the states, which only a launch of twice as many
+// blocks has. Gradients: blocks, any number of them, share the parts and key heads.
+struct SplitKernels {
+    Kernel sweeps, gradients;
+};
+template <class T, bool delta, bool channel_gate>
+SplitKernels split_kernels();
+template <class T, bool delta, bool channel_gate>
+BlockWork split_sweeps_work(const KernelArgs& args, std::size_t shared_limit);
+template <class T, bool delta, bool channel_gate>
+BlockWork split_gradients_work(const KernelArgs& args, std::size_t shared_limit);
+
 // The recurrent form: a block walks the tokens of a sequence, a head and recurrent_columns values, a thread for each
 // key channel, in multiples of 32. Forward and step.
 inline constexpr int recurrent_columns = 32,
@@ -97,11 +110,12 @@ struct LayerKernels {
 template <class T>
 LayerKernels layer_kernels();
 
-// target[head, channel] = sum of sums[n * step + head * channels + channel] over n; a thread has one of them
+// target[head, channel] = sum of sums[n * step + head * channels + channel] over n < count; a warp has one of them
+inline constexpr int totals_per_block = 4;
 struct SumsArgs {
     const double* sums;
     Strided target;
-    std::int64_t N, heads, channels, step;
+    std::int64_t count, heads, channels, step;
 };
 const void* sums_kernel();
 

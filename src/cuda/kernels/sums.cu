@@ -1,19 +1,23 @@
-// Kernels of a few lines around the operators: sums of parameter gradients over sequences, integers into device memory.
+// Kernels of a few lines around the operators: sums of parameter gradients over sequences or chunks, integers into
+// device memory.
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tiles/rows.hpp"
 
 namespace headrace::cuda {
 
-static_assert(block_threads == launched_threads);
+static_assert(block_threads == launched_threads && block_warps == totals_per_block);
 
 __global__ void __launch_bounds__(block_threads) parameter_sums(SumsArgs args) {
-    const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x,
-                       count = args.heads * args.channels;
-    if (i >= count) return;
-    double total = 0;
-    for (std::int64_t n = 0; n < args.N; ++n) total += args.sums[n * args.step + i];
-    const std::int64_t offset = i / args.channels * args.target.stride[0] + i % args.channels * args.target.stride[1];
-    store_element<double>(args.target.data, args.target.dtype, offset, total);
+    const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * totals_per_block,
+                       left = args.heads * args.channels - first;
+    each_row_sum(
+        left < totals_per_block ? static_cast<int>(left) : totals_per_block, static_cast<int>(args.count),
+        [&](int i, int n) { return args.sums[n * args.step + first + i]; },
+        [&](int i, double total) {
+            const std::int64_t head = (first + i) / args.channels, channel = (first + i) % args.channels;
+            store_element<double>(args.target.data, args.target.dtype,
+                                  head * args.target.stride[0] + channel * args.target.stride[1], total);
+        });
 }
 
 __global__ void __launch_bounds__(block_threads) numbers(NumbersArgs args) {

@@ -1,5 +1,6 @@
 // What the blocks of the kernels do, counted on the host: no kernel is compiled here, the pages run on the host.
 #define HEADRACE_PAGES_ON_HOST
+#include "cuda/chunk/counted_split.hpp"
 #include "cuda/chunk/counted_tensor.hpp"
 #include "cuda/chunk/counted_walk.hpp"
 #include "cuda/kernels/kernels.hpp"
@@ -15,10 +16,20 @@ template <class T, bool delta, bool channel_gate>
 BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit) {
     return walk_work<T, delta, channel_gate, Use::backward>(args, shared_limit);
 }
+template <class T, bool delta, bool channel_gate>
+BlockWork split_sweeps_work(const KernelArgs& args, std::size_t shared_limit) {
+    return split_work<T, delta, channel_gate, Use::sweeps>(args, shared_limit);
+}
+template <class T, bool delta, bool channel_gate>
+BlockWork split_gradients_work(const KernelArgs& args, std::size_t shared_limit) {
+    return split_work<T, delta, channel_gate, Use::gradients>(args, shared_limit);
+}
 
-#define HEADRACE_WALK_WORK(T, delta, channel_gate)                                                     \
-    template BlockWork walk_forward_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t); \
-    template BlockWork walk_backward_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t)
+#define HEADRACE_WALK_WORK(T, delta, channel_gate)                                                      \
+    template BlockWork walk_forward_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t);  \
+    template BlockWork walk_backward_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t); \
+    template BlockWork split_sweeps_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t);  \
+    template BlockWork split_gradients_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t)
 #define HEADRACE_WORK(T, delta)                                                               \
     HEADRACE_WALK_WORK(T, delta, false);                                                      \
     HEADRACE_WALK_WORK(T, delta, true);                                                       \

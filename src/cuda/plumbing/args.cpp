@@ -49,7 +49,7 @@ Strided strided(const TensorView& view) {
     return result;
 }
 
-KernelArgs make_args(const Problem& problem, Carver& carver) {
+KernelArgs make_args(const Problem& problem, Carver& carver, std::int64_t sums) {
     KernelArgs args{};
     const Gradients& grads = problem.grads;
     args.N = problem.N, args.T = problem.T, args.H = problem.H, args.HV = problem.HV;
@@ -73,7 +73,8 @@ KernelArgs make_args(const Problem& problem, Carver& carver) {
                             (bias.rank == 2 || problem.K > 1);
     if (args.bias_per_channel) args.dt_bias = bias_of(bias, problem.K);
     args.refused = static_cast<std::int32_t*>(carver.take("refused values", DType::i32, {1}));
-    const std::int64_t heads = problem.N * problem.HV;
+    args.sums = sums > 0 ? sums : problem.N;
+    const std::int64_t heads = args.sums * problem.HV;
     args.d_gamma = take_sums(carver, "d_g_gamma sums", grads.d_g_gamma.given(), heads);
     args.d_rate = take_sums(carver, "d_A_log sums", grads.d_A_log.given(), heads);
     args.d_bias =
@@ -120,7 +121,7 @@ std::vector<SumsArgs> parameter_sums(const Problem& problem, const KernelArgs& a
     const auto reduce = [&](const TensorView& target, const double* sums, std::int64_t channels) {
         if (!target.given()) return;
         const bool flat = channels > 1 && target.rank == 1;
-        all.push_back({sums, flat ? bias_of(target, problem.K) : strided(target), problem.N, problem.HV, channels,
+        all.push_back({sums, flat ? bias_of(target, problem.K) : strided(target), args.sums, problem.HV, channels,
                        problem.HV * channels});
     };
     reduce(problem.grads.d_g_gamma, args.d_gamma, 1);
@@ -130,7 +131,7 @@ std::vector<SumsArgs> parameter_sums(const Problem& problem, const KernelArgs& a
 }
 
 std::int64_t blocks_of(const SumsArgs& sums) {
-    return (sums.heads * sums.channels + launched_threads - 1) / launched_threads;
+    return (sums.heads * sums.channels + totals_per_block - 1) / totals_per_block;
 }
 
 Status store_parameter_gradients(const Problem& problem, const KernelArgs& args) {

@@ -17,12 +17,13 @@ std::int64_t sequence_launches(const TensorView& cu_seqlens, std::int64_t N);
 Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken,
                        std::int64_t N, void* stream);
 
-KernelArgs make_args(const Problem& problem, Carver& carver);
+// sums: of a parameter's gradient, per head; 0: one for each sequence.
+KernelArgs make_args(const Problem& problem, Carver& carver, std::int64_t sums = 0);
 
 // Queues what the kernels find: zeros, the sequences.
 Status prepare(const Problem& problem, const KernelArgs& args);
 
-// The sums over sequences that give d_g_gamma, d_A_log and d_dt_bias, of those that are wanted; and what queues them.
+// The sums of sums that give d_g_gamma, d_A_log and d_dt_bias, of those that are wanted; and what queues them.
 std::vector<SumsArgs> parameter_sums(const Problem& problem, const KernelArgs& args);
 std::int64_t blocks_of(const SumsArgs& sums);
 Status store_parameter_gradients(const Problem& problem, const KernelArgs& args);

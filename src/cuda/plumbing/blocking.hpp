@@ -15,16 +15,16 @@ inline constexpr std::int64_t most_key_channels = 256, most_value_channels = 512
 // L2.
 inline constexpr std::size_t walk_shared_bytes = std::size_t{96} << 10;
 
-// Tokens of a chunk of the walk. Under channel gates a score costs two operations per channel and pair of tokens: few
-// tokens. A chunk of the delta rule erases the state through differences, the more of it the more its keys outnumber
-// the channels.
+// Tokens of a chunk of the walk and the split. Under channel gates a score costs two operations per channel and pair of
+// tokens: few tokens. A chunk of the delta rule erases the state through differences, the more of it the more its keys
+// outnumber the channels.
 inline int walk_chunk(const Problem& problem) {
     const bool few_channels = problem.rule == Rule::delta && problem.K < 32;
     const int most = problem.channel_gate || few_channels ? 16 : 32;
     return problem.chunk == 0 ? most : std::clamp(problem.chunk, 16, most);
 }
 
-// Values of a block of a forward: its state, 64 x K, fits into shared memory up to K = 256 in fp32.
+// Values of a block of a forward or a sweep: its state, 64 x K, fits into shared memory up to K = 256 in fp32.
 inline int walk_value_columns(const Problem& problem) {
     return static_cast<int>(std::min<std::int64_t>(problem.V, 64));
 }
@@ -39,6 +39,9 @@ inline int segment_tokens(const Problem& problem) {
     const int tokens = blocks > (delta ? 32 : 64) ? 0 : delta ? 1024 : 512;
     return problem.whole.longest > tokens ? tokens : 0;
 }
+// Blocks that share the chunks of a backward: two for each of the 148 multiprocessors of a B200, which shared memory
+// lets in. What shared memory has no room for lies in the workspace, once for each of them.
+inline constexpr std::int64_t most_gradient_blocks = 296;
 
 // Where results rest on few sums, or the delta rule erases through differences what little is left, or keeps the
 // roundings of many tokens, in double (docs/numerics.md). What lies on the device is not known here, so it is the

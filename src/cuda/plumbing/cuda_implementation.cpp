@@ -25,9 +25,9 @@ LaunchPlan plan_of(const SumsArgs& sums) {
     const std::int64_t blocks = blocks_of(sums), count = sums.heads * sums.channels;
     LaunchPlan plan = plan_of_small("parameter_sums", blocks, DType::f64);
     const double of_block = static_cast<double>(count) / static_cast<double>(blocks);
-    plan.block.saved_bytes = 8 * of_block * static_cast<double>(sums.N);
+    plan.block.saved_bytes = 8 * of_block * static_cast<double>(sums.count);
     plan.block.output_bytes = of_block * static_cast<double>(size_of(sums.target.dtype));
-    plan.block.memory_waits = static_cast<double>(sums.N);
+    plan.block.memory_waits = static_cast<double>(sums.count);
     return plan;
 }
 

@@ -10,6 +10,20 @@
 
 namespace headrace::cuda {
 
+// select.operator()<T, delta, channel_gate>() of the arithmetic, rule and gate of a problem
+template <class Select>
+auto select_kernels(const Problem& problem, Select select) {
+    const auto of_gate = [&]<class T, bool delta>() {
+        return problem.channel_gate ? select.template operator()<T, delta, true>()
+                                    : select.template operator()<T, delta, false>();
+    };
+    const auto of_rule = [&]<class T>() {
+        return problem.rule == Rule::delta ? of_gate.template operator()<T, true>()
+                                           : of_gate.template operator()<T, false>();
+    };
+    return computes_in_double(problem) ? of_rule.template operator()<double>() : of_rule.template operator()<float>();
+}
+
 class CudaImplementation : public Implementation {
   public:
     Device device() const final { return Device::cuda; }
@@ -60,21 +74,35 @@ class CudaImplementation : public Implementation {
 
     // What the blocks need beyond shared memory.
     static void take_spill(Carver& carver, KernelArgs& args, const BlockMemory& block, std::int64_t blocks) {
-        args.spill =
-            static_cast<char*>(carver.take("tiles beyond shared memory", DType::f32, {blocks, spill_bytes(block) / 4}));
+        args.spill = take_spill(carver, blocks * spill_bytes(block));
+    }
+    static char* take_spill(Carver& carver, std::int64_t bytes) {
+        return static_cast<char*>(carver.take("tiles beyond shared memory", DType::f32, {bytes / 4}));
     }
     static std::int64_t spill_bytes(const BlockMemory& block) {
         return static_cast<std::int64_t>((block.spill + 127) / 128 * 128);
     }
-    // A state for every so many tokens of each sequence and head; returns how many. Sequences of unknown lengths leave
-    // up to one each unused (saved_place).
-    static std::int64_t take_saved_states(const Problem& problem, Carver& carver, KernelArgs& args, int tokens) {
-        const std::int64_t parts = problem.in.cu_seqlens.given() ? problem.T / tokens + problem.N
-                                                                 : problem.N * ((problem.T + tokens - 1) / tokens);
-        const std::int64_t K = (problem.K + 15) / 16 * 16, V = (problem.V + 15) / 16 * 16, states = parts * problem.HV;
+    // Parts of so many tokens of all sequences. Sequences of unknown lengths leave up to one each unused (saved_place).
+    static std::int64_t parts_of(const Problem& problem, int tokens) {
+        return problem.in.cu_seqlens.given() ? problem.T / tokens + problem.N
+                                             : problem.N * ((problem.T + tokens - 1) / tokens);
+    }
+    // A state for every part of each head.
+    static void take_saved_states(const Problem& problem, Carver& carver, KernelArgs& args, int tokens) {
+        args.parts = parts_of(problem, tokens);
         args.state_dtype = computes_in_double(problem) ? DType::f64 : DType::f32;
-        args.saved_states = static_cast<char*>(carver.take("saved states", args.state_dtype, {states, K, V}));
-        return states;
+        args.saved_states = take_saved(problem, carver, args, "saved states", args.state_dtype, round_up_16(problem.K));
+    }
+    // Rows of values for each of the parts and heads.
+    static char* take_saved(const Problem& problem, Carver& carver, const KernelArgs& args, const char* name,
+                            DType dtype, std::int64_t rows) {
+        return static_cast<char*>(carver.take(name, dtype, {args.parts * problem.HV, rows, round_up_16(problem.V)}));
+    }
+    static std::int64_t round_up_16(std::int64_t size) { return (size + 15) / 16 * 16; }
+    static std::string chunk_refusal(const Problem& problem) {
+        if (problem.value_gate) return "the chunk form has no value-side gate (gv)";
+        if (problem.elementwise_beta) return "the chunk form needs one beta per token";
+        return common_refusal(problem);
     }
     static std::string common_refusal(const Problem& problem) {
         if (problem.is_piece || wants_states(problem)) return "pieces of sequences are computed on the CPU only";

@@ -48,20 +48,25 @@ struct KernelArgs {
     double write_scale;
     bool late_gate;
     int chunk;          // tokens, a multiple of 16
-    int value_columns;  // of a block of the forward, a multiple of 16
+    int value_columns;  // of a block of the forward or a sweep, a multiple of 16
     int stages;         // tensor cores: chunks whose rows are in shared memory, 1 or 2
     Segments segments;
 
     Strided q, k, p, v, g, gv, beta, g_gamma, A_log, dt_bias, o, initial_state, final_state;
     Strided d_o, d_final_state, d_q, d_k, d_p, d_v, d_g, d_gv, d_beta, d_initial_state;
     bool gate_gradient;                 // d_g or any sum below is wanted
-    double *d_gamma, *d_rate, *d_bias;  // [N,HV], [N,HV], [N,HV] or [N,HV,K]: one sum per sequence and head, or null
+    double *d_gamma, *d_rate, *d_bias;  // [sums,HV], [sums,HV], [sums,HV] or [sums,HV,K]: to be added up, or null
+    std::int64_t sums;                  // per head: one for each sequence or each part
     std::int32_t* refused;              // bits of Refused
 
-    // Saved between the sweeps of a backward: one [K,V] per chunk of a sequence and head, and the residuals of the
-    // delta rule, at saved_place (tiles/token_tiles.hpp).
-    char *saved_states, *saved_residuals;
-    DType state_dtype;
+    // Saved between the sweeps of a backward: for each part (chunk, segment) of a sequence and head the state that
+    // enters it, the gradient of the one that leaves it, and the residuals of the delta rule, at saved_place
+    // (tiles/token_tiles.hpp). Factors: the powers of two that states in f16 are multiplied by, one per value_columns,
+    // or null.
+    std::int64_t parts;  // of all sequences, of one head
+    char *saved_states, *saved_adjoints, *saved_residuals;
+    float *state_factors, *adjoint_factors;
+    DType state_dtype, adjoint_dtype;
     std::size_t shared_limit;  // bytes of shared memory that a block may take
     char* spill;               // what it needs beyond
     std::int64_t spill_bytes;  // of one block

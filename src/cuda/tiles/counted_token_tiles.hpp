@@ -16,19 +16,23 @@ struct CountedTokenTiles {
     TileCounter& counter;
     int rows;
 
+    void load_rows(const Strided& tensor, Tile tile) {
+        counter.load(&KernelWork::input_bytes, tensor, tile, rows, args.K);
+        if (!args.l2norm) return;
+        counter.each_row_sum(rows, tokens.key_columns, tile);
+        counter.each_element(rows, tokens.key_columns, tile, tile);
+    }
+    void load_queries() { load_rows(args.q, tokens.q); }
     void load_keys(bool queries = true) {
-        const auto load = [&](const Strided& tensor, Tile tile) {
-            counter.load(&KernelWork::input_bytes, tensor, tile, rows, args.K);
-            if (!args.l2norm) return;
-            counter.each_row_sum(rows, tokens.key_columns, tile);
-            counter.each_element(rows, tokens.key_columns, tile, tile);
-        };
-        if (queries) load(args.q, tokens.q);
-        load(args.k, tokens.k);
-        if (args.undecayed_error) load(args.p, tokens.e);
+        if (queries) load_queries();
+        load_rows(args.k, tokens.k);
+        if (args.undecayed_error) load_rows(args.p, tokens.e);
     }
     void load_head(int values) {
         counter.load(&KernelWork::input_bytes, args.v, tokens.v, rows, values);
+        load_gates();
+    }
+    void load_gates() {
         if (args.channel_gate) {
             counter.load(&KernelWork::input_bytes, args.g, tokens.log_decay, rows, args.K);
         } else {

@@ -13,6 +13,26 @@ HEADRACE_DEVICE std::int64_t saved_place(const KernelArgs& args, const TokenRang
     return (before + part) * args.HV + head;
 }
 
+// The part (chunk, segment) at a place: a row of args.HV parts, one of each head. Rows that no part of a sequence has
+// lie past the end of one.
+struct PartAt {
+    std::int64_t n, part;
+};
+HEADRACE_DEVICE PartAt part_at(const KernelArgs& args, std::int64_t row, int tokens) {
+    if (!args.cu_seqlens.given) {
+        const std::int64_t parts = (args.T + tokens - 1) / tokens;
+        return {row / parts, row % parts};
+    }
+    std::int64_t n = 0, end = args.N;  // row n belongs to a sequence in [n, end)
+    HEADRACE_ROLLED
+    while (end - n > 1) {
+        const std::int64_t middle = (n + end) / 2;
+        (sequence_of(args, middle).begin / tokens + middle <= row ? n : end) = middle;
+    }
+    return {n, row - (sequence_of(args, n).begin / tokens + n)};
+}
+
+// Of the sums of a head's parameters, one per sequence or chunk, those of number n.
 HEADRACE_DEVICE void clear_parameter_sums(const KernelArgs& args, std::int64_t n, std::int64_t head) {
     const std::int64_t sum = n * args.HV + head;
     const int biases = args.bias_per_channel ? args.K : 1;
@@ -46,13 +66,16 @@ struct TokenTiles {
         if (backward) sums = arena.take<double>(key_columns);
     }
 
+    HEADRACE_DEVICE void load_queries(const ChunkRange& range, std::int64_t key_head) {
+        load_tokens(q, args.q, range, key_head, 0, args.K);
+        if (args.l2norm) normalise(q, q_inverse_norm, range.rows);
+    }
     // Without queries, q keeps what it held.
     HEADRACE_DEVICE void load_keys(const ChunkRange& range, std::int64_t key_head, bool queries = true) {
-        if (queries) load_tokens(q, args.q, range, key_head, 0, args.K);
+        if (queries) load_queries(range, key_head);
         load_tokens(k, args.k, range, key_head, 0, args.K);
         if (args.undecayed_error) load_tokens(e, args.p, range, key_head, 0, args.K);
         if (!args.l2norm) return;
-        if (queries) normalise(q, q_inverse_norm, range.rows);
         normalise(k, k_inverse_norm, range.rows);
         if (args.undecayed_error) normalise(e, e_inverse_norm, range.rows);
     }
@@ -60,6 +83,10 @@ struct TokenTiles {
     // v, beta and the total log decays of a value head.
     HEADRACE_DEVICE void load_head(const ChunkRange& range, std::int64_t head, int first_value, int values) {
         load_tokens(v, args.v, range, head, first_value, values);
+        load_gates(range, head);
+    }
+    // The same without v.
+    HEADRACE_DEVICE void load_gates(const ChunkRange& range, std::int64_t head) {
         load_gate(range, head);
         if (delta && !args.elementwise_beta) load_beta(range, head);
     }

@@ -1,0 +1,68 @@
+// SavedStates: the states of chunks between the launches of a backward, in the tile's type or a narrower one.
+#pragma once
+
+#include "cuda/tiles/rows.hpp"
+
+namespace headrace::cuda {
+
+template <class T>
+struct SavedStates {
+    char* data;      // [places, rows, columns] in multiples of 16 channels; may be null
+    float* factors;  // [places, blocks] the power of two that `block` columns of a state were multiplied by, or null
+    DType dtype;
+    int rows, columns, block;
+    Tile<T> widened;      // [rows, columns] where the type is narrower
+    T* largest_of_warps;  // [block_warps] with factors
+
+    HEADRACE_DEVICE bool in_place() const { return dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32); }
+
+    // Columns [first, first + count) of the state at a place.
+    HEADRACE_DEVICE void save(std::int64_t place, Tile<T> state, int first, int count) const {
+        T factor = 1;
+        if (factors != nullptr) {
+            factor = factor_of(largest(state, count));
+            if (threadIdx.x == 0) *factor_at(place, first) = static_cast<float>(factor);
+        }
+        each_element(rows, count, [&](int c, int j) {
+            store_element<T>(data, dtype, offset(place) + c * columns + first + j, state.at(c, j) * factor);
+        });
+        ptx::sync_block();
+    }
+    // The state where it lies, or widened.
+    HEADRACE_DEVICE Tile<T> restore(std::int64_t place) const {
+        if (in_place()) return {reinterpret_cast<T*>(data) + offset(place), columns};
+        for_each(widened, rows, columns, [&](int c, int j) {
+            const T value = load_element<T>(data, dtype, offset(place) + c * columns + j);
+            return factors == nullptr ? value : value / static_cast<T>(*factor_at(place, j));
+        });
+        return widened;
+    }
+
+  private:
+    HEADRACE_DEVICE std::int64_t offset(std::int64_t place) const { return place * rows * columns; }
+    HEADRACE_DEVICE float* factor_at(std::int64_t place, int column) const {
+        return factors + place * ((columns + block - 1) / block) + column / block;
+    }
+    // f16 spans 2^-14 to 2^15; a state may lie anywhere. The largest magnitude comes to lie below 2^14.
+    HEADRACE_DEVICE static T factor_of(T largest) {
+        int exponent = 0;
+        frexp(largest, &exponent);
+        const int most = 100;  // a power that f32 has
+        exponent = exponent > most ? most : exponent < -most ? -most : exponent;
+        return ldexp(T(1), 14 - exponent);
+    }
+    HEADRACE_DEVICE T largest(Tile<T> state, int count) const {
+        T most = 0;
+        each_element(rows, count, [&](int c, int j) { most = fmax(most, fabs(state.at(c, j))); });
+        HEADRACE_ROLLED
+        for (int distance = warp_lanes / 2; distance > 0; distance /= 2)
+            most = fmax(most, ptx::shuffle_xor(most, distance));
+        if (lane() == 0) largest_of_warps[warp()] = most;
+        ptx::sync_block();
+        HEADRACE_ROLLED
+        for (int w = 0; w < block_warps; ++w) most = fmax(most, largest_of_warps[w]);
+        return most;
+    }
+};
+
+}  // namespace headrace::cuda

@@ -1,0 +1,54 @@
+// split_entry: the kernels of the split backward for one arithmetic, rule and gate.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/chunk/split_kernel.hpp"
+#include "cuda/kernels/kernels.hpp"
+
+namespace headrace::cuda {
+
+extern __shared__ __align__(16) char block_memory[];
+
+// The least of blocks on a multiprocessor, as those of a walk (walk_entry.hpp).
+inline constexpr int sweep_blocks = 3, gradient_blocks = 2;
+
+template <class Kernel>
+__global__ void __launch_bounds__(block_threads, sweep_blocks) split_sweeps(KernelArgs args) {
+    Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
+    Kernel kernel(args, arena, Use::sweeps);
+    const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, heads = args.N * args.HV,
+                       task = blockIdx.x, n = task / blocks % heads / args.HV, head = task / blocks % args.HV;
+    const int first = static_cast<int>(task % blocks) * args.value_columns;
+    task < heads* blocks ? kernel.sweep_adjoints(n, head, first) : kernel.sweep_states(n, head, first);
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(block_threads, gradient_blocks) split_gradients(KernelArgs args) {
+    Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
+    Kernel kernel(args, arena, Use::gradients);
+    HEADRACE_ROLLED
+    for (std::int64_t item = blockIdx.x; item < args.parts * args.H; item += gridDim.x)
+        kernel.gradients(item / args.H, item % args.H);
+}
+
+template <class Kernel, Use use>
+BlockMemory split_memory(const KernelArgs& args, std::size_t shared_limit) {
+    Arena arena{nullptr, nullptr, shared_limit};
+    Kernel(args, arena, use);
+    return {arena.shared_used, arena.spill_used};
+}
+
+template <class T, bool delta, bool channel_gate>
+SplitKernels split_kernels() {
+    using Gate = std::conditional_t<channel_gate, ChannelGate<T>, ScalarGate<T>>;
+    using Block = SplitKernel<Gate, delta>;
+    return {{"split_sweeps", reinterpret_cast<const void*>(&split_sweeps<Block>),
+             registers_allowed(block_threads, sweep_blocks), &split_memory<Block, Use::sweeps>,
+             &split_sweeps_work<T, delta, channel_gate>},
+            {"split_gradients", reinterpret_cast<const void*>(&split_gradients<Block>),
+             registers_allowed(block_threads, gradient_blocks), &split_memory<Block, Use::gradients>,
+             &split_gradients_work<T, delta, channel_gate>}};
+}
+
+}  // namespace headrace::cuda

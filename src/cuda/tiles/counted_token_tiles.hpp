@@ -43,7 +43,10 @@ struct CountedTokenTiles {
     void store_gate_gradient(Tile gradient) {
         const bool formula = args.g.given && args.gate_formula != GateFormula::log_decay;
         const int columns = args.channel_gate ? args.K : 1, gates = args.channel_gate ? rows : 1;
-        const auto sums = [&] { counter.each_element(gates, args.channel_gate ? columns : rows, gradient); };
+        const auto sums = [&] {
+            counter.each_element(gates, args.channel_gate ? columns : rows, gradient);
+            counter.barrier();
+        };
         if (args.d_gamma != nullptr) sums();
         if (formula) {  // the gradient of the formula reads g again, the sum of the rate once more
             for (int pass = args.d_rate != nullptr ? 0 : 1; pass < 2; ++pass)

@@ -21,7 +21,7 @@ ScoreProducts score_products(const ProblemLine& line) {
     // P; P^T d_o, d_P; d_P k, d_P^T q
     if (!delta) return {3, 2};
     // The states' sweep: l and its solve. The adjoint's: P, l; P^T d_o, the transposed solve. The gradients: P, l, what
-    // d_P and d_l add to d_q, d_k (twice) and d_e; d_P, d_l. Channel gates: two more, of rows decayed to another token.
+    // d_P and d_l add to d_q, d_k (twice) and d_e; d_P, d_l. Of channel gates two more are allowed for.
     return {has_channel(line.gate) ? 11.0 : 9.0, 5};
 }
 

@@ -1,16 +1,77 @@
 # HEADRACE_CUDA=AUTO|ON|OFF: finds nvcc, which needs no GPU; headrace_compile_cuda(target) for what it compiles.
 #
-# AUTO builds the CUDA backend where nvcc is found, ON requires it: the program CMAKE_CUDA_COMPILER or CUDACXX, or below
-# CUDAToolkit_ROOT, CUDA_HOME or CUDA_PATH, in PATH, in /usr/local/cuda. The packages of PyPI will do (scripts/nvcc.sh).
-# The fat binary holds code for CMAKE_CUDA_ARCHITECTURES: Ampere, Hopper, Blackwell, and PTX for what comes between and
-# after. HEADRACE_CUDA_PLAIN_PTX leaves PTX of compute_80 alone, uncompressed, for programs that read it (tests/ptx).
-# CMAKE_CUDA_RUNTIME_LIBRARY is Static, or Shared for a runtime that is found at run time.
-set(HEADRACE_CUDA OFF CACHE STRING "Build the CUDA backend in src/cuda: AUTO where nvcc is found, ON, OFF")
+# AUTO builds the CUDA backend where an nvcc of release 12 or later is found and works, ON requires one: the program
+# CMAKE_CUDA_COMPILER or CUDACXX, or below CUDAToolkit_ROOT, CUDA_HOME or CUDA_PATH, in PATH, in /usr/local/cuda. The
+# packages of PyPI will do (scripts/nvcc.sh). The fat binary holds code for CMAKE_CUDA_ARCHITECTURES: Ampere, Hopper,
+# Blackwell (nvcc 12.8 and later), and PTX for what comes between and after. HEADRACE_CUDA_PLAIN_PTX leaves PTX of
+# compute_80 alone, uncompressed, for programs that read it (tests/ptx). CMAKE_CUDA_RUNTIME_LIBRARY is Static, or Shared
+# for a runtime that is found at run time.
+set(HEADRACE_CUDA AUTO CACHE STRING "Build the CUDA backend in src/cuda: AUTO where nvcc 12 or later works, ON, OFF")
 set_property(CACHE HEADRACE_CUDA PROPERTY STRINGS AUTO ON OFF)
 option(HEADRACE_CUDA_PLAIN_PTX "Leave uncompressed PTX of compute_80 in place of code for GPUs" OFF)
 
+# Sets `reason` to why CMAKE_CUDA_COMPILER will not do, else to nothing, and nvcc_release. That it compiles and links is
+# tried once: what CMake itself says where it does not ends a configuration.
+function(headrace_try_nvcc reason)
+    set(nvcc "${CMAKE_CUDA_COMPILER}")
+    set(${reason} "" PARENT_SCOPE)
+    execute_process(COMMAND "${nvcc}" --version RESULT_VARIABLE failure OUTPUT_VARIABLE said ERROR_VARIABLE said)
+    if(failure OR NOT said MATCHES "release ([0-9]+\\.[0-9]+)")
+        set(${reason} "${nvcc} is no nvcc that runs" PARENT_SCOPE)
+        return()
+    endif()
+    set(nvcc_release "${CMAKE_MATCH_1}")
+    set(nvcc_release "${nvcc_release}" PARENT_SCOPE)
+    if(nvcc_release VERSION_LESS 12)
+        set(${reason} "${nvcc} is of release ${nvcc_release}, 12 or later is needed" PARENT_SCOPE)
+        return()
+    endif()
+    separate_arguments(flags UNIX_COMMAND "${CMAKE_CUDA_FLAGS} $ENV{CUDAFLAGS}")
+    set(host "${CMAKE_CUDA_HOST_COMPILER}")
+    if(NOT host)
+        set(host "$ENV{CUDAHOSTCXX}")
+    endif()
+    if(host)
+        list(APPEND flags "-ccbin=${host}")
+    endif()
+    set(tried "${nvcc} ${nvcc_release} ${flags}")
+    if(HEADRACE_NVCC_WORKS STREQUAL tried)
+        return()
+    endif()
+    set(place "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/headrace_nvcc")
+    file(WRITE "${place}/empty.cu" "__global__ void empty() {}\nint main() { empty<<<1, 1>>>(); }\n")
+    execute_process(COMMAND "${nvcc}" -std=c++20 ${flags} empty.cu -o empty WORKING_DIRECTORY "${place}"
+                    RESULT_VARIABLE failure OUTPUT_VARIABLE said ERROR_VARIABLE said)
+    if(failure)
+        string(STRIP "${said}" said)
+        set(${reason} "${nvcc} does not compile an empty kernel: ${said}" PARENT_SCOPE)
+        return()
+    endif()
+    set(HEADRACE_NVCC_WORKS "${tried}" CACHE INTERNAL "The nvcc that has compiled an empty kernel")
+endfunction()
+
+# The packages of PyPI have neither lib64, where nvcc looks for libraries, nor libcudart.so, where CMake does.
+function(headrace_find_cuda_libraries)
+    get_filename_component(cuda_root "${CMAKE_CUDA_COMPILER}" REALPATH)
+    get_filename_component(cuda_root "${cuda_root}/../.." ABSOLUTE)
+    if(EXISTS "${cuda_root}/lib/libcudart_static.a" AND NOT EXISTS "${cuda_root}/lib64")
+        set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} -L${cuda_root}/lib" PARENT_SCOPE)
+        file(GLOB cudart "${cuda_root}/lib/libcudart.so*")
+        if(cudart)
+            list(GET cudart 0 cudart)
+            set(CUDA_CUDART "${cudart}" CACHE FILEPATH "The CUDA runtime as a shared library")
+            set(CUDA_cudart_LIBRARY "${cudart}" CACHE FILEPATH "The same, as CUDA::cudart")
+        endif()
+    endif()
+endfunction()
+
 set(headrace_cuda OFF)
-if(HEADRACE_CUDA)
+set(no_cuda "HEADRACE_CUDA is ${HEADRACE_CUDA}")
+if(HEADRACE_CUDA STREQUAL "AUTO" AND CMAKE_CROSSCOMPILING)
+    set(no_cuda "the build is for another machine")
+elseif(HEADRACE_CUDA STREQUAL "AUTO" AND HEADRACE_SANITIZE)
+    set(no_cuda "nvcc has no sanitizers")
+elseif(HEADRACE_CUDA)
     if(NOT CMAKE_CUDA_COMPILER AND NOT "$ENV{CUDACXX}" STREQUAL "")
         set(CMAKE_CUDA_COMPILER "$ENV{CUDACXX}")
     endif()
@@ -18,16 +79,21 @@ if(HEADRACE_CUDA)
         HINTS "${CUDAToolkit_ROOT}" ENV CUDAToolkit_ROOT ENV CUDA_HOME ENV CUDA_PATH
         PATHS /usr/local/cuda PATH_SUFFIXES bin)
     if(CMAKE_CUDA_COMPILER)
-        set(headrace_cuda ON)
-    elseif(HEADRACE_CUDA STREQUAL "AUTO")
-        message(STATUS "CUDA backend: none, no nvcc found (HEADRACE_CUDA=ON says what to do)")
+        headrace_find_cuda_libraries()
+        headrace_try_nvcc(no_cuda)
     else()
-        message(FATAL_ERROR "HEADRACE_CUDA is ON, but no nvcc was found. "
-            "Name it with -DCMAKE_CUDA_COMPILER=FOLDER/bin/nvcc, "
+        set(no_cuda "no nvcc was found")
+    endif()
+    if(no_cuda STREQUAL "")
+        set(headrace_cuda ON)
+    elseif(NOT HEADRACE_CUDA STREQUAL "AUTO")
+        message(FATAL_ERROR "HEADRACE_CUDA is ${HEADRACE_CUDA}, but ${no_cuda}. "
+            "Name another nvcc with -DCMAKE_CUDA_COMPILER=FOLDER/bin/nvcc, "
             "install one by `bash scripts/nvcc.sh`, which needs no GPU, or build without: -DHEADRACE_CUDA=OFF")
     endif()
 endif()
 if(NOT headrace_cuda)
+    message(STATUS "CUDA backend: none, ${no_cuda}")
     return()
 endif()
 
@@ -35,22 +101,12 @@ if(HEADRACE_CUDA_PLAIN_PTX)
     set(CMAKE_CUDA_ARCHITECTURES 80-virtual)
 elseif(NOT CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 100-real 80-virtual)
+    if(nvcc_release VERSION_LESS 12.8)
+        list(REMOVE_ITEM CMAKE_CUDA_ARCHITECTURES 100-real)
+    endif()
 endif()
 if(NOT CMAKE_CUDA_RUNTIME_LIBRARY)
     set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
-endif()
-
-# The packages of PyPI have neither lib64, where nvcc looks for libraries, nor libcudart.so, where CMake does.
-get_filename_component(cuda_root "${CMAKE_CUDA_COMPILER}" REALPATH)
-get_filename_component(cuda_root "${cuda_root}/../.." ABSOLUTE)
-if(EXISTS "${cuda_root}/lib/libcudart_static.a" AND NOT EXISTS "${cuda_root}/lib64")
-    string(APPEND CMAKE_CUDA_FLAGS " -L${cuda_root}/lib")
-    file(GLOB cudart "${cuda_root}/lib/libcudart.so*")
-    if(cudart)
-        list(GET cudart 0 cudart)
-        set(CUDA_CUDART "${cudart}" CACHE FILEPATH "The CUDA runtime as a shared library")
-        set(CUDA_cudart_LIBRARY "${cudart}" CACHE FILEPATH "The same, as CUDA::cudart")
-    endif()
 endif()
 
 enable_language(CUDA)
@@ -63,7 +119,7 @@ set(HEADRACE_CUDART CUDA::cudart_static)
 if(CMAKE_CUDA_RUNTIME_LIBRARY STREQUAL "Shared")
     set(HEADRACE_CUDART CUDA::cudart)
 endif()
-message(STATUS "CUDA backend: ${CMAKE_CUDA_COMPILER} for ${CMAKE_CUDA_ARCHITECTURES}")
+message(STATUS "CUDA backend: ${CMAKE_CUDA_COMPILER} of release ${nvcc_release}, for ${CMAKE_CUDA_ARCHITECTURES}")
 
 # Options of everything that nvcc compiles.
 function(headrace_compile_cuda target)

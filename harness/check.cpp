@@ -73,18 +73,6 @@ Status call_library(Run& run, const ProblemLine& line, const Call& call) {
     return status;
 }
 
-Status find_implementation(Run& run, const Call& call) {
-    std::vector<Candidate> candidates;
-    Status status = explain(call, &candidates);
-    if (!status.ok()) return status;
-    for (const Candidate& candidate : candidates) {
-        if (!candidate.refusal.empty()) continue;
-        if (run.implementation.empty() || candidate.yields.empty()) run.implementation = candidate.name;
-        if (candidate.yields.empty()) break;
-    }
-    return status;
-}
-
 Judged judged_output(const NamedView& output, DType problem, const Expected& expected) {
     Judged judged;
     judged.name = output.name;
@@ -135,7 +123,7 @@ Run run_line(const ProblemLine& line) {
     Run run;
     CallTensors made = make_tensors(line);
     const Call& call = made.call;
-    run.status = find_implementation(run, line.cuda ? seen_from_device(call) : call);
+    run.status = find_serving(line.cuda ? seen_from_device(call) : call, &run.implementation);
     if (!run.status.ok()) return run;
 
     const Expected expected = expect(call);

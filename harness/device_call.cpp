@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "harness/run_call.hpp"
@@ -90,24 +91,25 @@ Status checked(cudaError_t error, const char* what) {
     return {Code::unsupported, std::string("CUDA: ") + what + ": " + cudaGetErrorString(error)};
 }
 
-// Device memory with guards, and the host's bytes that it stands for.
-class Copied {
+// Device memory between guards, all of it filled; for a tensor, with the host's bytes that it stands for.
+class Guarded {
   public:
-    Copied(void* host, std::size_t bytes, cudaStream_t stream) : host_(host), bytes_(bytes), stream_(stream) {
+    Guarded(void* host, std::size_t bytes, cudaStream_t stream) : host_(host), bytes_(bytes), stream_(stream) {
         status_ = checked(cudaMalloc(&memory_, bytes + 2 * guard), "cudaMalloc");
         if (status_.ok())
             status_ = checked(cudaMemsetAsync(memory_, filling, bytes + 2 * guard, stream), "cudaMemsetAsync");
-        if (status_.ok() && host != nullptr && bytes > 0) {
-            status_ = checked(cudaMemcpyAsync(data(), host, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
-        }
     }
-    ~Copied() { cudaFree(memory_); }
-    Copied(const Copied&) = delete;
-    Copied& operator=(const Copied&) = delete;
+    ~Guarded() { cudaFree(memory_); }
+    Guarded(const Guarded&) = delete;
+    Guarded& operator=(const Guarded&) = delete;
 
     const Status& status() const { return status_; }
     void* data() const { return static_cast<char*>(memory_) + guard; }
-    Status copy_back(bool* guards_intact) {
+    Status upload() {
+        if (host_ == nullptr || bytes_ == 0) return {};
+        return checked(cudaMemcpyAsync(data(), host_, bytes_, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
+    }
+    Status download(bool* guards_intact) {
         std::vector<unsigned char> all(bytes_ + 2 * guard);
         Status status = checked(cudaMemcpyAsync(all.data(), memory_, all.size(), cudaMemcpyDeviceToHost, stream_),
                                 "cudaMemcpyAsync");
@@ -128,50 +130,81 @@ class Copied {
     Status status_;
 };
 
-Status run_copied(const Call& host, bool own_workspace, cudaStream_t stream, std::string* violation) {
-    std::vector<std::unique_ptr<Copied>> tensors;
-    Call call = seen_from_device(host);
-    Status status;
-    each_device_view(call, [&](TensorView& view) {
-        tensors.push_back(std::make_unique<Copied>(view.data, extent_bytes(view), stream));
-        if (!tensors.back()->status().ok()) status = tensors.back()->status();
-        view.data = tensors.back()->data();
-    });
-    call.options.stream = stream;
-    std::size_t bytes = 0;
-    if (status.ok() && own_workspace) status = workspace_size(call, &bytes);
-    if (!status.ok()) return status;
-    Copied workspace(nullptr, bytes, stream);
-    if (!workspace.status().ok()) return workspace.status();
-    status = run_call(call, own_workspace ? Workspace{workspace.data(), bytes} : Workspace{});
-    if (!status.ok()) return status;
-    bool intact = true;
-    for (const auto& tensor : tensors) {
-        if (status = tensor->copy_back(&intact); !status.ok()) return status;
+class CopiedCall final : public CallOnDevice {
+  public:
+    ~CopiedCall() override {
+        tensors_.clear();  // after what the stream holds: cudaFree waits
+        workspaces_.clear();
+        if (stream_ != nullptr) cudaStreamDestroy(stream_);
     }
-    if (!intact) *violation = "bytes around a tensor were written";
-    if (own_workspace && intact) {
-        status = workspace.copy_back(&intact);
-        if (!intact) *violation = "bytes around the workspace were written";
+    Status make(const Call& host) {
+        Status status =
+            checked(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+        if (!status.ok()) return status;
+        call_ = seen_from_device(host);
+        call_.options.stream = stream_;
+        each_device_view(call_, [&](TensorView& view) {
+            tensors_.push_back(std::make_unique<Guarded>(view.data, extent_bytes(view), stream_));
+            if (status.ok()) status = tensors_.back()->status();
+            view.data = tensors_.back()->data();
+        });
+        return status.ok() ? upload() : status;
     }
-    return status;
-}
+
+    const Call& call() const override { return call_; }
+    Status add_workspace(const Call& call, Workspace* workspace) override {
+        std::size_t bytes = 0;
+        if (Status status = workspace_size(call, &bytes); !status.ok()) return status;
+        workspaces_.push_back(std::make_unique<Guarded>(nullptr, bytes, stream_));
+        *workspace = {workspaces_.back()->data(), bytes};
+        return workspaces_.back()->status();
+    }
+    Status upload() override {
+        for (const auto& tensor : tensors_) {
+            if (Status status = tensor->upload(); !status.ok()) return status;
+        }
+        return {};
+    }
+    Status synchronize() override { return checked(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+    Status download(std::string* violation) override {
+        for (const auto& [blocks, what] : {std::pair(&tensors_, "a tensor"), {&workspaces_, "the workspace"}}) {
+            bool intact = true;
+            for (const auto& block : *blocks) {
+                if (Status status = block->download(&intact); !status.ok()) return status;
+            }
+            if (!intact) *violation = std::string("bytes around ") + what + " were written";
+        }
+        return {};
+    }
+
+  private:
+    cudaStream_t stream_ = nullptr;
+    Call call_;
+    std::vector<std::unique_ptr<Guarded>> tensors_, workspaces_;
+};
 
 }  // namespace
 
-Status run_on_device(const Call& host, bool own_workspace, std::string* violation) {
-    cudaStream_t stream = nullptr;
-    if (Status status = checked(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-        !status.ok())
-        return status;
-    Status status = run_copied(host, own_workspace, stream, violation);
-    cudaStreamDestroy(stream);
+Status copy_to_device(const Call& host, std::unique_ptr<CallOnDevice>* result) {
+    auto copied = std::make_unique<CopiedCall>();
+    Status status = copied->make(host);
+    if (status.ok()) *result = std::move(copied);
     return status;
 }
 #else
-Status run_on_device(const Call&, bool, std::string*) {
+Status copy_to_device(const Call&, std::unique_ptr<CallOnDevice>*) {
     return {Code::unsupported, "cuda: this build has no CUDA (HEADRACE_CUDA)"};
 }
 #endif
+
+Status run_on_device(const Call& host, bool own_workspace, std::string* violation) {
+    std::unique_ptr<CallOnDevice> device;
+    Status status = copy_to_device(host, &device);
+    Workspace workspace;
+    if (status.ok() && own_workspace) status = device->add_workspace(device->call(), &workspace);
+    if (status.ok()) status = run_call(device->call(), workspace);
+    if (status.ok()) status = device->download(violation);
+    return status;
+}
 
 }  // namespace headrace::harness

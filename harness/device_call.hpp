@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "headrace/headrace.hpp"
@@ -19,10 +20,28 @@ void each_device_view(Call& call, const std::function<void(TensorView&)>& f);
 // Bytes from the first to the last element of a view.
 std::size_t extent_bytes(const TensorView& view);
 
-// Copies every tensor with what lies between its elements to the device, runs the call on a stream of its own,
-// synchronises it and copies back what the library may write. Around each tensor and the workspace (own_workspace: one
-// that the caller gives, filled with NaN) lie bytes that nobody may write: *violation says where somebody did.
-// Code::unsupported in a build without CUDA.
+// The tensors of a call in the memory of the current CUDA device, and a stream of their own. Around each of them and
+// around each workspace lie bytes that nobody may write.
+class CallOnDevice {
+  public:
+    virtual ~CallOnDevice() = default;
+    // The host's call with the views and the stream of the device.
+    virtual const Call& call() const = 0;
+    // Adds a workspace of the size that a call on these tensors asks for, filled with NaN; it lives as long as this.
+    virtual Status add_workspace(const Call& call, Workspace* workspace) = 0;
+    // Queues copies of the host's tensors as they now are, outputs too, with what lies between their elements.
+    virtual Status upload() = 0;
+    virtual Status synchronize() = 0;
+    // Copies everything back to the host, after what the stream holds; *violation says where somebody wrote around a
+    // tensor or a workspace.
+    virtual Status download(std::string* violation) = 0;
+};
+
+// Code::unsupported in a build without CUDA. The host's tensors must outlive the result.
+Status copy_to_device(const Call& host, std::unique_ptr<CallOnDevice>* result);
+
+// Copies the call's tensors to the device, runs it there (own_workspace: with a workspace of the caller's) and copies
+// back what the library may write. Errors and *violation as above.
 Status run_on_device(const Call& host, bool own_workspace, std::string* violation);
 
 }  // namespace headrace::harness

@@ -222,21 +222,30 @@ Timing summary_of(std::vector<double> seconds) {
     std::sort(seconds.begin(), seconds.end());
     const std::size_t middle = seconds.size() / 2;
     const double median = seconds.size() % 2 == 1 ? seconds[middle] : 0.5 * (seconds[middle - 1] + seconds[middle]);
-    return {seconds.front() * 1e3, median * 1e3, static_cast<int>(seconds.size())};
+    const double tail = seconds[std::min(seconds.size() - 1, seconds.size() * 95 / 100)];
+    return {seconds.front() * 1e3, median * 1e3, static_cast<int>(seconds.size()), tail * 1e3};
 }
 
 std::vector<Timing> time_interleaved(const std::vector<std::function<void()>>& variants, const TimingLimits& limits,
                                      const std::function<void(double)>& on_round) {
+    std::vector<std::function<double()>> samples;
+    for (const auto& variant : variants) {
+        variant();
+        samples.emplace_back([&variant] { return time_once(variant); });
+    }
+    return sample_interleaved(samples, limits, on_round);
+}
+
+std::vector<Timing> sample_interleaved(const std::vector<std::function<double()>>& samples, const TimingLimits& limits,
+                                       const std::function<void(double)>& on_round) {
     constexpr std::size_t max_calls = 1'000'000;  // of calls that take no time at all
-    for (const auto& variant : variants) variant();
-    std::vector<std::vector<double>> seconds(variants.size());
-    std::vector<double> totals(variants.size());
-    double done = variants.empty() ? 1 : 0;
+    std::vector<std::vector<double>> seconds(samples.size());
+    std::vector<double> totals(samples.size());
+    double done = samples.empty() ? 1 : 0;
     while (done < 1) {
         done = 1;
-        for (std::size_t i = 0; i < variants.size(); ++i) {
-            seconds[i].push_back(time_once(variants[i]));
-            totals[i] += seconds[i].back();
+        for (std::size_t i = 0; i < samples.size(); ++i) {
+            totals[i] += time_once([&] { seconds[i].push_back(samples[i]()); });
             const double calls = static_cast<double>(seconds[i].size());
             if (seconds[i].size() < max_calls) {
                 done = std::min({done, calls / limits.min_calls, totals[i] / limits.min_seconds});
@@ -245,7 +254,7 @@ std::vector<Timing> time_interleaved(const std::vector<std::function<void()>>& v
         if (on_round) on_round(done);
     }
     std::vector<Timing> timings;
-    for (auto& samples : seconds) timings.push_back(summary_of(std::move(samples)));
+    for (auto& of_one : seconds) timings.push_back(summary_of(std::move(of_one)));
     return timings;
 }
 
@@ -287,6 +296,7 @@ double least_bytes(const Call& call) {
 
 double judging_gflops(const Peaks& peaks, DType dtype) {
     if (dtype == DType::f64) return peaks.f64_gflops;
+    if (dtype == DType::f16 && peaks.f16_gflops > 0) return peaks.f16_gflops;
     return dtype == DType::bf16 && peaks.bf16_gflops > 0 ? peaks.bf16_gflops : peaks.f32_gflops;
 }
 

@@ -10,13 +10,14 @@
 
 namespace headrace::harness {
 
-// What the machine reaches with `threads` threads, measured, not looked up.
+// What the machine reaches with `threads` threads, measured, not looked up; or a CUDA device (harness/device_measure.hpp).
 struct Peaks {
-    int threads = 1;
-    std::string isa;        // of the arithmetic loops: "avx512", "avx2", "generic"
+    int threads = 1;        // 0: of a device
+    std::string isa;        // of the arithmetic loops: "avx512", "avx2", "generic"; a device's name
     double f32_gflops = 0;  // fused multiply-add, two FLOP each
     double f64_gflops = 0;
     double bf16_gflops = 0;  // dot product of bf16 pairs into f32; 0 where the machine has none
+    double f16_gflops = 0;   // the same of f16
     double steadiness =
         1;                // median attempt over best attempt, the worst of the arithmetic loops; low on a busy machine
     double copy_gbs = 0;  // memory copy far larger than the caches, bytes read + bytes written
@@ -27,6 +28,7 @@ constexpr double bytes_of_measure_peaks = 512 << 20;  // the memory that it copi
 struct Timing {
     double min_ms = 0, median_ms = 0;
     int calls = 0;
+    double tail_ms = 0;  // 95 of 100 calls took no longer
 };
 
 // Seconds that one call takes, and the figures of several such times.
@@ -43,6 +45,11 @@ struct TimingLimits {
 std::vector<Timing> time_interleaved(const std::vector<std::function<void()>>& variants,
                                      const TimingLimits& limits = {}, const std::function<void(double)>& on_round = {});
 
+// The same of samples: what each returns is how many seconds it measured, what it takes counts against the limits.
+std::vector<Timing> sample_interleaved(const std::vector<std::function<double()>>& samples,
+                                       const TimingLimits& limits = {},
+                                       const std::function<void(double)>& on_round = {});
+
 // The least floating-point operations that the recurrence needs: per token and value head, forward and step 4 K V
 // (additive rule) or 6 K V (delta rule), backward 10 K V or 16 K V; a summary's part 2 or 4 K V
 // (the transition of the delta rule: K K), the adjoint 2 or 6 K V. Implementations may do more.
@@ -51,7 +58,8 @@ double useful_flop(const ProblemLine& line);
 // The least bytes that the call must move: every input once, every output once, the states of a step in and out.
 double least_bytes(const Call& call);
 
-// The peak that judges a problem: f64 for f64, the bf16 dot product for bf16 where there is one, else f32.
+// The peak that judges a problem: f64 for f64, the dot product of its own type for bf16 and f16 where there is one, else
+// f32.
 double judging_gflops(const Peaks& peaks, DType dtype);
 
 // How long the problem must take at least, and the share of the arithmetic peak that a time reaches.

@@ -1,5 +1,8 @@
-// run_call: the function of the library that a call's direction names.
+// run_call: the function of the library that a call's direction names; and which implementation serves a call.
 #pragma once
+
+#include <string>
+#include <vector>
 
 #include "headrace/summary.hpp"
 
@@ -15,6 +18,19 @@ inline Status run_call(const Call& call, Workspace workspace = {}) {
             return summarize_backward(call.op, call.in, call.d_out, call.grads.d_initial_state, call.options, workspace);
     }
     return Status(Code::invalid_argument, "direction: none of the library's");
+}
+
+// Empty if none serves it; an error where the call is not valid.
+inline Status find_serving(const Call& call, std::string* implementation) {
+    implementation->clear();
+    std::vector<Candidate> candidates;
+    Status status = explain(call, &candidates);
+    for (const Candidate& candidate : candidates) {
+        if (!status.ok() || !candidate.refusal.empty() || !candidate.yields.empty()) continue;
+        *implementation = candidate.name;
+        break;
+    }
+    return status;
 }
 
 }  // namespace headrace::harness

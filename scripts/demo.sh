@@ -92,7 +92,7 @@ say "Python packages (the first time a minute or two)"
 quietly python3 -m venv "$venv"
 quietly pip_install -r examples/language_model/requirements.txt -c tests/python/requirements.txt
 say "building the Python package headrace (the first time a few minutes)"
-quietly pip_install --no-deps .
+quietly pip_install --no-deps --config-settings=cmake.define.HEADRACE_CUDA=OFF .
 say "a language model of bytes"
 "$venv/bin/python" examples/language_model "${model[@]}"
 say "a sequence in one process, and cut over two"

@@ -115,7 +115,7 @@ python_tests() {
 wheel_and_requirements() {
     local status=0
     pip_install -r tests/python/requirements.txt &
-    "$venv/bin/python" -m pip wheel --no-deps --wheel-dir "$1" . || status=1
+    "$venv/bin/python" -m pip wheel --no-deps --wheel-dir "$1" --config-settings=cmake.define.HEADRACE_CUDA=OFF . || status=1
     wait $! && return $status
 }
 
@@ -126,7 +126,8 @@ stage_python() {
     rm -rf "$wheels"
     step "python: pip wheel ., requirements" wheel_and_requirements "$wheels" || return
     step "python: install the wheel" pip_install --no-deps --force-reinstall "$wheels"/headrace-*.whl || return
-    python_tests "python: tests" -m "not alone" -n "$jobs" tests/python
+    python_tests "python: tests" -m "not alone" -n "$jobs" --ignore-glob="*/test_gpu_*.py" tests/python
+    printf '%-44s not run: these are for machines with a GPU\n' "python: tests/python/test_gpu_*.py"
     local launcher=(env -u OMP_WAIT_POLICY)  # as a user's process has it
     mapfile -t alone < <(grep -l "pytest.mark.alone" tests/python/test_*.py)
     python_tests "python: tests that measure" -m alone "${alone[@]}"
@@ -136,6 +137,22 @@ stage_python() {
     else
         printf '%-44s not run: %s\n' "python: two ranks in two networks" "$reason"
     fi
+    python_on_stand_in
+}
+
+# headrace.torch on CUDA tensors, with the kernels in the interpreter.
+python_on_stand_in() {
+    local name="python: CUDA tensors in the interpreter" package=build/ptx/package
+    if ! command -v nvcc >/dev/null; then
+        printf '%-44s not run: no nvcc in PATH\n' "$name"
+        return
+    fi
+    step "ptx: configure with Python" cmake --preset ptx -DHEADRACE_BUILD_PYTHON=ON \
+        -DPython_EXECUTABLE="$PWD/$venv/bin/python" && build ptx headrace_cudart headrace_python || return
+    rm -rf "$package" && mkdir -p "$package" && cp -r python/headrace build/ptx/python/_core.*.so "$package"
+    mv "$package"/_core.*.so "$package/headrace"
+    local launcher=(env LD_LIBRARY_PATH="$PWD/build/ptx/tests/ptx/runtime" PYTHONPATH="$PWD/$package")
+    python_tests "$name" -n "$jobs" tests/python/torch_on_stand_in.py
 }
 
 stage_clang() {

@@ -11,7 +11,8 @@ Shapes: q, k, p [B, T, H, K]; v, o [B, T, HV, V]; g [B, T, HV] or [B, T, HV, K];
 dt_bias [HV] or [HV, K], as A_log also in other shapes of as many values; beta [B, T, HV]; states [N, HV, K, V]. Types:
 float64, float32, float16, and bfloat16 of ml_dtypes. Where q, k, v and p have several, the call computes in the least
 that holds them all; o has the type of q, a gradient that of its input. Arrays of any strides >= 0 are read where they
-are, those of the other byte order in a copy; masked arrays are refused. Options are those of headrace::Options: scale,
+are, those of the other byte order in a copy; masked arrays are refused, and so are arrays on a device, which headrace.torch
+and headrace.jax take. Options are those of headrace::Options: scale,
 reverse, qk_l2norm, gate_form ("log_decay", "softplus", "bounded"), lower_bound, beta_form ("value", "sigmoid",
 "two_sigmoid"), allow_positive_gates, chunk, num_steps, threads; A_log may be left out of a bounded gate and is 0.
 Errors are ValueError or TypeError naming the argument. Formulas: docs/math.md of the project, recurrences in its
@@ -48,9 +49,26 @@ def _native(name: str, array: np.ndarray) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+_HOSTS = (1, 3, 11)  # of DLPack: memory of the host, and of those, memory that GPUs were told of
+
+
+def _on_device(value: Any) -> bool:
+    """Whether an array of some framework says that it lies elsewhere than in the host's memory."""
+    device = getattr(value, "__dlpack_device__", None)
+    if device is None:
+        return hasattr(value, "__cuda_array_interface__")
+    try:
+        return device()[0] not in _HOSTS
+    except (TypeError, ValueError, RuntimeError, BufferError):  # one that is traced, sparse, ...
+        return False
+
+
 def _checked_array(name, value):
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"{name}: expected a numpy array, got {type(value).__name__}")
+        where = ""
+        if _on_device(value):
+            where = " on a device, which headrace.torch and headrace.jax take"
+        raise TypeError(f"{name}: expected a numpy array, got {type(value).__name__}{where}")
     array = _native(name, value)
     if array.ndim > 4 and name not in ("A_log", "dt_bias"):
         raise ValueError(f"{name}: expected 1 to 4 dimensions, got {array.ndim}")

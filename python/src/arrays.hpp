@@ -89,10 +89,18 @@ inline bool borrow(nb::handle argument, nb::dlpack::dltensor* tensor) {
     return false;
 }
 
+// Where the library takes tensors: on the CPU or on a CUDA device.
+inline std::optional<Device> device_of(const nb::dlpack::device& device) {
+    if (device.device_type == nb::device::cpu::value) return Device::cpu;
+    if (device.device_type == nb::device::cuda::value) return Device::cuda;
+    return std::nullopt;
+}
+
 // A tensor of at most TensorView::max_rank dimensions.
-inline TensorView view_of(const nb::dlpack::dltensor& array, DType dtype) {
+inline TensorView view_of(const nb::dlpack::dltensor& array, DType dtype, Device device) {
     TensorView view;
     view.dtype = dtype;
+    view.device = device;
     view.data = static_cast<char*>(array.data) + array.byte_offset;
     view.rank = array.ndim;
     for (int d = 0; d < view.rank; ++d) {
@@ -185,8 +193,15 @@ inline bool usual(const nb::list& inputs) {
            (!dt_bias.given() || is_flat(dt_bias, heads) || (g.rank == 4 && is_flat(dt_bias, heads * q.shape[3])));
 }
 
+// PyTorch's function from the number of a CUDA device to the cudaStream_t, as an int, on which its work there is queued
+// now. nullptr until a PyTorch with CUDA is used, which alone brings tensors of such devices here.
+inline PyObject*& current_stream() {
+    static PyObject* function = nullptr;
+    return function;
+}
+
 // Shows the arrays of a call as views, which are valid as long as this and the call's arguments. An argument is None or
-// an array.
+// an array, on the CPU or on a CUDA device.
 class Arrays {
   public:
     // arguments: a list in the order of names and views.
@@ -199,26 +214,42 @@ class Arrays {
         if (argument.is_none() || (is_numpy_array(argument) && read_numpy(argument, view))) return;
         nb::dlpack::dltensor array;
         if (!borrow(argument, &array)) array = keep(argument, name);
-        if (array.device.device_type != nb::device::cpu::value) {
-            throw nb::value_error((std::string(name) + ": expected an array on the CPU").c_str());
+        const std::optional<Device> device = device_of(array.device);
+        if (!device) {
+            throw nb::value_error((std::string(name) + ": expected an array on the CPU or a CUDA device").c_str());
         }
+        note(array.device);
         if (array.ndim == 0 || array.ndim > TensorView::max_rank) {  // a view without dimensions is one not given
             throw nb::value_error((std::string(name) + ": expected 1 to 4 dimensions, got " + std::to_string(array.ndim)).c_str());
         }
-        *view = view_of(array, dtype_of(array.dtype, name));
+        *view = view_of(array, dtype_of(array.dtype, name), *device);
+    }
+
+    // One of the call's arrays lies there.
+    void note(const nb::dlpack::device& device) {
+        if (cuda_device_ < 0 && device.device_type == nb::device::cuda::value) cuda_device_ = device.device_id;
+    }
+
+    // The stream on which a call on these arrays is queued: PyTorch's current one of their device; null on the CPU.
+    void* stream() const {
+        if (cuda_device_ < 0) return nullptr;
+        if (current_stream() == nullptr) throw nb::value_error("arrays on a CUDA device: expected tensors of PyTorch");
+        return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::handle(current_stream())(cuda_device_)));
     }
 
   private:
+    // By __dlpack__, which is not told a stream: PyTorch then has none wait for another.
     nb::dlpack::dltensor keep(nb::handle argument, const char* name) {
         Array array;
         if (!nb::try_cast<Array>(argument, array)) {
-            type_error(std::string(name) + ": expected an array on the CPU, got " + nb::cast<std::string>(nb::str(argument.type())));
+            type_error(std::string(name) + ": expected an array, got " + nb::cast<std::string>(nb::str(argument.type())));
         }
         kept_.push_back(array);
         return {const_cast<void*>(array.data()), {array.device_type(), array.device_id()}, static_cast<std::int32_t>(array.ndim()),
                 array.dtype(), const_cast<std::int64_t*>(array.shape_ptr()), const_cast<std::int64_t*>(array.stride_ptr()), 0};
     }
     std::vector<Array> kept_;
+    std::int32_t cuda_device_ = -1;
 };
 
 inline void raise(const Status& status) {

@@ -128,24 +128,15 @@ NB_MODULE(_core, module) {
     module.def("implementations", &implementations, "The names of all implementations.");
     module.def(
         "xla_handlers",
-        [] {
+        [](const std::string& device) {
+            if (device != "cpu" && device != "cuda") throw nb::value_error("device: expected cpu or cuda");
             nb::dict handlers;
-            const auto add = [&](const char* name, xla::Handler* handler) {
-                handlers[name] = nb::capsule(reinterpret_cast<const void*>(handler));
-            };
-            add("forward", xla_forward);
-            add("backward", xla_backward);
-            add("step", xla_step);
-            add("agree", xla_agree);
-            add("summarize", xla_summarize);
-            add("summarize_backward", xla_summarize_backward);
-            add("convolution_forward", xla_convolution_forward);
-            add("convolution_backward", xla_convolution_backward);
-            add("norm_forward", xla_norm_forward);
-            add("norm_backward", xla_norm_backward);
+            for (const auto& [name, handler] : xla_handlers(device == "cuda" ? Device::cuda : Device::cpu)) {
+                handlers[name.c_str()] = nb::capsule(reinterpret_cast<const void*>(handler));
+            }
             return handlers;
         },
-        "Handlers of XLA custom calls by name, for jax.ffi.register_ffi_target.");
+        nb::arg("device"), "Handlers of XLA custom calls on 'cpu' or 'cuda' by name, for jax.ffi.register_ffi_target.");
     module.def("xla_layout", &xla_layout, "The layout of XLA's structures that the handlers were compiled for.");
     add_layer_functions(module);
     add_piece_functions(module);

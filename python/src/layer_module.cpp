@@ -10,11 +10,22 @@
 namespace headrace::python {
 namespace {
 
-struct Convolution {
+// What the calls of one function share.
+template <typename Inputs, typename Options>
+struct LayerCall {
     Arrays arrays;
-    ConvolutionInputs in;
-    ConvolutionOptions options;
+    Inputs in;
+    Options options;
 
+    // body() runs the call with the options.
+    template <typename Body>
+    void run(const Body& body) {
+        options.stream = arrays.stream();
+        python::run(body);
+    }
+};
+
+struct Convolution : LayerCall<ConvolutionInputs, ConvolutionOptions> {
     Convolution(const nb::list& inputs, const char* activation) {
         arrays.read(inputs, {{"x", &in.x},
                              {"weight", &in.weight},
@@ -29,7 +40,7 @@ void convolution_forward(const nb::list& inputs, const nb::list& outputs, const 
     Convolution c(inputs, activation);
     ConvolutionOutputs out;
     c.arrays.read(outputs, {{"y", &out.y}, {"final_state", &out.final_state}});
-    run([&] { return short_convolution_forward(c.in, out, c.options); });
+    c.run([&] { return short_convolution_forward(c.in, out, c.options); });
 }
 
 void convolution_backward(const nb::list& inputs, const nb::list& d_outputs, const nb::list& gradients,
@@ -41,7 +52,7 @@ void convolution_backward(const nb::list& inputs, const nb::list& d_outputs, con
     c.arrays.read(
         gradients,
         {{"d_x", &g.d_x}, {"d_weight", &g.d_weight}, {"d_bias", &g.d_bias}, {"d_initial_state", &g.d_initial_state}});
-    run([&] { return short_convolution_backward(c.in, d_out, g, c.options); });
+    c.run([&] { return short_convolution_backward(c.in, d_out, g, c.options); });
 }
 
 void convolution_step(const nb::list& inputs, const nb::list& outputs, const nb::list& pool_arrays,
@@ -51,14 +62,10 @@ void convolution_step(const nb::list& inputs, const nb::list& outputs, const nb:
     ConvolutionPool pool;
     c.arrays.read(outputs, {{"y", &out.y}});
     c.arrays.read(pool_arrays, {{"state", &pool.states}, {"indices", &pool.indices}});
-    run([&] { return short_convolution_step(c.in, out, pool, c.options); });
+    c.run([&] { return short_convolution_step(c.in, out, pool, c.options); });
 }
 
-struct RmsNorm {
-    Arrays arrays;
-    RmsNormInputs in;
-    RmsNormOptions options;
-
+struct RmsNorm : LayerCall<RmsNormInputs, RmsNormOptions> {
     RmsNorm(const nb::list& inputs, double eps, const char* activation) {
         arrays.read(inputs, {{"x", &in.x}, {"gate", &in.gate}, {"weight", &in.weight}});
         options.eps = eps;
@@ -70,7 +77,7 @@ void norm_forward(const nb::list& inputs, const nb::list& outputs, double eps, c
     RmsNorm n(inputs, eps, activation);
     TensorView y;
     n.arrays.read(outputs, {{"y", &y}});
-    run([&] { return rms_norm_gated_forward(n.in, y, n.options); });
+    n.run([&] { return rms_norm_gated_forward(n.in, y, n.options); });
 }
 
 void norm_backward(const nb::list& inputs, const nb::list& d_outputs, const nb::list& gradients, double eps,
@@ -80,7 +87,7 @@ void norm_backward(const nb::list& inputs, const nb::list& d_outputs, const nb::
     RmsNormGradients g;
     n.arrays.read(d_outputs, {{"d_y", &d_y}});
     n.arrays.read(gradients, {{"d_x", &g.d_x}, {"d_gate", &g.d_gate}, {"d_weight", &g.d_weight}});
-    run([&] { return rms_norm_gated_backward(n.in, d_y, g, n.options); });
+    n.run([&] { return rms_norm_gated_backward(n.in, d_y, g, n.options); });
 }
 
 }  // namespace

@@ -56,6 +56,7 @@ struct Request {
         arrays.read(summary, {{"transition", &call.summary.transition}, {"state", &call.summary.state}});
     }
     void run() {
+        call.options.stream = arrays.stream();
         python::run([this] { return result(); });
     }
 

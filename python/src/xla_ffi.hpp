@@ -55,13 +55,42 @@ struct ErrorCreation {
     ErrorCode code;
 };
 
-// The functions of XLA; only the first is called here.
+struct StreamQuery {
+    std::size_t struct_size;
+    Extension* extensions;
+    ExecutionContext* context;
+    void* stream;  // out: on CUDA the cudaStream_t
+};
+
+struct Allocation {
+    std::size_t struct_size;
+    Extension* extensions;
+    ExecutionContext* context;
+    std::size_t bytes;
+    std::size_t alignment;
+    void* data;  // out: memory of the device
+};
+
+struct Deallocation {
+    std::size_t struct_size;
+    Extension* extensions;
+    ExecutionContext* context;
+    std::size_t bytes;
+    void* data;
+};
+
+// The functions of XLA; those with a type are called here.
 struct Api {
     std::size_t struct_size;
     Extension* extensions;
     Version version;
     const void* internal;
     Error* (*create_error)(ErrorCreation*);
+    const void* uncalled[3];
+    Error* (*get_stream)(StreamQuery*);
+    const void* uncalled_too[4];
+    Error* (*allocate)(Allocation*);
+    Error* (*deallocate)(Deallocation*);
 };
 
 struct Buffer {

@@ -10,6 +10,15 @@
 namespace headrace::python::xla {
 namespace {
 
+// XLA's own error, to be returned to it.
+struct Failure {
+    Error* error;
+};
+
+void check(Error* error) {
+    if (error != nullptr) throw Failure{error};
+}
+
 Error* error(const CallFrame* frame, ErrorCode code, const std::string& message) {
     ErrorCreation creation = {sizeof(ErrorCreation), nullptr, message.c_str(), code};
     return frame->api->create_error(&creation);
@@ -36,7 +45,7 @@ std::optional<DType> dtype_of(DataType type) {
     return std::nullopt;
 }
 
-TensorView view_of(const Buffer& buffer) {
+TensorView view_of(const Buffer& buffer, Device device) {
     expect_size(buffer, "buffer");
     const std::optional<DType> dtype = dtype_of(buffer.dtype);
     if (!dtype || buffer.rank < 1 || buffer.rank > TensorView::max_rank) {
@@ -45,6 +54,7 @@ TensorView view_of(const Buffer& buffer) {
     TensorView view;
     view.data = buffer.data;
     view.dtype = *dtype;
+    view.device = device;
     view.rank = static_cast<int>(buffer.rank);
     std::int64_t stride = 1;
     for (int d = view.rank - 1; d >= 0; --d) {
@@ -68,15 +78,13 @@ bool answer_metadata(const CallFrame& frame) {
         const Version& theirs = frame.api->version;
         const bool older = theirs.major == version_major && theirs.minor < version_minor;
         metadata.version = {sizeof(Version), nullptr, version_major, older ? theirs.minor : version_minor};
-        metadata.traits = 0;
+        metadata.traits = 0;  // not for command buffers, which would run on scratch memory that was given back
         return true;
     }
     return false;
 }
 
-}  // namespace
-
-void read(const Values& values, std::int64_t bits, std::initializer_list<TensorView*> targets) {
+void read(const Values& values, Device device, std::int64_t bits, std::initializer_list<TensorView*> targets) {
     expect_size(values, "argument list");
     std::int64_t next = 0, place = 0;
     for (TensorView* target : targets) {
@@ -84,9 +92,39 @@ void read(const Values& values, std::int64_t bits, std::initializer_list<TensorV
         if (next >= values.size || values.kinds[next] != ArgumentKind::buffer) {
             throw std::runtime_error("headrace: expected more buffers than the call has");
         }
-        *target = view_of(*static_cast<const Buffer*>(values.values[next++]));
+        *target = view_of(*static_cast<const Buffer*>(values.values[next++]), device);
     }
     if (next != values.size) throw std::runtime_error("headrace: expected fewer buffers than the call has");
+}
+
+}  // namespace
+
+void read_arguments(const Frame& frame, std::int64_t bits, std::initializer_list<TensorView*> targets) {
+    read(frame.call.arguments, frame.device, bits, targets);
+}
+void read_results(const Frame& frame, std::int64_t bits, std::initializer_list<TensorView*> targets) {
+    read(frame.call.results, frame.device, bits, targets);
+}
+
+void* stream_of(const Frame& frame) {
+    if (frame.device == Device::cpu) return nullptr;
+    StreamQuery query = {sizeof(StreamQuery), nullptr, frame.call.context, nullptr};
+    check(frame.call.api->get_stream(&query));
+    return query.stream;
+}
+
+Scratch::Scratch(const Frame& frame, std::size_t bytes) : frame_(frame), bytes_(bytes) {
+    if (frame.device == Device::cpu || bytes == 0) return;
+    Allocation allocation = {sizeof(Allocation), nullptr, frame.call.context, bytes, 256, nullptr};
+    check(frame.call.api->allocate(&allocation));
+    data_ = allocation.data;
+}
+
+// Nothing would hear of an error, of which XLA has none where allocate() had none.
+Scratch::~Scratch() {
+    if (data_ == nullptr) return;
+    Deallocation deallocation = {sizeof(Deallocation), nullptr, frame_.call.context, bytes_, data_};
+    frame_.call.api->deallocate(&deallocation);
 }
 
 AttributeReader::AttributeReader(const Attributes& attributes) : attributes_(attributes) {
@@ -114,19 +152,24 @@ const void* AttributeReader::scalar_of(std::string_view name, DataType type) con
     return value.value;
 }
 
-Error* handle(CallFrame* frame, Status (*run)(const CallFrame&)) {
+Error* handle(CallFrame* frame, Device device, Status (*run)(const Frame&)) {
     try {
         if (answer_metadata(*frame)) return nullptr;
         expect_size(*frame, "call frame");
+        expect_size(*frame->api, "list of functions");
         if (frame->stage != Stage::execute) return nullptr;
-        const Status status = run(*frame);
+        const Status status = run({*frame, device});
         if (status.ok()) return nullptr;
         const ErrorCode code = status.code() == Code::out_of_memory ? ErrorCode::resource_exhausted
                                : status.code() == Code::unsupported ? ErrorCode::unimplemented
                                                                     : ErrorCode::invalid_argument;
         return error(frame, code, status.message());
+    } catch (const Failure& failure) {
+        return failure.error;
     } catch (const std::bad_alloc&) {
         return error(frame, ErrorCode::resource_exhausted, "headrace: out of memory");
+    } catch (const Unsupported& refusal) {
+        return error(frame, ErrorCode::unimplemented, refusal.what());
     } catch (const std::invalid_argument& problem) {
         return error(frame, ErrorCode::invalid_argument, problem.what());
     } catch (const std::exception& problem) {

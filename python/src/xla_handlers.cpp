@@ -9,6 +9,7 @@
 #include "headrace/summary.hpp"
 #include "names.hpp"
 #include "xla_frame.hpp"
+#include "xla_layers.hpp"
 
 namespace headrace::python {
 namespace {
@@ -34,6 +35,12 @@ Options options_of(const AttributeReader& attributes) {
     return options;
 }
 
+// What the host looks at.
+void expect_host(const Frame& frame) {
+    if (frame.device == Device::cpu) return;
+    throw Unsupported("headrace: pieces of sequences are computed on the CPU only");
+}
+
 // The states of a step: the result is the argument's memory (the caller says so to XLA), which the library updates.
 TensorView in_place(const TensorView& before, const TensorView& after) {
     if (before.data != after.data && after.numel() > 0) {
@@ -44,39 +51,55 @@ TensorView in_place(const TensorView& before, const TensorView& after) {
 
 // What calls of operators share, states K-first.
 struct Request {
+    const Frame& frame;
     AttributeReader attributes;
-    Operator op = Operator::linear_attention;
-    Options options;
-    Inputs in;
-    OutputGradients d_out;
+    Call call;
     TensorView states, span;
     bool state_v_first;
     Piece piece;
 
-    Request(const Request&) = delete;  // options.piece points into it
+    Request(const Request&) = delete;  // call.options.piece points into it
     Request& operator=(const Request&) = delete;
-    explicit Request(const CallFrame& frame) : attributes(frame.attributes), options(options_of(attributes)) {
+    Request(const Frame& called, Direction direction) : frame(called), attributes(called.call.attributes) {
         const std::optional<Operator> named = operator_named(attributes.text("op"));
         if (!named) throw std::runtime_error("headrace: expected the name of an operator");
-        op = *named;
+        call.op = *named;
+        call.direction = direction;
+        call.options = options_of(attributes);
+        call.options.stream = stream_of(frame);
         state_v_first = attributes.flag("state_v_first");
-        read(frame.arguments, attributes.integer("given"),
-             {&in.q, &in.k, &in.v, &in.p, &in.g, &in.gv, &in.g_gamma, &in.beta, &in.A_log, &in.dt_bias,
-              &in.initial_state, &in.cu_seqlens, &d_out.d_o, &d_out.d_final_state, &states, &span});
+        Inputs& in = call.in;
+        OutputGradients& d_out = call.d_out;
+        read_arguments(frame, attributes.integer("given"),
+                       {&in.q, &in.k, &in.v, &in.p, &in.g, &in.gv, &in.g_gamma, &in.beta, &in.A_log, &in.dt_bias,
+                        &in.initial_state, &in.cu_seqlens, &d_out.d_o, &d_out.d_final_state, &states, &span});
         turn_states(state_v_first, {&in.initial_state, &d_out.d_final_state});
         if (const std::int64_t parts = attributes.integer("parts"); parts > 1 && in.k.rank == 4) {
             piece.heads = in.k.shape[2] * parts;
-            options.piece = &piece;
+            call.options.piece = &piece;
         }
         if (span.given()) narrow({&in.q, &in.k, &in.v, &in.p, &in.g, &in.gv, &in.beta, &d_out.d_o});
     }
-    void results(const CallFrame& frame, std::initializer_list<TensorView*> targets) const {
-        read(frame.results, attributes.integer("wanted"), targets);
+    void results(std::initializer_list<TensorView*> targets,
+                 std::initializer_list<TensorView*> states_among_them) const {
+        read_results(frame, attributes.integer("wanted"), targets);
+        turn_states(state_v_first, states_among_them);
+    }
+    // body(workspace), which makes the call.
+    template <class Body>
+    Status with_workspace(const Body& body) const {
+        std::size_t bytes = 0;
+        if (frame.device != Device::cpu) {
+            if (Status status = workspace_size(call, &bytes); !status.ok()) return status;
+        }
+        const Scratch scratch(frame, bytes);
+        return body(Workspace{scratch.data(), scratch.bytes()});
     }
 
   private:
     // The tokens [span[0], span[1]) of tensors [B, T, ...].
     void narrow(std::initializer_list<TensorView*> tensors) const {
+        expect_host(frame);
         if (span.rank != 1 || span.shape[0] != 2 || span.dtype != DType::i32) {
             throw std::runtime_error("headrace: expected a span of two numbers of 32 bits");
         }
@@ -95,8 +118,9 @@ struct Request {
 
 // Where words are wanted, i32 [..., words], an error is no error here: its message is left in each row of them, 0
 // without one. Ranks tell each other before they fail, since one that fails alone leaves the others waiting.
-Status in_words(const Status& status, const TensorView& words) {
+Status in_words(const Frame& frame, const Status& status, const TensorView& words) {
     if (!words.given()) return status;
+    expect_host(frame);
     const auto length = static_cast<std::size_t>(words.shape[words.rank - 1]) * size_of(words.dtype);
     std::string text = status.ok() ? "" : status.message();
     text.resize(length);
@@ -107,11 +131,12 @@ Status in_words(const Status& status, const TensorView& words) {
 }
 
 // x, or an error that names the first rank whose words say something. Arguments: x, words i32 [..., ranks, words].
-Status run_agree(const CallFrame& frame) {
-    const AttributeReader attributes(frame.attributes);
+Status run_agree(const Frame& frame) {
+    expect_host(frame);
+    const AttributeReader attributes(frame.call.attributes);
     TensorView x, words, result;
-    read(frame.arguments, attributes.integer("given"), {&x, &words});
-    read(frame.results, attributes.integer("wanted"), {&result});
+    read_arguments(frame, attributes.integer("given"), {&x, &words});
+    read_results(frame, attributes.integer("wanted"), {&result});
     in_place(x, result);
     const std::int64_t ranks = attributes.integer("ranks"), count = words.shape[words.rank - 1];
     const auto* data = static_cast<const std::int32_t*>(words.data);
@@ -124,59 +149,77 @@ Status run_agree(const CallFrame& frame) {
     return {};
 }
 
-Status run_forward(const CallFrame& frame) {
-    const Request call(frame);
-    Outputs out;
+Status run_forward(const Frame& frame) {
+    Request request(frame, Direction::forward);
+    Call& c = request.call;
     TensorView words;
-    call.results(frame, {&out.o, &out.final_state, &words});
-    turn_states(call.state_v_first, {&out.final_state});
-    return in_words(forward(call.op, call.in, out, call.options), words);
+    request.results({&c.out.o, &c.out.final_state, &words}, {&c.out.final_state});
+    const Status status =
+        request.with_workspace([&](Workspace workspace) { return forward(c.op, c.in, c.out, c.options, workspace); });
+    return in_words(frame, status, words);
 }
 
-Status run_backward(const CallFrame& frame) {
-    const Request call(frame);
-    Gradients g;
-    call.results(frame, {&g.d_q, &g.d_k, &g.d_v, &g.d_p, &g.d_g, &g.d_gv, &g.d_g_gamma, &g.d_beta, &g.d_A_log,
-                         &g.d_dt_bias, &g.d_initial_state});
-    turn_states(call.state_v_first, {&g.d_initial_state});
-    return backward(call.op, call.in, call.d_out, g, call.options);
+Status run_backward(const Frame& frame) {
+    Request request(frame, Direction::backward);
+    Call& c = request.call;
+    Gradients& g = c.grads;
+    request.results({&g.d_q, &g.d_k, &g.d_v, &g.d_p, &g.d_g, &g.d_gv, &g.d_g_gamma, &g.d_beta, &g.d_A_log, &g.d_dt_bias,
+                     &g.d_initial_state},
+                    {&g.d_initial_state});
+    return request.with_workspace(
+        [&](Workspace workspace) { return backward(c.op, c.in, c.d_out, g, c.options, workspace); });
 }
 
-Status run_step(const CallFrame& frame) {
-    const Request call(frame);
-    Outputs out;
-    StatePool pool;
-    call.results(frame, {&out.o, &pool.states});
-    pool.states = in_place(call.states, pool.states);
-    turn_states(call.state_v_first, {&pool.states});
-    return step(call.op, call.in, out, pool, call.options);
+Status run_step(const Frame& frame) {
+    Request request(frame, Direction::step);
+    Call& c = request.call;
+    request.results({&c.out.o, &c.pool.states}, {});
+    c.pool.states = in_place(request.states, c.pool.states);
+    turn_states(request.state_v_first, {&c.pool.states});
+    return request.with_workspace(
+        [&](Workspace workspace) { return step(c.op, c.in, c.out, c.pool, c.options, workspace); });
 }
 
-Status run_summarize(const CallFrame& frame) {
-    const Request call(frame);
-    Summary out;
+Status run_summarize(const Frame& frame) {
+    Request request(frame, Direction::summarize);
+    Call& c = request.call;
     TensorView words;
-    call.results(frame, {&out.transition, &out.state, &words});
-    turn_states(call.state_v_first, {&out.state});
-    return in_words(summarize(call.op, call.in, out, call.options), words);
+    request.results({&c.summary.transition, &c.summary.state, &words}, {&c.summary.state});
+    return in_words(frame, summarize(c.op, c.in, c.summary, c.options), words);
 }
 
-Status run_summarize_backward(const CallFrame& frame) {
-    const Request call(frame);
-    TensorView d_initial_state;
-    call.results(frame, {&d_initial_state});
-    turn_states(call.state_v_first, {&d_initial_state});
-    return summarize_backward(call.op, call.in, call.d_out, d_initial_state, call.options);
+Status run_summarize_backward(const Frame& frame) {
+    Request request(frame, Direction::summarize_backward);
+    Call& c = request.call;
+    TensorView& d_initial_state = c.grads.d_initial_state;
+    request.results({&d_initial_state}, {&d_initial_state});
+    return summarize_backward(c.op, c.in, c.d_out, d_initial_state, c.options);
+}
+
+template <Status (*run)(const Frame&), Device device>
+Error* handler(CallFrame* frame) {
+    return handle(frame, device, run);
+}
+
+template <Device device>
+std::vector<std::pair<std::string, Handler*>> handlers_on() {
+    return {{"forward", handler<run_forward, device>},
+            {"backward", handler<run_backward, device>},
+            {"step", handler<run_step, device>},
+            {"agree", handler<run_agree, device>},
+            {"summarize", handler<run_summarize, device>},
+            {"summarize_backward", handler<run_summarize_backward, device>},
+            {"convolution_forward", handler<run_convolution_forward, device>},
+            {"convolution_backward", handler<run_convolution_backward, device>},
+            {"norm_forward", handler<run_norm_forward, device>},
+            {"norm_backward", handler<run_norm_backward, device>}};
 }
 
 }  // namespace
 
-Error* xla_forward(CallFrame* frame) { return handle(frame, run_forward); }
-Error* xla_backward(CallFrame* frame) { return handle(frame, run_backward); }
-Error* xla_step(CallFrame* frame) { return handle(frame, run_step); }
-Error* xla_agree(CallFrame* frame) { return handle(frame, run_agree); }
-Error* xla_summarize(CallFrame* frame) { return handle(frame, run_summarize); }
-Error* xla_summarize_backward(CallFrame* frame) { return handle(frame, run_summarize_backward); }
+std::vector<std::pair<std::string, Handler*>> xla_handlers(Device device) {
+    return device == Device::cuda ? handlers_on<Device::cuda>() : handlers_on<Device::cpu>();
+}
 
 #define HEADRACE_SIZE(THEIRS, OURS) \
     { "sizeof(" THEIRS ")", sizeof(OURS) }
@@ -219,8 +262,23 @@ std::vector<std::pair<std::string, std::int64_t>> xla_layout() {
         HEADRACE_SIZE("XLA_FFI_Error_Create_Args", ErrorCreation),
         HEADRACE_FIELD("XLA_FFI_Error_Create_Args", "message", ErrorCreation, message),
         HEADRACE_FIELD("XLA_FFI_Error_Create_Args", "errc", ErrorCreation, code),
+        HEADRACE_SIZE("XLA_FFI_Stream_Get_Args", StreamQuery),
+        HEADRACE_FIELD("XLA_FFI_Stream_Get_Args", "ctx", StreamQuery, context),
+        HEADRACE_FIELD("XLA_FFI_Stream_Get_Args", "stream", StreamQuery, stream),
+        HEADRACE_SIZE("XLA_FFI_DeviceMemory_Allocate_Args", Allocation),
+        HEADRACE_FIELD("XLA_FFI_DeviceMemory_Allocate_Args", "ctx", Allocation, context),
+        HEADRACE_FIELD("XLA_FFI_DeviceMemory_Allocate_Args", "size", Allocation, bytes),
+        HEADRACE_FIELD("XLA_FFI_DeviceMemory_Allocate_Args", "alignment", Allocation, alignment),
+        HEADRACE_FIELD("XLA_FFI_DeviceMemory_Allocate_Args", "data", Allocation, data),
+        HEADRACE_SIZE("XLA_FFI_DeviceMemory_Free_Args", Deallocation),
+        HEADRACE_FIELD("XLA_FFI_DeviceMemory_Free_Args", "ctx", Deallocation, context),
+        HEADRACE_FIELD("XLA_FFI_DeviceMemory_Free_Args", "size", Deallocation, bytes),
+        HEADRACE_FIELD("XLA_FFI_DeviceMemory_Free_Args", "data", Deallocation, data),
         HEADRACE_FIELD("XLA_FFI_Api", "api_version", Api, version),
         HEADRACE_FIELD("XLA_FFI_Api", "XLA_FFI_Error_Create", Api, create_error),
+        HEADRACE_FIELD("XLA_FFI_Api", "XLA_FFI_Stream_Get", Api, get_stream),
+        HEADRACE_FIELD("XLA_FFI_Api", "XLA_FFI_DeviceMemory_Allocate", Api, allocate),
+        HEADRACE_FIELD("XLA_FFI_Api", "XLA_FFI_DeviceMemory_Free", Api, deallocate),
         HEADRACE_SIZE("XLA_FFI_Buffer", Buffer),
         HEADRACE_FIELD("XLA_FFI_Buffer", "dtype", Buffer, dtype),
         HEADRACE_FIELD("XLA_FFI_Buffer", "data", Buffer, data),
@@ -245,6 +303,7 @@ std::vector<std::pair<std::string, std::int64_t>> xla_layout() {
         HEADRACE_FIELD("XLA_FFI_Attrs", "attrs", Attributes, values),
         HEADRACE_FIELD("XLA_FFI_CallFrame", "extension_start", CallFrame, extensions),
         HEADRACE_FIELD("XLA_FFI_CallFrame", "api", CallFrame, api),
+        HEADRACE_FIELD("XLA_FFI_CallFrame", "ctx", CallFrame, context),
         HEADRACE_FIELD("XLA_FFI_CallFrame", "stage", CallFrame, stage),
         HEADRACE_FIELD("XLA_FFI_CallFrame", "args", CallFrame, arguments),
         HEADRACE_FIELD("XLA_FFI_CallFrame", "rets", CallFrame, results),

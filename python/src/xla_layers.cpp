@@ -1,9 +1,8 @@
 // xla_layers: call frames of XLA as calls of the layer functions.
-#include "headrace/layers.hpp"
+#include "xla_layers.hpp"
 
+#include "headrace/layers.hpp"
 #include "names.hpp"
-#include "xla_frame.hpp"
-#include "xla_handlers.hpp"
 
 namespace headrace::python {
 namespace {
@@ -16,26 +15,14 @@ struct Convolution {
     ConvolutionOutputGradients d_out;
     ConvolutionOptions options;
 
-    explicit Convolution(const CallFrame& frame) : attributes(frame.attributes) {
+    explicit Convolution(const Frame& frame) : attributes(frame.call.attributes) {
         options.activation = activation_named(attributes.text("activation"));
-        read(frame.arguments, attributes.integer("given"),
-             {&in.x, &in.weight, &in.bias, &in.initial_state, &in.cu_seqlens, &d_out.d_y, &d_out.d_final_state});
+        options.stream = stream_of(frame);
+        read_arguments(
+            frame, attributes.integer("given"),
+            {&in.x, &in.weight, &in.bias, &in.initial_state, &in.cu_seqlens, &d_out.d_y, &d_out.d_final_state});
     }
 };
-
-Status convolution_forward(const CallFrame& frame) {
-    const Convolution call(frame);
-    ConvolutionOutputs out;
-    read(frame.results, call.attributes.integer("wanted"), {&out.y, &out.final_state});
-    return short_convolution_forward(call.in, out, call.options);
-}
-
-Status convolution_backward(const CallFrame& frame) {
-    const Convolution call(frame);
-    ConvolutionGradients g;
-    read(frame.results, call.attributes.integer("wanted"), {&g.d_x, &g.d_weight, &g.d_bias, &g.d_initial_state});
-    return short_convolution_backward(call.in, call.d_out, g, call.options);
-}
 
 struct Norm {
     AttributeReader attributes;
@@ -43,32 +30,42 @@ struct Norm {
     TensorView d_y;
     RmsNormOptions options;
 
-    explicit Norm(const CallFrame& frame) : attributes(frame.attributes) {
+    explicit Norm(const Frame& frame) : attributes(frame.call.attributes) {
         options.eps = attributes.real("eps");
         options.activation = activation_named(attributes.text("activation"));
-        read(frame.arguments, attributes.integer("given"), {&in.x, &in.gate, &in.weight, &d_y});
+        options.stream = stream_of(frame);
+        read_arguments(frame, attributes.integer("given"), {&in.x, &in.gate, &in.weight, &d_y});
     }
 };
 
-Status norm_forward(const CallFrame& frame) {
+}  // namespace
+
+Status run_convolution_forward(const Frame& frame) {
+    const Convolution call(frame);
+    ConvolutionOutputs out;
+    read_results(frame, call.attributes.integer("wanted"), {&out.y, &out.final_state});
+    return short_convolution_forward(call.in, out, call.options);
+}
+
+Status run_convolution_backward(const Frame& frame) {
+    const Convolution call(frame);
+    ConvolutionGradients g;
+    read_results(frame, call.attributes.integer("wanted"), {&g.d_x, &g.d_weight, &g.d_bias, &g.d_initial_state});
+    return short_convolution_backward(call.in, call.d_out, g, call.options);
+}
+
+Status run_norm_forward(const Frame& frame) {
     const Norm call(frame);
     TensorView y;
-    read(frame.results, call.attributes.integer("wanted"), {&y});
+    read_results(frame, call.attributes.integer("wanted"), {&y});
     return rms_norm_gated_forward(call.in, y, call.options);
 }
 
-Status norm_backward(const CallFrame& frame) {
+Status run_norm_backward(const Frame& frame) {
     const Norm call(frame);
     RmsNormGradients g;
-    read(frame.results, call.attributes.integer("wanted"), {&g.d_x, &g.d_gate, &g.d_weight});
+    read_results(frame, call.attributes.integer("wanted"), {&g.d_x, &g.d_gate, &g.d_weight});
     return rms_norm_gated_backward(call.in, call.d_y, g, call.options);
 }
-
-}  // namespace
-
-Error* xla_convolution_forward(CallFrame* frame) { return handle(frame, convolution_forward); }
-Error* xla_convolution_backward(CallFrame* frame) { return handle(frame, convolution_backward); }
-Error* xla_norm_forward(CallFrame* frame) { return handle(frame, norm_forward); }
-Error* xla_norm_backward(CallFrame* frame) { return handle(frame, norm_backward); }
 
 }  // namespace headrace::python

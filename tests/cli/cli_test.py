@@ -351,6 +351,14 @@ class Bench(Case):
         self.assertEqual([(row["implementation"], row["num_steps"]) for row in case["rows"]],
                          [(name, steps) for name in accepting for steps in (1, 2, 4, 8)])
 
+    def test_the_implementation_that_serves_is_timed(self):
+        for problem in ("kda:fwd t4 h1 k16", "kda:fwd t400 h1 k16"):  # the chunk form yields to the recurrent one
+            serving = self.json("explain", problem, "--json")["implementation"]
+            case, = self.json("bench", problem, "--min-seconds", "0.001", "--json", "-")["cases"]
+            self.assertEqual([row["implementation"] for row in case["rows"]], [serving])
+            self.headrace("gen", problem, "--out", self.x)
+            self.assertIn(f" {serving}, ", self.headrace("run", "kda", "--in", self.x, "--out", self.y))
+
     def test_presets(self):
         value = self.json("bench", "--preset", "deltanet-1.3b", "deltanet-1.3b:step", "t1", "--min-calls", "1",
                           "--min-seconds", "0.001", "--json", "-")

@@ -17,6 +17,7 @@
 #include "harness/check.hpp"
 #include "harness/random.hpp"
 #include "harness/tensors.hpp"
+#include "tests/cuda/device_problems.hpp"
 
 namespace headrace::harness {
 namespace {
@@ -38,29 +39,18 @@ bool in_shard(std::uint64_t hash) {
     return hash % shards == shard;
 }
 
-// The line with its tensors on a device, by the implementations there.
-ProblemLine on_device(ProblemLine line) {
-    line.cuda = true;
-    line.force.clear();
-    line.ranks = 0;
-    return line;
-}
-
 std::vector<ProblemLine> listed_lines() {
     std::vector<ProblemLine> lines;
     for (const char* name : {"conformance", "regressions"}) {
-        std::vector<ProblemLine> some;
-        const Status status = read_problem_file(std::string(HEADRACE_SOURCE_DIR "/problems/") + name + ".txt", &some);
+        const Status status = test::add_listed(std::string(HEADRACE_SOURCE_DIR "/problems/") + name + ".txt", &lines);
         EXPECT_TRUE(status.ok()) << status.message();
-        for (const ProblemLine& line : some) lines.push_back(on_device(line));
     }
     return lines;
 }
 
 std::vector<ProblemLine> random_lines() {
     std::vector<ProblemLine> lines;
-    for (std::uint64_t seed = 0; seed < random_problems; ++seed)
-        lines.push_back(on_device(random_problem(7'000'003 + seed)));
+    test::add_random(random_problems, &lines);
     return lines;
 }
 
@@ -69,7 +59,7 @@ std::vector<ProblemLine> random_lines() {
 std::vector<ProblemLine> tensor_lines() {
     std::vector<ProblemLine> lines;
     for (std::uint64_t seed = 0; lines.size() < tensor_problems; ++seed) {
-        ProblemLine line = on_device(random_problem(8'000'009 + seed));
+        ProblemLine line = test::on_device(random_problem(8'000'009 + seed));
         Stream stream(2, format(line));
         std::int64_t drawn = 0;
         const auto one_of = [&](std::initializer_list<std::int64_t> sizes) {
@@ -85,13 +75,6 @@ std::vector<ProblemLine> tensor_lines() {
         if (line.varlen.empty() || line.T >= 32) lines.push_back(line);
     }
     return lines;
-}
-
-// Problems larger than this take an interpreter seconds.
-constexpr double most_work = 3e7;
-double work(const ProblemLine& line) {
-    const double sweeps = line.direction == Direction::backward ? 4 : 1;
-    return sweeps * static_cast<double>(line.B * line.T * line.HV * line.K * line.V);
 }
 
 // Long enough, and of heads few enough, for the segments of the tensor-core form.
@@ -117,7 +100,7 @@ Runs forced_runs(const std::vector<ProblemLine>& lines) {
         const std::uint64_t hash = Stream(1, format(line)).bits(0) >> 8;
         if (hash / 64 % 1000 >= static_cast<std::uint64_t>(1000 * share()) || !in_shard(hash)) continue;
         ++runs.taken;
-        if (work(line) > most_work) {
+        if (test::work(line) > test::most_work_of_an_interpreter) {
             ++runs.left_out["too large for an interpreter"];
             continue;
         }

@@ -4,9 +4,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -103,6 +106,25 @@ class DeviceTensors {
         DeviceMemory memory;
     };
     std::vector<Copy> copies_;
+};
+
+// Holds a stream from where it is made until it is opened; `early` says that the stream went on without that.
+class Gate {
+  public:
+    explicit Gate(cudaStream_t stream) {
+        expect_cuda(cudaLaunchHostFunc(stream, &Gate::hold, this), "cudaLaunchHostFunc");
+    }
+    void open() { open_ = true; }
+    bool early() const { return early_; }
+
+  private:
+    static void hold(void* gate) {
+        auto& self = *static_cast<Gate*>(gate);
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+        while (!self.open_ && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+        self.early_ = !self.open_;
+    }
+    std::atomic<bool> open_ = false, early_ = false;
 };
 
 inline std::size_t free_memory() {

@@ -1,7 +1,5 @@
 // The interface of calls on CUDA tensors: streams, workspaces, nothing that waits, graphs, ragged batches, pools, bad
 // values, sizes.
-#include <atomic>
-#include <chrono>
 #include <thread>
 
 #include "tests/cuda/device_tensors.hpp"
@@ -16,25 +14,6 @@ const char* const lines[] = {
     "kda:bwd varlen=0,17,40,44,50 h1 k16 v16 rawgate state=inout force=cuda.walk",
     "simple_gla:bwd t24 h1 k32 v16 gate=step+head force=cuda.recurrent",
     "gated_delta_rule:step b3 t1 h1 hv2 k32 v16 pool=5 bf16",
-};
-
-// Holds a stream from where it is made until it is opened; `early` says that the stream went on without that.
-class Gate {
-  public:
-    explicit Gate(cudaStream_t stream) {
-        expect_cuda(cudaLaunchHostFunc(stream, &Gate::hold, this), "cudaLaunchHostFunc");
-    }
-    void open() { open_ = true; }
-    bool early() const { return early_; }
-
-  private:
-    static void hold(void* gate) {
-        auto& self = *static_cast<Gate*>(gate);
-        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-        while (!self.open_ && std::chrono::steady_clock::now() < end) std::this_thread::yield();
-        self.early_ = !self.open_;
-    }
-    std::atomic<bool> open_ = false, early_ = false;
 };
 
 class EachLine : public testing::TestWithParam<const char*> {};

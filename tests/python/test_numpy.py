@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import BARS, OPERATORS, relative_error
 from recurrence import recurrence
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import headrace.numpy as hn
 
@@ -82,6 +83,58 @@ def test_errors(problem):
         hn.step("kda", **arrays, pool=frozen)
     with pytest.raises(ValueError):
         hn.forward("kda", **{**arrays, "q": arrays["q"][::-1]})  # a negative stride
+
+
+class OnDevice:
+    """An array of a framework that is not NumPy, in memory that a device has."""
+
+    def __init__(self, array, device=2):
+        self.shape, self.dtype, self.ndim, self.device = array.shape, array.dtype, array.ndim, device
+
+    def __dlpack_device__(self):
+        return self.device, 0
+
+    def __array__(self, *args, **kwargs):
+        raise AssertionError("read")
+
+
+class OfCuda(OnDevice):
+    __dlpack_device__ = None
+    __cuda_array_interface__ = {"version": 3}
+
+
+def fake_cuda(array):
+    with FakeTensorMode():
+        return torch.empty(array.shape, device="cuda")
+
+
+@pytest.mark.parametrize("moved", [OnDevice, OfCuda, fake_cuda])
+def test_arrays_on_a_device_are_refused(problem, moved):
+    arrays = {name: to_numpy(x) for name, x in problem("kda", dtype=torch.float32, state=True).items()}
+    pool = np.zeros((2, 2, 16, 24), np.float32)
+    states = arrays.pop("initial_state")
+    calls = {
+        **{name: lambda **changed: hn.forward("kda", **{**arrays, **changed}) for name in arrays},
+        "initial_state": lambda **changed: hn.forward("kda", **arrays, **changed),
+        "d_o": lambda **changed: hn.backward("kda", **arrays, **changed),
+        "d_final_state": lambda **changed: hn.backward("kda", **arrays, **changed),
+        "pool": lambda **changed: hn.step("kda", **arrays, **changed),
+        "indices": lambda **changed: hn.step("kda", **arrays, pool=pool, **changed),
+    }
+    own = {**arrays, "initial_state": states, "d_o": arrays["v"], "d_final_state": states, "pool": pool,
+           "indices": np.arange(2)}
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=f"^{name}: expected a numpy array, got .* on a device, which headrace.torch"):
+            call(**{name: moved(own[name])})
+    with pytest.raises(TypeError, match="^q: .* on a device"):
+        hn.bind(hn.forward, "kda", **{**arrays, "q": moved(arrays["q"])})
+
+
+@pytest.mark.parametrize("other", [torch.from_numpy, lambda x: OnDevice(x, 1), np.ndarray.tolist])
+def test_others_on_the_host_are_no_device(problem, other):
+    arrays = {name: to_numpy(x) for name, x in problem("kda", dtype=torch.float32).items()}
+    with pytest.raises(TypeError, match="^k: expected a numpy array, got [A-Za-z]*$"):
+        hn.forward("kda", **{**arrays, "k": other(arrays["k"])})
 
 
 def test_options_reach_the_library(problem):

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 
 import jax
+import pytest
 
 from headrace import _core
 
@@ -22,7 +23,8 @@ def test_layout_is_that_of_the_header(tmp_path):
     assert dict(zip(layout, map(int, values), strict=True)) == layout
 
 
-def test_handlers_are_those_that_are_registered():
-    assert set(_core.xla_handlers()) == {"forward", "backward", "step", "agree", "summarize", "summarize_backward",
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_handlers_are_those_that_are_registered(device):
+    assert set(_core.xla_handlers(device)) == {"forward", "backward", "step", "agree", "summarize", "summarize_backward",
                                          "convolution_forward", "convolution_backward", "norm_forward",
                                          "norm_backward"}

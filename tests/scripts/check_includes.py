@@ -50,6 +50,7 @@ TABLE = [
     ("src/products.cpp", [PUBLIC, "src/core/", "src/cpu/products/products.hpp"]),
     ("src/headrace", [PUBLIC, "src/core/", "src/dispatch.hpp", "src/operators.hpp"]),
     ("reference/", ["include/headrace/tensor.hpp", "reference/"]),
+    ("harness/device_loops", ["harness/device_loops.hpp", "src/cuda/ptx.hpp"]),
     ("harness/", [PUBLIC, "reference/", "harness/"]),
     ("tools/", [PUBLIC, "reference/", "harness/", "tools/"]),
     ("bench/", [PUBLIC, "reference/", "harness/", "bench/"]),

@@ -54,28 +54,28 @@ std::vector<ProblemLine> collect(const BenchArguments& arguments) {
 void bench_all(const BenchArguments& arguments) {
     const std::vector<ProblemLine> lines = collect(arguments);
     const bool text = arguments.json_path != "-";
-    std::map<int, harness::Peaks> peaks_of;  // by the number of threads
+    std::map<int, harness::Peaks> known_peaks;  // by the number of threads; 0: of the device
     json value = {{"peaks", json::array()}, {"cases", json::array()}};
     Progress progress(static_cast<double>(lines.size()));
     for (std::size_t i = 0; i < lines.size(); ++i) {
         const ProblemLine& line = lines[i];
-        const int threads = line.threads > 0 ? line.threads : default_threads();
-        if (peaks_of.count(threads) == 0) {
+        const int threads = line.cuda ? 0 : line.threads > 0 ? line.threads : default_threads();
+        if (known_peaks.count(threads) == 0) {
             progress.show(static_cast<double>(i), "peaks of the machine");
-            peaks_of[threads] = harness::measure_peaks(threads);
+            known_peaks[threads] = peaks_of(line);
             progress.clear();
-            if (text) print_peaks(peaks_of[threads]);
+            if (text) print_peaks(known_peaks[threads]);
             require_stdout();
-            value["peaks"].push_back(to_json(peaks_of[threads]));
+            value["peaks"].push_back(to_json(known_peaks[threads]));
         }
         const auto show = [&](double done) { progress.show(static_cast<double>(i) + done, format(line)); };
         show(0);
-        const BenchCase result = bench(line, arguments.options, peaks_of[threads], show);
+        const BenchCase result = bench(line, arguments.options, known_peaks[threads], show);
         progress.clear();
-        if (text) print_case(result, peaks_of[threads]);
+        if (text) print_case(result, known_peaks[threads]);
         require_stdout();
         value["cases"].push_back(to_json(result));
-        value["cases"].back()["threads"] = threads;
+        if (!line.cuda) value["cases"].back()["threads"] = threads;
     }
     if (!arguments.json_path.empty()) write_json(arguments.json_path, value);
 }
@@ -106,6 +106,8 @@ void add_bench(CLI::App& app, int*) {
         "needs; the share of the limit is that work over the time and the peak of the arithmetic (fp64, fp32, or\n"
         "the bf16 dot product for bf16 where the machine has it), each measured in the same run. A problem with ranks=P is\n"
         "timed in P pieces one after the other, summaries included.\n"
+        "With the word cuda: the time of the GPU, between events around queued calls, and of the host in one asynchronous\n"
+        "call; the bound is the larger of the bytes over a copy's rate and the work over the peak, both of that GPU.\n"
         "Examples: headrace bench gated_delta_rule:fwd t4096 h16 k128 v128 --threads 2\n"
         "          headrace bench --preset ling-mini-linear --all --steps --json result.json");
     command->callback([arguments] { bench_all(*arguments); });

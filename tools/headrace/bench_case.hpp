@@ -19,9 +19,11 @@ struct BenchOptions {
 struct BenchRow {
     std::string implementation;
     int num_steps = 0;
-    harness::Timing timing;
+    harness::Timing timing;  // of a call; of a line with the word cuda, of the device
+    harness::Timing call;    // with that word, of the host in one asynchronous call
     std::size_t workspace_bytes = 0;
-    double tokens_per_second = 0, useful_gflops = 0, gbs = 0, share = 0;  // of the best call
+    double tokens_per_second = 0, useful_gflops = 0, gbs = 0;  // of the best call
+    double share = 0;  // of the arithmetic peak; on a device, of the larger of the two bounds
 };
 
 struct BenchCase {
@@ -31,8 +33,12 @@ struct BenchCase {
     std::vector<BenchRow> rows;
 };
 
-// The memory that bench() takes: the tensors, and a workspace for each variant. Throws where the library refuses one.
+// The host memory that bench() takes: the tensors, and a workspace for each variant that runs there. Throws where the
+// library refuses one.
 double bench_bytes(const ProblemLine& line, const BenchOptions& options);
+
+// The peaks of what the line runs on: so many threads, or the current CUDA device.
+harness::Peaks peaks_of(const ProblemLine& line);
 
 // `on_round(done)` reports the fraction done, 0 to 1.
 BenchCase bench(const ProblemLine& line, const BenchOptions& options, const harness::Peaks& peaks,

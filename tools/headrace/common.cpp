@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "harness/output_file.hpp"
+#include "harness/run_call.hpp"
 #include "harness/tensors.hpp"
 
 namespace headrace::cli {
@@ -71,6 +72,12 @@ std::vector<std::string> accepting_implementations(ProblemLine line) {
         if (candidate.refusal.empty()) names.push_back(candidate.name);
     }
     return names;
+}
+
+std::string serving_implementation(const Call& call) {
+    std::string name;
+    require(harness::find_serving(call, &name));
+    return name;
 }
 
 void require(const ProblemLine& line, const Status& status) {

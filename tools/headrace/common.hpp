@@ -43,7 +43,10 @@ ProblemLine parse_problem(const std::vector<std::string>& words);
 // The implementations that would serve the problem if forced, in order of preference. Throws where it is not valid.
 std::vector<std::string> accepting_implementations(ProblemLine line);
 
-// The same of a status that concerns one problem, which the message then names.
+// The one that serves the call; empty if none does. Throws where the call is not valid.
+std::string serving_implementation(const Call& call);
+
+// Throws the status, which concerns one problem, as a Failure that names it unless it is ok.
 void require(const ProblemLine& line, const Status& status);
 
 // Throws where the library refuses the problem, because it knows no implementation of the forced name, say.

@@ -42,7 +42,8 @@ void add_gen(CLI::App& app, int*) {
     command->footer(
         std::string(problem_help) +
         "\nOptions of the problem (scale, l2norm, ...) go into the file's metadata, where headrace run finds "
-        "them.\nExample: headrace gen gla:bwd t1000 h4 k64 bf16 --out x.safetensors");
+        "them;\nso does the word cuda: the file is the same, headrace run then computes on the device.\nExample: "
+        "headrace gen gla:bwd t1000 h4 k64 bf16 --out x.safetensors");
     command->callback([arguments] { generate(*arguments); });
 }
 

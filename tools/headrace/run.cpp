@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "harness/device_call.hpp"
 #include "harness/measure.hpp"
 #include "harness/memory.hpp"
 #include "harness/safetensors.hpp"
@@ -43,13 +44,9 @@ ProblemLine line_of(const RunArguments& arguments, const Metadata& metadata) {
 }
 
 // Runs the call `repeat` times, each from the same pool of states.
-Outcome compute(const Call& call, int repeat) {
+Outcome compute_on_host(const Call& call, int repeat) {
     Outcome outcome;
-    std::vector<Candidate> candidates;
-    require(explain(call, &candidates));
-    for (const Candidate& candidate : candidates) {
-        if (candidate.refusal.empty() && outcome.implementation.empty()) outcome.implementation = candidate.name;
-    }
+    outcome.implementation = serving_implementation(call);
     const OwnedWorkspace workspace(call);
     outcome.workspace_bytes = workspace.get().bytes;
     const TensorView& states = call.pool.states;  // contiguous, as every tensor that comes from a file
@@ -61,6 +58,32 @@ Outcome compute(const Call& call, int repeat) {
         if (i > 0 && bytes > 0) std::memcpy(states.data, initial.data(), bytes);
         seconds.push_back(harness::time_once([&] { require(run_call(call, workspace.get())); }));
     }
+    outcome.timing = harness::summary_of(seconds);
+    return outcome;
+}
+
+// The same on tensors of the current CUDA device, copied there and back; a time is that of the call and of waiting for
+// it.
+Outcome compute_on_device(const Call& call, int repeat) {
+    Outcome outcome;
+    outcome.implementation = serving_implementation(harness::seen_from_device(call));
+    std::unique_ptr<harness::CallOnDevice> device;
+    require(harness::copy_to_device(call, &device));
+    Workspace workspace;
+    require(device->add_workspace(device->call(), &workspace));
+    outcome.workspace_bytes = workspace.bytes;
+    std::vector<double> seconds;
+    for (int i = 0; i < repeat; ++i) {
+        if (i > 0) require(device->upload());
+        require(device->synchronize());
+        seconds.push_back(harness::time_once([&] {
+            require(run_call(device->call(), workspace));
+            require(device->synchronize());
+        }));
+    }
+    std::string violation;
+    require(device->download(&violation));
+    if (!violation.empty()) throw Failure{"run: " + violation};
     outcome.timing = harness::summary_of(seconds);
     return outcome;
 }
@@ -77,7 +100,6 @@ void report(const RunArguments& arguments, const ProblemLine& line, const Outcom
     json value = {{"operator", arguments.op},
                   {"direction", name_of(line.direction)},
                   {"implementation", outcome.implementation},
-                  {"threads", line.threads > 0 ? line.threads : default_threads()},
                   {"calls", outcome.timing.calls},
                   {"ms_min", outcome.timing.min_ms},
                   {"ms_median", outcome.timing.median_ms},
@@ -85,6 +107,11 @@ void report(const RunArguments& arguments, const ProblemLine& line, const Outcom
                   {"useful_gflops", gflops},
                   {"workspace_bytes", outcome.workspace_bytes},
                   {"outputs", json::array()}};
+    if (line.cuda) {
+        value["device"] = "cuda";
+    } else {
+        value["threads"] = line.threads > 0 ? line.threads : default_threads();
+    }
     for (const auto& [name, tensor] : results) {
         value["outputs"].push_back(
             {{"name", name}, {"dtype", headrace::name_of(tensor.dtype())}, {"shape", tensor.shape()}});
@@ -101,8 +128,8 @@ void require_memory(const RunArguments& arguments, const ProblemLine& line, Tens
     }
     const Call call = harness::make_call(line, tensors);
     std::size_t workspace = 0;
-    require(workspace_size(call, &workspace));
-    bytes += static_cast<double>(workspace);
+    require(workspace_size(line.cuda ? harness::seen_from_device(call) : call, &workspace));
+    if (!line.cuda) bytes += static_cast<double>(workspace);
     if (const TensorView& states = call.pool.states; states.given()) {
         bytes += static_cast<double>(states.numel()) * static_cast<double>(size_of(states.dtype));
     }
@@ -131,7 +158,8 @@ void run_file(const RunArguments& arguments) {
     if (line.direction == Direction::step) names.push_back("pool");
     Call call = harness::make_call(line, tensors);
     call.options.allow_positive_gates = arguments.allow_positive_gates;
-    const Outcome outcome = compute(call, arguments.repeat);
+    const Outcome outcome =
+        line.cuda ? compute_on_device(call, arguments.repeat) : compute_on_host(call, arguments.repeat);
     harness::Safetensors results;
     for (const std::string& name : names) results.tensors[name] = std::move(tensors[name]);
     results.metadata = {
@@ -161,6 +189,7 @@ void add_options(CLI::App* command, const std::shared_ptr<RunArguments>& argumen
     text("--beta-form", "beta_form", "value, sigmoid or two_sigmoid: what beta is [value]");
     text("--chunk", "chunk", "Hint: tokens per chunk, a power of two from 16 to 256 [the backend's]", "NUMBER");
     text("--num-steps", "num_steps", "Hint: chunks per scheduling step", "NUMBER");
+    text("--device", "device", "cpu or cuda: where it is computed; the files stay on the host [cpu]");
     text("--saved", "saved", "f64, f32, bf16 or f16: type of the states that a backward keeps [that of q]");
 }
 

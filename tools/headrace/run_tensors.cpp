@@ -57,7 +57,8 @@ int parse_choice(const std::string& who, const std::string& key, const std::stri
 
 const std::vector<std::string> gate_forms = {"log_decay", "softplus", "bounded"};
 const std::vector<std::string> beta_forms = {"value", "sigmoid",
-                                             "two_sigmoid"};            // in the order of ProblemLine::beta_form
+                                             "two_sigmoid"};  // in the order of ProblemLine::beta_form
+const std::vector<std::string> devices = {"cpu", "cuda"};
 const std::vector<std::string> dtypes = {"f64", "f32", "bf16", "f16"};  // in the order of DType
 constexpr double default_lower_bound = -5;
 
@@ -83,6 +84,7 @@ void apply_option(const std::string& who, const std::string& key, const std::str
         line->lower_bound = parse_number(who, key, value);
     }
     if (key == "beta_form") line->beta_form = parse_choice(who, key, value, beta_forms);
+    if (key == "device") line->cuda = parse_choice(who, key, value, devices) == 1;
     if (key == "saved") line->state_dtype = static_cast<DType>(parse_choice(who, key, value, dtypes));
 }
 
@@ -120,6 +122,7 @@ Metadata metadata_of(const ProblemLine& line) {
     if (line.gate_raw || line.lower_bound) metadata["gate_form"] = gate_forms[line.lower_bound ? 2 : 1];
     if (line.lower_bound) metadata["lower_bound"] = number_text(*line.lower_bound);
     if (line.beta_form != 0) metadata["beta_form"] = beta_forms[static_cast<std::size_t>(line.beta_form)];
+    if (line.cuda) metadata["device"] = devices[1];
     if (line.state_dtype) metadata["saved"] = headrace::name_of(*line.state_dtype);
     return metadata;
 }

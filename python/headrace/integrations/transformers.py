@@ -4,9 +4,10 @@
     enable()                                   # every type of MODELS that the installed transformers has
     model = AutoModelForCausalLM.from_pretrained(...)
 
-Prefill, decoding and training of CPU tensors then run in the library; tensors on other devices keep the model's own
-functions. Models that exist already change too. Sequences packed in one row with cu_seq_lens_q stay apart, which the
-plain functions do not do. `python -m headrace.integrations.transformers` measures the gain.
+Prefill, decoding and training then run in the library, on the CPU and, where it is built with CUDA, on such devices;
+tensors elsewhere keep the model's own functions. Models that exist already change too. Sequences packed in one row with
+cu_seq_lens_q stay apart, which the plain functions do not do. `python -m headrace.integrations.transformers` measures
+the gain.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from headrace import _core
 from headrace._measuring import MEMORY, MEMORY_HELP, in_turns, keep_memory
 from headrace._versions import require
 from headrace.torch import chunk_gated_delta_rule, chunk_kda, short_convolution, short_convolution_step
@@ -29,6 +31,16 @@ MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid", "k
           "glm5_next")
 
 _originals: Dict[Tuple[ModuleType, str], Callable] = {}  # (module, name): the function that stood there
+
+
+@functools.lru_cache(maxsize=None)
+def _has_cuda() -> bool:
+    return any(name.startswith("cuda.") for name in _core.implementations())
+
+
+def _is_served(x: torch.Tensor) -> bool:
+    """Whether the library computes where x lies."""
+    return x.device.type == "cpu" or (x.device.type == "cuda" and _has_cuda())
 
 
 def _offsets(arguments: Dict[str, Any]) -> Optional[torch.Tensor]:
@@ -47,7 +59,7 @@ def _operator(function: Callable, original: Callable) -> Callable:
     known = frozenset(inspect.signature(function).parameters)
 
     def replaced(query, key, value, g, beta, **arguments):
-        if query.device.type != "cpu":
+        if not _is_served(query):
             return original(query, key, value, g=g, beta=beta, **arguments)
         options = {name: x for name, x in arguments.items() if name in known and name != "cu_seqlens"}
         return function(query, key, value, g, beta, cu_seqlens=_offsets(arguments), **options)
@@ -68,7 +80,7 @@ def _convolution(original: Callable) -> Callable:
     """short_convolution in place of `original`."""
 
     def replaced(hidden_states, weight, bias=None, activation=None, **arguments):
-        if hidden_states.device.type != "cpu":
+        if not _is_served(hidden_states):
             return original(hidden_states, weight, bias, activation=activation, **arguments)
         return _convolved(hidden_states, activation, lambda x, activation: short_convolution(
             x, weight, bias, activation=activation, cu_seqlens=_offsets(arguments))[0])
@@ -80,7 +92,7 @@ def _convolution_of_a_token(original: Callable) -> Callable:
     """short_convolution_step in place of `original`: conv_state [B, D, S], the last S inputs, changes in place."""
 
     def replaced(hidden_states, conv_state, weight, bias=None, activation=None):
-        if hidden_states.device.type != "cpu":
+        if not _is_served(hidden_states):
             return original(hidden_states, conv_state, weight, bias, activation)
         tokens, kept = hidden_states.shape[-1], conv_state.shape[-1]
         tensors = (hidden_states, conv_state, weight, bias)

@@ -1,4 +1,4 @@
-"""Operators for JAX on CPUs, through XLA's foreign function interface: they compile, map, shard and differentiate.
+"""Operators for JAX on CPUs and GPUs, through XLA's foreign function interface: they compile, map and differentiate.
 
     from headrace.jax import chunk_kda
     o, final_state = chunk_kda(q, k, v, g, beta, output_final_state=True)
@@ -16,8 +16,8 @@ dt_bias)) where a lower_bound in [-5, 0) is given, with which A_log may be None 
 Every function returns (o, final_state), the latter float32 (float64 in a float64 call) or None, and has gradients by
 all its floating arguments, of first order and in reverse mode; step has none. Wrong shapes, types and options raise
 ValueError or TypeError while tracing; wrong values (a gate that is positive or NaN, offsets) raise
-jax.errors.JaxRuntimeError when they are seen. Formulas: docs/math.md of the project, recurrences in its section 2,
-gradients in 3.
+jax.errors.JaxRuntimeError when they are seen; on a GPU nobody looks: a wrong gate makes NaN of its head. Formulas:
+docs/math.md of the project, recurrences in its section 2, gradients in 3.
 """
 
 from headrace._arguments import document

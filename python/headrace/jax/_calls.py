@@ -16,8 +16,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from headrace import _core
 from headrace.jax._partition import partitioned
 
-for _name, _handler in _core.xla_handlers().items():
-    jax.ffi.register_ffi_target(f"headrace_{_name}", _handler, platform="cpu", api_version=1)
+for _device, _platform in (("cpu", "cpu"), ("cuda", "CUDA")):
+    for _name, _handler in _core.xla_handlers(_device).items():
+        jax.ffi.register_ffi_target(f"headrace_{_name}", _handler, platform=_platform, api_version=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -94,8 +94,8 @@ def _stand_in(shape: tuple, dtype: Any, turned: bool = False) -> object:
 
 
 def _offsets_stand_in(cu_seqlens: Array, T: int) -> np.ndarray:
-    """The offsets, or, where only their number is known, some that are right."""
-    if not isinstance(cu_seqlens, jax.core.Tracer):
+    """The offsets, or, where only their number is known or a GPU would be waited for, some that are right."""
+    if not isinstance(cu_seqlens, jax.core.Tracer) and all(x.platform == "cpu" for x in cu_seqlens.devices()):
         return np.asarray(cu_seqlens)
     offsets = np.zeros(cu_seqlens.shape, cu_seqlens.dtype)
     offsets[-1:] = T

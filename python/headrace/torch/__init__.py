@@ -8,8 +8,10 @@ the least that holds them all, and gradients have the types of their inputs. N i
 g is a log decay; with use_gate_in_kernel it is made from g, as -exp(A_log) softplus(g + dt_bias), or lower_bound
 sigmoid(exp(A_log) (g + dt_bias)) where a lower_bound in [-5, 0) is given, with which A_log may be None and is 0. Every
 function returns (o, final_state), the latter float32 (float64 in a float64 call) or None, and is differentiable by all
-its tensors. DTensors on one mesh, replicas, cut by heads (q: Shard(2)) or by sequences (Shard(0)), are computed where
-they lie and give DTensors. All raise ValueError or TypeError naming the argument, what was expected and what came.
+its tensors. They lie on the CPU, or on one CUDA device in a build with CUDA: such a call is queued on the current
+stream, and no values are checked there; cu_seqlens may stay on the CPU. DTensors on one mesh, replicas, cut by heads
+(q: Shard(2)) or by sequences (Shard(0)), are computed where they lie and give DTensors. All raise ValueError or
+TypeError naming the argument, what was expected and what came.
 Formulas: docs/math.md of the project, recurrences in its section 2, gradients in 3.
 """
 

@@ -65,6 +65,6 @@ def bind(function: Callable, *arguments: Any, **options: Any) -> BoundCall:
     _refuse_derivatives(name, tensors)
     with torch.no_grad():
         if route(tensors, 0) is not False:
-            raise ValueError(f"{name}: expected a call on plain dense tensors on the CPU, outside of tracing, modes "
+            raise ValueError(f"{name}: expected a call on plain dense tensors on one device, outside of tracing, modes "
                              "and transforms, to bind")
         return _BoundCall(name, tensors, *record(function, arguments, options, _address))

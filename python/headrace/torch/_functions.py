@@ -58,7 +58,11 @@ def _offsets(cu_seqlens: Maybe, cu_seqlens_cpu: Tensor, device: torch.device) ->
     if cu_seqlens_cpu.shape != cu_seqlens.shape or cu_seqlens_cpu.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"cu_seqlens_cpu: expected an int32 or int64 copy of cu_seqlens {list(cu_seqlens.shape)}, got "
                          f"{cu_seqlens_cpu.dtype} {list(cu_seqlens_cpu.shape)}")
-    return cu_seqlens if device.type == "cpu" else cu_seqlens_cpu
+    if device.type == "cpu":
+        return cu_seqlens
+    if cu_seqlens_cpu.device.type != "cpu":
+        raise ValueError(f"cu_seqlens_cpu: expected device cpu, got {cu_seqlens_cpu.device}")
+    return cu_seqlens_cpu
 
 
 def _v_first(state_v_first: bool, transpose_state_layout: Optional[bool]) -> bool:
@@ -80,7 +84,10 @@ def _decays_of(decays: tuple, heads: int, dtype: torch.dtype, device: torch.devi
 
 @lru_cache(maxsize=1024)
 def _kept_decays_of(decays: tuple, heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The same, kept: PyTorch's operators take as long as a short call. It may be saved outside of inference mode."""
+    """The same, kept: PyTorch's operators take as long as a short call. It may be saved outside of inference mode.
+
+    On the CPU only: on another device it would belong to the stream, and to the graph that is captured, of its making.
+    """
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
         return _decays_of(decays, heads, dtype, device)
 
@@ -138,7 +145,7 @@ def _prepared(
     q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens = tensors
     if way is None:
         _library.check_tensors(INPUTS, tensors, 3)
-    dtype, is_autocast = _call_type(q, k, v, p, q.device.type if way is None else "cpu")
+    dtype, is_autocast = _call_type(q, k, v, p, q.device.type)
     o_dtype = dtype if is_autocast else v.dtype if o_as_v else q.dtype
     if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype or (p is not None and p.dtype != dtype):
         q, k, v, p = q.to(dtype), k.to(dtype), v.to(dtype), None if p is None else p.to(dtype)
@@ -153,7 +160,8 @@ def _prepared(
     elif A_log is None:
         A_log = torch.zeros(v.shape[2], device=v.device)
     if decays is not None:
-        g_gamma = (_decays_of if way is None else _kept_decays_of)(decays, v.shape[2], dtype, v.device)
+        is_kept = way is not None and v.device.type == "cpu"
+        g_gamma = (_kept_decays_of if is_kept else _decays_of)(decays, v.shape[2], dtype, v.device)
     state_v_first = _v_first(state_v_first, transpose_state_layout)
     cu_seqlens = cu_seqlens if cu_seqlens_cpu is None else _offsets(cu_seqlens, cu_seqlens_cpu, q.device)
     rest = (None if scale is None else number("scale", scale), flag("reverse", reverse),

@@ -2,8 +2,11 @@
 
 Registered at the dispatcher's keys by hand: the autograd that torch.library generates takes longer per call (about 90
 microseconds for an operator of 22 arguments) than a short sequence takes to compute. The transforms of torch.func
-arrive at the same keys, one level after the other. A call that no key but the CPU's and autograd's has a part in does
-without the dispatcher, which takes 15 microseconds and more for so many arguments.
+arrive at the same keys, one level after the other. A call that no key but the device's and autograd's has a part in
+does without the dispatcher, which takes 15 microseconds and more for so many arguments.
+
+A kernel is the same function on the CPU and on a CUDA device: the library asks every tensor where it lies. Nothing here
+may read a tensor's values, for which the host would wait.
 """
 
 from __future__ import annotations
@@ -69,6 +72,7 @@ def check_tensors(names: Sequence[str], tensors: Sequence[Any], required: int) -
     """Every argument is a dense tensor on the device of the first, or None behind the `required` ones.
 
     The dispatcher chooses the kernel by all tensors: one on `meta` is enough for outputs that nothing has written.
+    cu_seqlens may lie on the CPU beside tensors on a CUDA device.
     """
     device = None
     for place, (name, x) in enumerate(zip(names, tensors)):
@@ -80,7 +84,7 @@ def check_tensors(names: Sequence[str], tensors: Sequence[Any], required: int) -
             raise TypeError(f"{name}: expected a dense tensor, got one of layout {x.layout}")
         if device is None:
             device = x.device
-        elif x.device != device:
+        elif x.device != device and not (name == "cu_seqlens" and device.type == "cuda" and x.device.type == "cpu"):
             raise ValueError(f"{name}: expected device {device} as {names[0]}, got {x.device}")
 
 
@@ -90,6 +94,8 @@ _in_inference = torch._C.DispatchKeySet(_Key.BackendSelect)
 _USUAL = frozenset((_in_inference.raw_repr(), _in_inference.add(_Key.ADInplaceOrView).raw_repr()))
 _added, _left_out = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set
 _core.set_parameter_type(torch.nn.Parameter)
+if hasattr(torch._C, "_cuda_getCurrentRawStream"):  # a PyTorch with CUDA
+    _core.set_current_stream(torch._C._cuda_getCurrentRawStream)
 
 
 def is_watched() -> bool:
@@ -102,8 +108,9 @@ def is_watched() -> bool:
 def route(tensors: tuple, required: int, watched: Optional[bool] = None) -> Optional[bool]:
     """The way of a call to its kernel: None is by the dispatcher. Else straight, and whether autograd records it.
 
-    Straight where the dispatcher would find no kernel but autograd's and the CPU's: while nothing watches, and of
-    tensors of PyTorch's own class that are what their memory says. watched: is_watched(), where that is known.
+    Straight where the dispatcher would find no kernel but autograd's and the device's: while nothing watches, and of
+    tensors of PyTorch's own class, all on one device, that are what their memory says. watched: is_watched(), where
+    that is known.
     """
     if is_watched() if watched is None else watched:
         return None
@@ -272,8 +279,8 @@ def refuse_tangents(name: str, arguments: Sequence[Any]) -> None:
 
 
 def register(name: str, kernel: Callable, shapes: Callable, autograd: Callable, vmap: Callable,
-             mutates: Sequence[str] = ()) -> None:
-    """Defines headrace::<name>: its kernel on CPU tensors, its outputs without data, its autograd, its vmap."""
+             mutates: Sequence[str] = (), devices: Sequence[str] = ("CPU", "CUDA")) -> None:
+    """Defines headrace::<name>: its kernel on these devices, its outputs without data, its autograd, its vmap."""
 
     def derivatives(*arguments):
         if forward_ad._current_level >= 0:
@@ -286,7 +293,8 @@ def register(name: str, kernel: Callable, shapes: Callable, autograd: Callable, 
 
     schema = torch.library.infer_schema(kernel, mutates_args=mutates)
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, kernel, "CPU")
+    for device in devices:
+        _library.impl(name, kernel, device)
     _library.impl(name, derivatives, "Autograd")
     _library.impl(name, batched, "Batched")  # the key of torch.autograd's own vmap
     torch.library.register_fake(f"headrace::{name}", shapes, lib=_library)

@@ -56,7 +56,7 @@ def step_on_pool(way, op, tensors, rest, ssm_state_indices, num_accepted_tokens,
     """
     q, v, pool = tensors[0], tensors[2], tensors[-2]
     more = (ssm_state_indices, num_accepted_tokens, out)
-    straight = way is False and _core.plain(more, 0, torch.is_grad_enabled()) is False
+    straight = way is False and _core.plain((q, *more), 1, torch.is_grad_enabled()) is False
     if not straight:
         check_tensors(("q", "ssm_state_indices", "num_accepted_tokens", "out"), (q, *more), 1)
     if pool is None:

@@ -158,7 +158,13 @@ BlockWork tensor_forward_work(const KernelArgs& args, std::size_t /*shared_limit
         block.saved_bytes = 4 * args.K * values;
         exact = 1 - static_cast<double>(args.N) / static_cast<double>(args.segments.slots);
     }
-    return {block, tensor_chunk_work<K, delta>(args, values, args.o.given, exact)};
+    const bool terms = args.gate_walk.terms != GateTerms::none;
+    KernelWork step = tensor_chunk_work<K, delta>(args, values, args.o.given || terms, exact);
+    if (terms) {  // rows of the output's partner, and a state that one walk leaves to the other
+        step.input_bytes += tensor_chunk * values * 2;
+        step.saved_bytes += 4.0 * K * tensor_values + 3 * 4 * tensor_chunk;
+    }
+    return {block, step};
 }
 
 // On the mean of the blocks of values, and of those of transitions, which read none.
@@ -170,6 +176,18 @@ BlockWork tensor_states_work(const KernelArgs& args, std::size_t /*shared_limit*
     block.barriers = 4;
     const double blocks = static_cast<double>(args.segments.blocks);
     return {block, tensor_chunk_work<K, delta>(args, args.V / blocks, false, 1)};
+}
+
+// Of a chunk, whose terms one warp adds up.
+BlockWork tensor_gate_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    const double value_blocks = quotient_up(args.K, tensor_values);
+    KernelWork step;
+    step.saved_bytes = value_blocks * (3 * tensor_chunk + 1) * 4;
+    step.memory_waits = 2 * value_blocks;
+    step.tile_waits = 20;
+    step.barriers = 4;
+    step.output_bytes = args.d_g.given ? tensor_chunk * static_cast<double>(size_of(args.d_g.dtype)) : 0;
+    return {{}, step};
 }
 
 // Of a segment: a thread has places of [K, join_columns]. A transition's row lies in lines of 32 numbers in L1.

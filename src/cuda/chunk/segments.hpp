@@ -6,6 +6,11 @@
 
 namespace headrace::cuda {
 
+// Where the chunks of sequence n begin among those of all, by a bound that needs no lengths of others.
+HEADRACE_DEVICE std::int64_t chunk_slot(const KernelArgs& args, const TokenRange& s, std::int64_t n) {
+    return args.cu_seqlens.given ? s.begin / tensor_chunk + n : n * ((args.T + tensor_chunk - 1) / tensor_chunk);
+}
+
 // Chunks [first_chunk, end_chunk) of sequence n, in running order; first_chunk -1: an empty slot.
 struct Walk {
     std::int64_t n;

@@ -42,7 +42,10 @@ class Tensor : public CudaImplementation {
         return launches;
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
-        KernelArgs args = make_args(problem, carver);
+        const bool backward = direction_ == Direction::backward;
+        const std::int64_t chunks = parts_of(problem, tensor_chunk);
+        KernelArgs args = make_args(problem, carver, backward ? chunks : 0);
+        if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
         const int tokens = args.segments.tokens = segment_tokens(problem);
         if (tokens == 0) return args;
         const std::int64_t slots = problem.in.cu_seqlens.given() ? problem.T / tokens + problem.N
@@ -72,8 +75,10 @@ class Tensor : public CudaImplementation {
     static std::string backward_refusal(const Problem& problem) {
         const Gradients& grads = problem.grads;
         if (problem.rule == Rule::delta) return "has no backward of the delta rule";
-        if (grads.d_g.given() || grads.d_g_gamma.given() || grads.d_A_log.given() || grads.d_dt_bias.given())
-            return "has no gradients of gates";
+        const bool gates =
+            grads.d_g.given() || grads.d_g_gamma.given() || grads.d_A_log.given() || grads.d_dt_bias.given();
+        if (gates && problem.whole.sequences * problem.whole.heads * problem.group < 8)
+            return "gate gradients of fewer than 8 heads and sequences rest on too few sums to average bf16 roundings";
         if (problem.group > 1) return "has no gradients of keys that value heads share";
         if (problem.options.qk_l2norm) return "has no gradients through l2norm";
         if (!problem.d_out.d_o.given())
@@ -114,6 +119,8 @@ class Tensor : public CudaImplementation {
         of_q.q = args.d_o, of_q.k = args.v, of_q.v = args.k, of_q.o = args.d_q;
         of_q.K = args.V, of_q.V = args.K;
         of_q.initial_state = transposed(args.initial_state), of_q.final_state = {};
+        of_q.gate_walk.diagonal_apart = true;
+        if (args.gate_gradient) of_q.gate_walk.terms = GateTerms::of_queries, of_q.gate_walk.partner = args.q;
         KernelArgs of_v = args;
         of_v.q = args.k, of_v.k = args.q, of_v.v = args.d_o, of_v.o = args.d_v;
         of_v.initial_state = args.d_final_state, of_v.final_state = args.d_initial_state;
@@ -125,9 +132,28 @@ class Tensor : public CudaImplementation {
             from_end->reverse = !args.reverse, from_end->late_gate = true;
             std::swap(from_end->scale, from_end->write_scale);
         }
-        if (args.d_q.given) walk(problem, of_q, launches);
+        of_k.gate_walk.diagonal_apart = true;
+        if (args.gate_gradient) of_k.gate_walk.terms = GateTerms::of_keys, of_k.gate_walk.partner = args.k;
+        if (args.d_q.given || args.gate_gradient) walk(problem, of_q, launches);
         if (args.d_v.given || args.d_initial_state.given) walk(problem, of_v, launches);
-        if (args.d_k.given) walk(problem, of_k, launches);
+        if (args.d_k.given || args.gate_gradient) walk(problem, of_k, launches);
+        if (!args.gate_gradient) return;
+        const std::int64_t chunks = args.gate_walk.chunks * problem.HV;
+        launches.push_back(
+            {tensor(problem, args.K).gate, args, chunks, launched_threads, {1, static_cast<double>(chunks)}});
+    }
+    static void take_gate_terms(const Problem& problem, Carver& carver, KernelArgs& args, std::int64_t chunks) {
+        GateWalk& to = args.gate_walk;
+        const std::int64_t blocks = blocks_of(problem.K), HV = problem.HV, rows = problem.V <= 64 ? 64 : 128;
+        const auto take = [&](const char* name, std::int64_t count, std::int64_t numbers) {
+            return static_cast<float*>(carver.take(name, DType::f32, {blocks, count, HV, numbers}));
+        };
+        to.tokens = problem.B * problem.T, to.chunks = chunks;
+        to.ending = take("gate terms ending", to.tokens, 1);
+        to.leaving = take("gate terms leaving", to.tokens, 1);
+        to.inside = take("gate terms inside", to.tokens, 1);
+        to.crossing = take("gate terms crossing", chunks, 1);
+        to.states = take("saved states", chunks, rows * tensor_values);
     }
     static Strided transposed(Strided state) {
         std::swap(state.stride[2], state.stride[3]);

@@ -15,9 +15,13 @@ struct TensorKernel {
     // The rows of a chunk as they came.
     struct Stage {
         Matrix<K> q, k, e;
-        Matrix<tensor_values> v;
+        Matrix<tensor_values> v, partner;
         HEADRACE_DEVICE Stage behind(std::int64_t elements) const {
-            return {{q.data + elements}, {k.data + elements}, {e.data + elements}, {v.data + elements}};
+            return {{q.data + elements},
+                    {k.data + elements},
+                    {e.data + elements},
+                    {v.data + elements},
+                    {partner.data + elements}};
         }
     };
 
@@ -26,6 +30,7 @@ struct TensorKernel {
     std::int64_t stage_elements;             // from a stage to the next
     float *q_norm, *k_norm, *e_norm, *beta;  // [C]
     double* segment_decay;                   // [1] of all chunks so far
+    float* warp_sums;                        // [tensor_warps]
     Ops ops;
     algorithms::ForwardTiles<Ops> tiles{};
     typename Ops::Tile o;
@@ -36,13 +41,21 @@ struct TensorKernel {
         first_stage.k = Matrix<K>::take(arena, tensor_chunk);
         first_stage.v = Matrix<tensor_values>::take(arena, tensor_chunk);
         first_stage.e = args.undecayed_error ? Matrix<K>::take(arena, tensor_chunk) : first_stage.k;
+        const bool terms = !delta && args.gate_walk.terms != GateTerms::none;
+        first_stage.partner = terms ? Matrix<tensor_values>::take(arena, tensor_chunk) : first_stage.v;
         stage_elements = static_cast<std::int64_t>((arena.shared_used - before) / sizeof(std::uint16_t));
         if (args.stages == 2) arena.take<std::uint16_t>(static_cast<std::size_t>(stage_elements));
         for (float** vector : {&q_norm, &k_norm, &beta}) *vector = arena.take<float>(tensor_chunk);
         e_norm = args.undecayed_error ? arena.take<float>(tensor_chunk) : k_norm;
         segment_decay = arena.take<double>(1);
+        ops.diagonal_apart = !delta && args.gate_walk.diagonal_apart;
         ops.write_scale = static_cast<float>(args.write_scale);
         ops.carve(arena);
+        if (!delta) {
+            for (float** dots : {&ops.from_state, &ops.in_all}) *dots = arena.take<float>(2 * tensor_chunk);
+            ops.diagonal = arena.take<float>(tensor_chunk);
+            warp_sums = arena.take<float>(tensor_warps);
+        }
         o.high = Matrix<tensor_values>::take(arena, tensor_chunk);
         tiles.P.high = Matrix<tensor_values>::take(arena, tensor_chunk);
         if (!delta) return;
@@ -61,7 +74,7 @@ struct TensorKernel {
         const bool in_between = walk.first_chunk > 0;
         const Strided entering = in_between ? segment_tensor(args.segments.states, args.V) : args.initial_state;
         load(entering, in_between ? place : walk.n, head, first, count);
-        run(walk, head, first, count, args.o.given, in_between);
+        run(walk, head, first, count, args.o.given || args.gate_walk.terms != GateTerms::none, in_between);
         if (walk.last && args.late_gate && walk.end_chunk > 0) decay_by_last(walk, head);
         if (walk.last) store(args.final_state, walk.n, head, first, count);
     }
@@ -118,6 +131,9 @@ struct TensorKernel {
             }
             ptx::sync_block();
             if (more) next = numbers(range_of(sequence, chunk + 1), head);
+            ops.partner = now.partner;
+            ops.dots_wanted = !delta && outputs && args.gate_walk.terms != GateTerms::none;
+            if (ops.dots_wanted) cross_chunk(walk, chunk, head, first);
             const algorithms::ChunkInputs<Ops> in{{now.q, q_norm},
                                                   {now.k, k_norm},
                                                   {now.e, e_norm},
@@ -126,7 +142,8 @@ struct TensorKernel {
                                                   static_cast<float>(args.scale),
                                                   args.undecayed_error};
             algorithms::chunk_forward<delta>(ops, in, tiles, {}, {}, outputs ? o : typename Ops::Tile{});
-            if (outputs) store_matrix(args.o, o.high, range_of(sequence, chunk), head, first, count);
+            if (ops.dots_wanted) store_gate_terms(walk, chunk, head, first);
+            if (outputs && args.o.given) store_matrix(args.o, o.high, range_of(sequence, chunk), head, first, count);
             if (more && args.stages == 1) {
                 ptx::sync_block();
                 fetch(sequence, head, first, count, chunk + 1);
@@ -135,6 +152,13 @@ struct TensorKernel {
     }
 
     HEADRACE_DEVICE ChunkRange range_of(const TokenRange& s, std::int64_t chunk) const {
+        if (args.late_gate) {  // chunks begin where those of a walk from the other end do
+            const std::int64_t tokens = s.end - s.begin, back = (tokens + tensor_chunk - 1) / tensor_chunk - 1 - chunk,
+                               end = back * tensor_chunk + tensor_chunk < tokens ? back * tensor_chunk + tensor_chunk
+                                                                                 : tokens;
+            return {s.row,        s.begin,     s.end, tokens - end, static_cast<int>(end - back * tensor_chunk),
+                    tensor_chunk, args.reverse};
+        }
         const std::int64_t first = chunk * tensor_chunk, left = s.end - s.begin - first;
         return {s.row,        s.begin,     s.end, first, static_cast<int>(left < tensor_chunk ? left : tensor_chunk),
                 tensor_chunk, args.reverse};
@@ -151,6 +175,8 @@ struct TensorKernel {
         copy_tokens(stage.k, args.k, range, key_head, 0, args.K);
         if (args.undecayed_error) copy_tokens(stage.e, args.p, range, key_head, 0, args.K);
         copy_tokens(stage.v, args.v, range, head, first, count);
+        if (!delta && args.gate_walk.terms != GateTerms::none)
+            copy_tokens(stage.partner, args.gate_walk.partner, range, key_head, first, count);
         ptx::end_copies();
     }
     // The first threads have a token each.
@@ -185,6 +211,64 @@ struct TensorKernel {
         if (i >= tensor_chunk) return;
         ops.decays.log_decay[i] = of.log_decay;
         beta[i] = of.beta;
+    }
+
+    // ---- terms of a gate's gradient ----
+    // Of a chunk, counted from the sequence's first token whichever way the walk goes.
+    HEADRACE_DEVICE std::int64_t chunk_place(const Walk& walk, std::int64_t chunk, std::int64_t head, int first) const {
+        const TokenRange& s = walk.sequence;
+        const std::int64_t chunks = (s.end - s.begin + tensor_chunk - 1) / tensor_chunk,
+                           from_start = args.late_gate ? chunks - 1 - chunk : chunk;
+        return (first / tensor_values * args.gate_walk.chunks + chunk_slot(args, s, walk.n) + from_start) * args.HV +
+               head;
+    }
+    // The walk of d_q saves the state that enters the chunk; that of d_k, which holds the gradient of what leaves it,
+    // has their product.
+    HEADRACE_DEVICE void cross_chunk(const Walk& walk, std::int64_t chunk, std::int64_t head, int first) const {
+        const std::int64_t place = chunk_place(walk, chunk, head, first);
+        float4* const saved =
+            reinterpret_cast<float4*>(args.gate_walk.states + place * K * tensor_values) + threadIdx.x;
+        if (args.gate_walk.terms == GateTerms::of_queries) {
+#pragma unroll
+            for (int tile = 0; tile < Ops::state_tiles; ++tile) {
+                const float(&S)[4] = ops.state[tile];
+                saved[tile * tensor_threads] = {S[0], S[1], S[2], S[3]};
+            }
+            return;
+        }
+        float sum = 0;
+#pragma unroll
+        for (int tile = 0; tile < Ops::state_tiles; ++tile) {
+            const float4 S = saved[tile * tensor_threads];
+            const float(&D)[4] = ops.state[tile];
+            sum = fmaf(S.x, D[0], fmaf(S.y, D[1], fmaf(S.z, D[2], fmaf(S.w, D[3], sum))));
+        }
+        sum = sum_of_warp(sum);
+        if (lane() == 0) warp_sums[warp()] = sum;
+        ptx::sync_block();
+        if (threadIdx.x != 0) return;
+        float total = 0;
+        HEADRACE_ROLLED
+        for (int w = 0; w < tensor_warps; ++w) total += warp_sums[w];
+        const ChunkRange range = range_of(walk.sequence, chunk);
+        const double decay = *ops.decays.through * exp(static_cast<double>(log_decay(range, range.length - 1, head)));
+        args.gate_walk.crossing[place] = static_cast<float>(total * decay);
+    }
+    HEADRACE_DEVICE void store_gate_terms(const Walk& walk, std::int64_t chunk, std::int64_t head, int first) const {
+        const GateWalk& to = args.gate_walk;
+        const ChunkRange range = range_of(walk.sequence, chunk);
+        const int i = static_cast<int>(threadIdx.x);
+        if (i >= range.length) return;
+        const std::int64_t token = range.row * args.T + range.token(i),
+                           at = (first / tensor_values * to.tokens + token) * args.HV + head;
+        const float all = ops.in_all[i] + ops.in_all[tensor_chunk + i];
+        if (to.terms == GateTerms::of_queries) {
+            to.ending[at] = all;
+        } else {
+            const float state = ops.from_state[i] + ops.from_state[tensor_chunk + i];
+            to.leaving[at] = state;
+            to.inside[at] = all - state;
+        }
     }
 
     // Inverse norms, and the sums of products that tell the delta rule's exactness.

@@ -45,8 +45,14 @@ struct TensorOps {
     Matrix<tensor_values> S_high, S_low;  // [K,64] the state as products read it
     Tile written;                         // [C,64] what decay_and_write adds, decayed
     cuda::Tile<float> inverse;            // [C,C] of the solve
-    float state[state_tiles][4];          // this lane's part of S
-    float values[4][4];                   // and of the delta rule's residual, then d
+    Matrix<tensor_values> partner;        // [C,64] rows whose products with the outputs may be wanted (additive rule)
+    bool dots_wanted;
+    // A pair of a token with itself spans no gate: its score is kept from their sums, where its rounding would show.
+    bool diagonal_apart;
+    float* diagonal;              // [C]
+    float *from_state, *in_all;   // [2,C] these, of the outputs' part from the state and of all, by halves of columns
+    float state[state_tiles][4];  // this lane's part of S
+    float values[4][4];           // and of the delta rule's residual, then d
 
     __host__ __device__ void carve(Arena& arena) {
         decays.carve(arena);
@@ -110,7 +116,9 @@ struct TensorOps {
             each_pair<4>(token_row(), first_column(), [&](int tile, int place, int i, int j) {
                 const float row = in.scale * write_scale * in.q.inverse_norm[i];
                 const auto score = [&](int column, float sum) {
-                    return column <= i ? sum * (row * in.k.inverse_norm[column]) * decays.between(i, column) : 0.0f;
+                    const float value = sum * (row * in.k.inverse_norm[column]);
+                    if (diagonal_apart && column == i) diagonal[i] = value;
+                    return column < i || (column == i && !diagonal_apart) ? value * decays.between(i, column) : 0.0f;
                 };
                 P.high.pair(i, j) =
                     ptx::round_to_bf16(score(j, sums[tile][place]), score(j + 1, sums[tile][place + 1]));
@@ -186,7 +194,10 @@ struct TensorOps {
         each_sum<4>(token_row(), first_column(), [&](int tile, int place, int i, int) {
             sums[tile][place] *= x.factor * x.decays[i] * x.x.inverse_norm[i];
         });
+        if (!delta && dots_wanted) partner_dots(from_state, sums);
         add_scored(sums, P, b.high);
+        if (!delta && dots_wanted) partner_dots(in_all, sums);
+        if (!delta && diagonal_apart) add_diagonal(sums, b);
         if (delta) add_scored(sums, P, b.low);
         each_pair<4>(token_row(), first_column(), [&](int tile, int place, int i, int j) {
             o.high.pair(i, j) = ptx::round_to_bf16(sums[tile][place], sums[tile][place + 1]);
@@ -239,6 +250,28 @@ struct TensorOps {
         add_product(
             sums, 0, token_row() + 16, [&](auto& a, int d) { load_a(a, P.high, token_row(), d); },
             [&](auto& right, int d, int j) { load_b(right, b, d, first_column() + j); });
+    }
+    HEADRACE_DEVICE void add_diagonal(float (&sums)[4][4], Tile b) const {
+        each_pair<4>(token_row(), first_column(), [&](int tile, int place, int i, int j) {
+            const std::uint32_t own = b.high.pair(i, j);
+            sums[tile][place] = fmaf(diagonal[i], low_half(own), sums[tile][place]);
+            sums[tile][place + 1] = fmaf(diagonal[i], high_half(own), sums[tile][place + 1]);
+        });
+    }
+    HEADRACE_DEVICE void partner_dots(float* dots, const float (&sums)[4][4]) const {
+        float of_rows[2] = {};
+        each_pair<4>(token_row(), first_column(), [&](int tile, int place, int i, int j) {
+            const std::uint32_t row = partner.pair(i, j);
+            float& dot = of_rows[place / 2];
+            dot = fmaf(sums[tile][place], low_half(row), fmaf(sums[tile][place + 1], high_half(row), dot));
+        });
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float dot = of_rows[half];
+            dot += ptx::shuffle_xor(dot, 1);
+            dot += ptx::shuffle_xor(dot, 2);
+            if (lane() % 4 == 0) dots[warp() % 2 * tensor_chunk + token_row() + lane() / 4 + 8 * half] = dot;
+        }
     }
     HEADRACE_DEVICE static void add_written(float (&sums)[state_tiles][4], Matrix<K> x, Matrix<tensor_values> b) {
         add_product(

@@ -60,6 +60,7 @@ inline constexpr int join_columns = 8;
 struct TensorKernels {
     Kernel forward,  // outputs; from segments[].states where there are segments; its memory depends on args.stages
         states,      // of segments that no state enters, and behind the values' blocks those of the transitions
+        gate,        // additive rule: the gradient of the gate of a chunk, of what the walks left (GateWalk)
         join;        // from what leaves segments to what enters them
 };
 template <bool delta>
@@ -68,6 +69,7 @@ template <int K, bool delta>
 BlockWork tensor_forward_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K, bool delta>
 BlockWork tensor_states_work(const KernelArgs& args, std::size_t shared_limit);
+BlockWork tensor_gate_work(const KernelArgs& args, std::size_t shared_limit);
 template <bool delta>
 BlockWork tensor_join_work(const KernelArgs& args, std::size_t shared_limit);
 

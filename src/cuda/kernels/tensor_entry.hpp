@@ -1,6 +1,7 @@
 // tensor_entry: the kernels of the chunk form on tensor cores for one rule.
 #pragma once
 
+#include "cuda/chunk/gate_terms.hpp"
 #include "cuda/chunk/tensor_kernel.hpp"
 #include "cuda/kernels/kernels.hpp"
 
@@ -32,6 +33,13 @@ __global__ void __launch_bounds__(block_threads) tensor_join(const __grid_consta
     join.join(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * join_columns);
 }
 
+template <class Kernel>
+__global__ void __launch_bounds__(block_threads) tensor_gate(const __grid_constant__ KernelArgs args) {
+    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Kernel kernel(args, arena);
+    kernel.run(blockIdx.x / args.HV, blockIdx.x % args.HV);
+}
+
 template <class Block>
 BlockMemory shared_memory_of(const KernelArgs& args, std::size_t /*shared_limit*/) {
     Arena arena{nullptr, nullptr, ~std::size_t{0}};
@@ -43,12 +51,18 @@ template <int K, bool delta>
 TensorKernels tensor_kernels_of() {
     static_assert(tensor_threads == tensor_warps * warp_lanes);
     using Block = TensorKernel<K, delta>;
-    constexpr int registers = registers_allowed(tensor_threads, 1);
+    constexpr int registers = registers_allowed(tensor_threads, 1), few_threads = registers_allowed(block_threads, 1);
+    Kernel gate{};
+    if constexpr (!delta) {
+        gate = {"tensor_gate", reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>), few_threads,
+                &shared_memory_of<GateTermsKernel>, &tensor_gate_work};
+    }
     return {{"tensor_forward", reinterpret_cast<const void*>(&tensor_forward<Block>), registers,
              &shared_memory_of<Block>, &tensor_forward_work<K, delta>},
             {"tensor_states", reinterpret_cast<const void*>(&tensor_states<Block>), registers, &shared_memory_of<Block>,
              &tensor_states_work<K, delta>},
-            {"tensor_join", reinterpret_cast<const void*>(&tensor_join<delta>), registers_allowed(block_threads, 1),
+            gate,
+            {"tensor_join", reinterpret_cast<const void*>(&tensor_join<delta>), few_threads,
              &shared_memory_of<SegmentJoin<delta>>, &tensor_join_work<delta>}};
 }
 

@@ -39,6 +39,7 @@ inline int segment_tokens(const Problem& problem) {
     const int tokens = blocks > (delta ? 32 : 64) ? 0 : delta ? 1024 : 512;
     return problem.whole.longest > tokens ? tokens : 0;
 }
+
 // Blocks that share the chunks of a backward: two for each of the 148 multiprocessors of a B200, which shared memory
 // lets in. What shared memory has no room for lies in the workspace, once for each of them.
 inline constexpr std::int64_t most_gradient_blocks = 296;

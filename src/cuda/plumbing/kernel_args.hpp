@@ -33,6 +33,22 @@ struct Segments {
     double* decays;       // [slots,HV] the same of the additive rule: one number
 };
 
+// What the walks of a backward on tensor cores leave for the gradient of a scalar gate, by blocks of 64 key channels
+// (math.md, section 6): terms that end at a token, of d_q; that begin at it and leave its chunk, or do not, of d_k; and
+// that cross a chunk, for which the first walk saves the states between chunks.
+enum class GateTerms { none, of_queries, of_keys };
+struct GateWalk {
+    bool diagonal_apart;      // of a walk of d_q or d_k, whatever is wanted of the gate
+    GateTerms terms;          // that this walk leaves
+    Strided partner;          // its rows: q or k
+    std::int64_t tokens;      // B T
+    float* ending;            // [blocks, tokens, HV]
+    float *leaving, *inside;  // the same
+    float* crossing;          // [blocks, chunks, HV]
+    float* states;            // [blocks, chunks, HV, 128 or 64, 64], elements in the order of a block's threads
+    std::int64_t chunks;      // of all sequences, by an upper bound
+};
+
 struct KernelArgs {
     std::int64_t N, T, H, HV;
     int group, K, V;
@@ -51,6 +67,7 @@ struct KernelArgs {
     int value_columns;  // of a block of the forward or a sweep, a multiple of 16
     int stages;         // tensor cores: chunks whose rows are in shared memory, 1 or 2
     Segments segments;
+    GateWalk gate_walk;
 
     Strided q, k, p, v, g, gv, beta, g_gamma, A_log, dt_bias, o, initial_state, final_state;
     Strided d_o, d_final_state, d_q, d_k, d_p, d_v, d_g, d_gv, d_beta, d_initial_state;

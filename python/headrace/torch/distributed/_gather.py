@@ -97,8 +97,8 @@ def _with_autograd(name: str, transposed: str) -> Callable:
 
 
 _refused = _vmap.refused("cp_context: expected no vmap over a call whose sequences are cut over ranks")
-register("cp_gather", _gather, _resized, _with_autograd("cp_gather", "cp_scatter"), _refused)
-register("cp_scatter", _scatter, _resized, _with_autograd("cp_scatter", "cp_gather"), _refused)
+register("cp_gather", _gather, _resized, _with_autograd("cp_gather", "cp_scatter"), _refused, devices=("CPU",))
+register("cp_scatter", _scatter, _resized, _with_autograd("cp_scatter", "cp_gather"), _refused, devices=("CPU",))
 
 
 def _dimension(context: CPContext, x: Tensor, dim: int, size: int, what: str) -> int:

@@ -154,5 +154,5 @@ def _forward_with_autograd(op, *arguments):
 
 
 _refused = _vmap.refused("cp_context: expected no vmap over a call whose sequences are cut over ranks")
-register("cp_forward", _forward, _forward_shapes, _forward_with_autograd, _refused)
-register("cp_backward", _backward, _backward_shapes, once("cp_backward"), _refused)
+register("cp_forward", _forward, _forward_shapes, _forward_with_autograd, _refused, devices=("CPU",))
+register("cp_backward", _backward, _backward_shapes, once("cp_backward"), _refused, devices=("CPU",))

@@ -14,9 +14,11 @@ Device = Union[None, str, torch.device]
 
 
 def _single(x: Tensor, cu_seqlens: Optional[Tensor]) -> bool:
-    """Whether every sequence of x [B, T, D] is one token."""
+    """Whether every sequence of x [B, T, D] is one token; of offsets on a GPU, whether it can be."""
     if cu_seqlens is None:
         return x.shape[1] == 1
+    if cu_seqlens.device.type != "cpu":
+        return cu_seqlens.shape == (x.shape[1] + 1,)
     return torch.equal(cu_seqlens, torch.arange(x.shape[1] + 1, dtype=cu_seqlens.dtype, device=cu_seqlens.device))
 
 
@@ -55,7 +57,8 @@ class ShortConvolution(nn.Conv1d):
 
         x, residual: [B, T, D]. mask [B, T]: inputs where it is 0 count as zeros. cache [N, D, W]: the inputs before x;
         where every sequence has one token and autograd is off it is updated in place (in a ragged batch not inside
-        torch.compile), and is itself the second result, which is None without output_final_state.
+        torch.compile, and not where cu_seqlens lie on a GPU, whose values are not looked at), and is itself the second
+        result, which is None without output_final_state.
         cu_seqlens [N + 1]: a ragged batch, B = 1. chunk_indices and cu_seqlens_cpu are not needed. cp_context: of a
         batch that is cut over ranks (headrace.torch.distributed); the cache has a row for each piece on the rank.
         """
@@ -70,7 +73,8 @@ class ShortConvolution(nn.Conv1d):
         output_final_state = flag("output_final_state", output_final_state)
         if cache is not None and cp_context is None:
             self._check_cache(cache, len(x) if cu_seqlens is None else len(cu_seqlens) - 1)
-            fixed = cu_seqlens is not None and torch.compiler.is_compiling()  # which may not depend on offsets
+            # Which function is called may not depend on the offsets.
+            fixed = cu_seqlens is not None and (torch.compiler.is_compiling() or cu_seqlens.device.type != "cpu")
             if not (fixed or torch.is_grad_enabled() or cache.requires_grad) and _single(x, cu_seqlens):
                 return self.step(x, residual, cache, output_final_state, cu_seqlens)
         y, final_state = short_convolution(x, self.weight.squeeze(1), self.bias, cache, output_final_state,
@@ -85,14 +89,15 @@ class ShortConvolution(nn.Conv1d):
 
         x, residual, y: [N, 1, D], [N, D], or with cu_seqlens [1, N, D]. cache [rows, D, W], zeros if None, is updated
         in place either way. indices [N]: the row of each sequence; -1 is padding, whose convolution is zero. Not given:
-        row n.
+        row n. Of cu_seqlens on a GPU the size is checked, not the values.
         """
         output_final_state = flag("output_final_state", output_final_state)
         _check_like_x("residual", residual, x.shape)
         tokens = x if cu_seqlens is None else x.transpose(0, 1)
         if cu_seqlens is not None and not (x.dim() == 3 and x.shape[0] == 1 and _single(x, cu_seqlens)):
+            offsets = cu_seqlens.tolist() if cu_seqlens.device.type == "cpu" else list(cu_seqlens.shape)
             raise ValueError(f"cu_seqlens: expected one token in each sequence of x [1, N, D], got x {list(x.shape)}, "
-                             f"offsets {cu_seqlens.tolist()}")
+                             f"offsets {offsets}")
         if cache is None:
             cache = x.new_zeros(len(tokens), self.hidden_size, self.kernel_size[0])
         self._check_cache(cache, len(tokens) if indices is None else len(cache))

@@ -14,7 +14,8 @@ def unpad(x: Tensor, attention_mask: Maybe, cu_seqlens: Maybe) -> Tuple[Tensor, 
     """(x, cu_seqlens, places): the tokens [1, total, D] of x [B, T, D] that the mask [B, S >= T] keeps (not 0), N = B.
 
     The mask's last T columns belong to x, the others to earlier calls. places [total] are the tokens' places in B*T,
-    None where x comes back as it is: without padding, or with cu_seqlens, which go before the mask.
+    None where x comes back as it is: without padding, or with cu_seqlens, which go before the mask. The number of
+    tokens is read from the mask: the host waits for one on a GPU.
     """
     if attention_mask is None or cu_seqlens is not None:
         return x, cu_seqlens, None

@@ -108,7 +108,8 @@ std::string format(const ProblemLine& line) {
     writer.word(line.vfirst, "vfirst");
     writer.word(line.reverse, "reverse");
     writer.word(line.strided, "strided");
-    writer.word(line.cuda, "cuda");
+    writer.word(line.cuda && line.gpu.empty(), "cuda");
+    writer.value("cuda", line.gpu, "");
     writer.value("chunk", std::to_string(line.chunk), "0");
     writer.value("num_steps", std::to_string(line.num_steps), "0");
     writer.value("saved", line.state_dtype ? name_of(*line.state_dtype) : "", "");

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "harness/problem_names.hpp"
+#include "harness/gpu_model.hpp"
 #include "harness/problem_values.hpp"
 
 namespace headrace::harness {
@@ -95,6 +96,11 @@ constexpr Rule rules[] = {
     {"link", Form::value, "a number above 0", [](Text t, Line& l) { return read_number(t, &l.link) && *l.link > 0; }},
     {"strided", Form::flag, "", [](Text, Line& l) { return l.strided = true; }},
     {"cuda", Form::flag, "", [](Text, Line& l) { return l.cuda = true; }},
+    {"cuda", Form::value, "h200, h100 or a100",
+     [](Text t, Line& l) {
+         l.gpu = t;
+         return l.cuda = !l.gpu.empty() && find_gpu(l.gpu) != nullptr;
+     }},
     {"force", Form::value, "the name of an implementation", [](Text t, Line& l) { return read_name(t, &l.force); }},
     {"threads", Form::value, "1 to 1024", [](Text t, Line& l) { return read_integer(t, 1, 1024, &l.threads); }},
     {"seed", Form::value, "0 to 18446744073709551615",
@@ -288,7 +294,7 @@ Status check_summary(const Words& words, const ProblemLine& line) {
     if (line.link && line.ranks == 0) return error(words.text("link"), "ranks=P");
     const bool joins = line.ranks > 0, in_pieces = line.direction == Direction::forward || line.direction == Direction::backward;
     if (joins && !in_pieces) return error(words.text("ranks"), "direction fwd or bwd");
-    if (joins && line.cuda) return error("cuda", "no ranks=P: pieces are computed on the CPU only");
+    if (joins && line.cuda) return error(words.text("cuda"), "no ranks=P: pieces are computed on the CPU only");
     if (!map && words.has("part")) return error(words.text("part"), "direction summary");
     if (in_pieces ? !joins : line.direction == Direction::step) return {};
     for (const char* key : {"gv", "betav"}) {

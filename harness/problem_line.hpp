@@ -55,6 +55,7 @@ struct ProblemLine {
     std::optional<double> link;         // with ranks: link=25 Gbit/s between them, for headrace plan
     bool strided = false;               // `strided`: tensors with padded, permuted or doubled strides
     bool cuda = false;                  // `cuda`: tensors on a CUDA device (harness/device_call.hpp)
+    std::string gpu;                    // `cuda=h200`: of what kind, for headrace plan (harness/gpu_model.hpp)
     std::string force;                  // force=NAME
     int threads = 0;
     std::uint64_t seed = 1;  // 1: all variants that the seed decides (types, layouts) are the plain ones

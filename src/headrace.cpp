@@ -185,6 +185,16 @@ Status plan(const Call& call, std::vector<PlanEntry>* entries) {
     });
 }
 
+Status plan_launches(const Call& call, std::vector<LaunchPlan>* launches) {
+    return guarded([&]() -> Status {
+        Problem problem;
+        const Implementation* implementation = nullptr;
+        if (Status status = prepare(call, Contents::ignore, &problem, &implementation); !status.ok()) return status;
+        *launches = implementation->launches(problem);
+        return {};
+    });
+}
+
 Status explain(const Call& call, std::vector<Candidate>* candidates) {
     return guarded([&]() -> Status {
         Problem problem;

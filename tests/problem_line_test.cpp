@@ -127,6 +127,10 @@ TEST(ProblemLine, SummariesAndPieces) {
     EXPECT_EQ(format(pieces), "kda:bwd ranks=4 link=12.5");
     EXPECT_TRUE(parsed("kda:bwd strided cuda").cuda);
     EXPECT_EQ(format(parsed("kda:bwd cuda")), "kda:bwd cuda");
+    const ProblemLine of_a_kind = parsed("kda:bwd cuda=h200");
+    EXPECT_TRUE(of_a_kind.cuda);
+    EXPECT_EQ(of_a_kind.gpu, "h200");
+    EXPECT_EQ(format(of_a_kind), "kda:bwd cuda=h200");
 }
 
 TEST(ProblemLine, MessagesNameTheWordAndWhatWasExpected) {
@@ -173,6 +177,9 @@ TEST(ProblemLine, MessagesNameTheWordAndWhatWasExpected) {
         {"kda:fwd ranks=9", "ranks=9: expected 1 to 8"},
         {"kda:step ranks=2", "ranks=2: expected direction fwd or bwd"},
         {"kda:fwd ranks=2 cuda", "cuda: expected no ranks=P: pieces are computed on the CPU only"},
+        {"kda:fwd cuda=h201", "cuda=h201: expected h200, h100 or a100"},
+        {"kda:fwd cuda=", "cuda=: expected h200, h100 or a100"},
+        {"kda:fwd cuda cuda=h100", "cuda=h100: expected each word once, after cuda"},
         {"kda:fwd link=10", "link=10: expected ranks=P"},
         {"kda:fwd ranks=2 link=0", "link=0: expected a number above 0"},
         {"gla:fwd state=both", "state=both: expected none, in, out or inout"},

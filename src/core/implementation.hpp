@@ -6,6 +6,7 @@
 
 #include "core/problem.hpp"
 #include "core/workspace.hpp"
+#include "headrace/launches.hpp"
 
 namespace headrace {
 
@@ -33,6 +34,8 @@ class Implementation {
     virtual std::string states(const Problem&) const { return name(); }
     // Takes every block that run() will use.
     virtual void carve(const Problem& problem, Carver& carver) const = 0;
+    // What run() launches on a GPU, in order.
+    virtual std::vector<LaunchPlan> launches(const Problem&) const { return {}; }
     // `carver` is fresh over a buffer of at least carve()'s size, on its device. An error where a value of g was not
     // acceptable (NaN, or positive unless allowed): the values are looked at where they are read anyway. Outputs are
     // then undefined.

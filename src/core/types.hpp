@@ -9,8 +9,9 @@ namespace headrace {
 #define HEADRACE_INLINE [[gnu::always_inline]] static inline
 #define HEADRACE_INLINE_MEMBER [[gnu::always_inline]] inline
 
-// Functions of the algorithm pages, which every backend compiles for its own target.
-#ifdef __CUDACC__
+// Functions of the algorithm pages, which every backend compiles for its own target. HEADRACE_PAGES_ON_HOST: nvcc too for
+// the host, to count what they do.
+#if defined(__CUDACC__) && !defined(HEADRACE_PAGES_ON_HOST)
 #define HEADRACE_PAGE __device__ __forceinline__
 #else
 #define HEADRACE_PAGE

@@ -55,37 +55,6 @@ class Questions(Case):
         refusals = [row["refusal"] for row in self.json("explain", "gla:fwd", "gv", "--json")["candidates"]]
         self.assertTrue("" in refusals and any(refusals), refusals)
 
-    def test_plan(self):
-        plan = self.json("plan", "simple_gla:bwd b2 t4096 h16 k128 bf16", "--json")
-        by_name = {row["name"]: row for row in plan["tensors"]}
-        self.assertEqual(by_name["q"], {"name": "q", "role": "input", "shape": [2, 4096, 16, 128], "dtype": "bf16",
-                                        "bytes": 32 << 20})
-        self.assertEqual(by_name["d_v"]["role"], "output")
-        sizes = plan["bytes"]
-        self.assertEqual(sum(row["bytes"] for row in plan["tensors"]), sizes["peak"])
-        self.assertEqual(sizes["inputs"] + sizes["outputs"] + sizes["workspace"], sizes["peak"])
-        self.assertEqual(sizes["training_step_peak"], max(sizes["peak"], sizes["forward_peak"]))
-        forward = self.json("plan", "simple_gla:fwd b2 t4096 h16 k128 bf16", "--json")["bytes"]
-        self.assertEqual((forward["peak"], forward["backward_peak"]), (sizes["forward_peak"], sizes["peak"]))
-        self.assertIn("peak of a training step", self.headrace("plan", "simple_gla:fwd t1048576 h16 k128"))
-        self.assertNotIn("training", self.headrace("plan", "gla:step b8 t1"))
-
-    def test_plan_of_ranks(self):
-        problem = "gated_delta_rule:fwd t16384 h16 k128 ranks=4"
-        self.assertNotIn("model", self.json("plan", problem, "--json"))
-        model = self.json("plan", f"{problem} link=25", "--gflops", "100", "--json")["model"]
-        summary, ring, heads = model["strategies"]
-        self.assertEqual([summary["name"], ring["name"], heads["name"]], ["summary", "ring", "heads"])
-        self.assertEqual((ring["message_bytes"], summary["message_bytes"]), (1 << 20, 2 << 20))
-        self.assertEqual(heads["message_bytes"] * 3, (4 * 16 * 128 * 4 + 2 * 16 * 4) * 4096 * 3 / 4)
-        self.assertTrue(0 < summary["efficiency"] < ring["efficiency"] < 1)
-        self.assertGreater(ring["seconds"], ring["flop"] / 100e9)
-        alone = self.json("plan", "gla:bwd ranks=1 link=1", "--json")["model"]["strategies"]
-        self.assertEqual([s["efficiency"] for s in alone], [1, 1, 1])
-        text = self.headrace("plan", "gla:fwd h6 t4096 ranks=4 link=25")
-        self.assertIn("model, not measured: 4 ranks", text)
-        self.assertIn("heads do not divide", text)
-
     def test_pieces_are_checked_and_timed(self):
         self.assertIn("1 problem checked", self.headrace("check", "kda:bwd t100 h2 k32 state=inout ranks=3"))
         bench = ["bench", "kda:fwd t100 h2 k32 ranks=3", "gla:summary t100 h2 k32", "--min-calls", "1",

@@ -13,8 +13,8 @@ SEARCH = ["include", "src", "tests/ptx", "."]
 PUBLIC = "include/headrace/"
 TILES = ["src/core/", "src/cpu/plumbing/kernel_args.hpp", "src/cpu/simd/", "src/cpu/isa/", "src/cpu/tiles/"]
 FORM = [PUBLIC, "src/core/", "src/algorithms/", "src/cpu/implementations.hpp", "src/cpu/plumbing/", *TILES]
-CUDA_TILES = ["include/headrace/tensor.hpp", "src/core/types.hpp", "src/cuda/ptx.hpp", "src/cuda/plumbing/kernel_args.hpp",
-              "src/cuda/tiles/"]
+CUDA_TILES = ["include/headrace/tensor.hpp", "include/headrace/launches.hpp", "src/core/types.hpp", "src/cuda/ptx.hpp",
+              "src/cuda/plumbing/kernel_args.hpp", "src/cuda/tiles/"]
 CUDA_FORM = [PUBLIC, "src/core/", "src/algorithms/", "src/cuda/implementations.hpp", "src/cuda/kernels/kernels.hpp",
              "src/cuda/plumbing/", *CUDA_TILES]
 TABLE = [
@@ -39,7 +39,8 @@ TABLE = [
     ("src/cuda/recurrent/", [*CUDA_FORM, "src/cuda/recurrent/"]),
     ("src/cuda/layers/", [PUBLIC, "src/core/", "src/cuda/kernels/kernels.hpp", "src/cuda/plumbing/", *CUDA_TILES,
                           "src/cuda/layers/"]),
-    ("src/cuda/kernels/", ["include/headrace/tensor.hpp", "src/core/types.hpp", "src/cuda/"]),
+    ("src/cuda/kernels/", ["include/headrace/tensor.hpp", "include/headrace/launches.hpp", "src/core/types.hpp",
+                           "src/cuda/"]),
     ("src/cuda/implementations", [PUBLIC, "src/core/", "src/cuda/implementations.hpp"]),
     ("src/no_cuda/", [PUBLIC, "src/core/", "src/cuda/implementations.hpp", "src/cuda/layers/layers.hpp"]),
     ("src/implementations.cpp", [PUBLIC, "src/core/", "src/cpu/implementations.hpp", "src/cuda/implementations.hpp"]),

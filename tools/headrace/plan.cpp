@@ -1,9 +1,11 @@
-// headrace plan: the memory that a problem needs, tensor by tensor, and the peak of a training step on it.
+// headrace plan: the memory that a problem needs, tensor by tensor, the peak of a training step on it, and its launches
+// on a GPU.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
 
 #include "harness/tensors.hpp"
+#include "tools/headrace/plan_gpu.hpp"
 #include "tools/headrace/plan_ranks.hpp"
 #include "tools/headrace/table.hpp"
 
@@ -12,7 +14,7 @@ namespace {
 
 struct PlanArguments {
     std::vector<std::string> words;
-    bool as_json = false;
+    bool as_json = false, peers = false;
     double gflops = 50;  // of a rank
 };
 
@@ -80,6 +82,7 @@ void print_plan(const PlanArguments& arguments) {
                 value["model"]["strategies"].push_back(to_json(strategy));
             }
         }
+        if (line.cuda) value["gpu"] = to_json(plan_on_gpu(line));
         write_json("-", value);
         return;
     }
@@ -95,22 +98,40 @@ void print_plan(const PlanArguments& arguments) {
     for (const Total& total : totals) sums.add({total.text, mebibytes(total.bytes)});
     sums.print();
     if (line.link) print_strategies(line, *line.link, arguments.gflops);
+    if (line.cuda) print_gpu_plan(plan_on_gpu(line));
+}
+
+// The problems that others publish times for.
+void plan_peers(const PlanArguments& arguments) {
+    const auto is_gpu = [](const std::string& word) { return word == "cuda" || word.starts_with("cuda="); };
+    if (arguments.words.size() > 1 || (!arguments.words.empty() && !is_gpu(arguments.words[0])))
+        throw Failure{"--peers: expected cuda=NAME or nothing, got '" + arguments.words[0] + "'"};
+    const std::string word = arguments.words.empty() ? "cuda" : arguments.words[0];
+    std::vector<GpuPlan> plans;
+    for (const std::string& problem : harness::peer_problems())
+        plans.push_back(plan_on_gpu(parse_problem({problem + " " + word})));
+    print_peers(plans, arguments.as_json);
 }
 
 }  // namespace
 
 void add_plan(CLI::App& app, int*) {
     CLI::App* command = app.add_subcommand(
-        "plan", "Print the memory plan of a problem: tensors, workspace, and the peak of a training step.");
+        "plan",
+        "Print the memory plan of a problem: tensors, workspace, and the peak of a training step; on a GPU its "
+        "launches.");
     auto arguments = std::make_shared<PlanArguments>();
-    command->add_option("PROBLEM", arguments->words, "The problem")->required();
+    command->add_option("PROBLEM", arguments->words, "The problem");
     command->add_flag("--json", arguments->as_json, "Print JSON, sizes in bytes");
+    command->add_flag("--peers", arguments->peers,
+                      "In place of a problem: those that others publish times for on a GPU [cuda=h200]");
     add_number(command, "--gflops", &arguments->gflops, 1e-3, 1e9, "What a rank computes in a second, for ranks=P link=GBITS [50]");
     command->footer(std::string(problem_help) +
                     "\nThe peak of a training step is the larger of the forward's and the backward's, each with its "
                     "inputs,\noutputs and workspace. With ranks=P link=GBITS also a model of the ways to share the tokens among "
-                    "P ranks.\nExample: headrace plan simple_gla:bwd b2 t4096 h16 k128 bf16");
-    command->callback([arguments] { print_plan(*arguments); });
+                    "P ranks.\nWith cuda or cuda=h200, h100 or a100 also every launch, what it computes and moves, and a "
+                    "model of its time.\nExample: headrace plan simple_gla:bwd b2 t4096 h16 k128 bf16");
+    command->callback([arguments] { arguments->peers ? plan_peers(*arguments) : print_plan(*arguments); });
 }
 
 }  // namespace headrace::cli

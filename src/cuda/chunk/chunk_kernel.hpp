@@ -11,10 +11,10 @@ namespace headrace::cuda {
 // of a chunk.
 enum class Use { forward, backward, sweeps, gradients };
 
-template <class GateType, bool delta>
+template <class GateType, bool delta, class OpsType = ChunkOps<GateType>>
 struct ChunkKernel {
     using T = typename GateType::T;
-    using Ops = ChunkOps<GateType>;
+    using Ops = OpsType;
     using Tile = cuda::Tile<T>;
 
     const KernelArgs& args;
@@ -169,7 +169,7 @@ struct ChunkKernel {
         }
         store_keys(range, key_head);
     }
-    HEADRACE_DEVICE algorithms::Wanted wanted() const {
+    __host__ __device__ algorithms::Wanted wanted() const {
         const bool keys = args.d_q.given || args.d_k.given || args.d_p.given;
         return {.adjoint = true,
                 .queries = delta ? keys : args.d_q.given,

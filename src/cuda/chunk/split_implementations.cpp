@@ -20,11 +20,10 @@ class Split : public CudaImplementation {
     }
 
   protected:
-    Status queue(const Problem& problem, KernelArgs& args) const override {
-        Status status = launch_part(kernels(problem).sweeps, sweeps(problem, args), problem, args);
-        if (status.ok() && wants_gradients(problem))
-            status = launch_part(kernels(problem).gradients, gradients(problem, args), problem, args);
-        return status.ok() ? store_parameter_gradients(problem, args) : status;
+    std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
+        std::vector<Launch> launches{sweeps(problem, args)};
+        if (wants_gradients(problem)) launches.push_back(gradients(problem, args));
+        return launches;
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         const int chunk = walk_chunk(problem);
@@ -34,36 +33,26 @@ class Split : public CudaImplementation {
         args.shared_limit = walk_shared_bytes;
         choose_types(problem, args);
         if (wants_gradients(problem)) take_saved_states(problem, carver, args);
-        const Part two[] = {sweeps(problem, args), gradients(problem, args)};
-        const auto spill = [](const Part& part) { return part.blocks * spill_bytes(part.memory); };
-        args.spill = take_spill(carver, std::max(spill(two[0]), spill(two[1])));
+        const auto spill = [](const Launch& launch) { return launch.blocks * spill_bytes(launch.memory()); };
+        args.spill = take_spill(carver, std::max(spill(sweeps(problem, args)), spill(gradients(problem, args))));
         return args;
     }
 
   private:
-    // A launch.
-    struct Part {
-        const char* name;
-        BlockMemory memory;
-        std::int64_t blocks;
-    };
-    static SplitKernels kernels(const Problem& problem) {
+    static SplitKernels split(const Problem& problem) {
         return select_kernels(
             problem, []<class T, bool delta, bool channel_gate>() { return split_kernels<T, delta, channel_gate>(); });
     }
-    static Part sweeps(const Problem& problem, const KernelArgs& args) {
-        const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
-        return {"cuda.split sweeps", kernels(problem).sweeps_memory(args, args.shared_limit),
-                problem.N * problem.HV * blocks * (wants_gradients(problem) ? 2 : 1)};
+    static Launch sweeps(const Problem& problem, const KernelArgs& args) {
+        const std::int64_t value_blocks = (args.V + args.value_columns - 1) / args.value_columns,
+                           blocks = problem.N * problem.HV * value_blocks * (wants_gradients(problem) ? 2 : 1);
+        return {split(problem).sweeps, args, blocks, launched_threads, steps_along(problem, args.chunk, blocks)};
     }
-    static Part gradients(const Problem& problem, const KernelArgs& args) {
-        return {"cuda.split gradients", kernels(problem).gradients_memory(args, args.shared_limit),
-                std::min(args.parts * problem.H, most_gradient_blocks)};
-    }
-    static Status launch_part(const void* kernel, const Part& part, const Problem& problem, KernelArgs& args) {
-        args.spill_bytes = spill_bytes(part.memory);
-        return launch(kernel, part.name, part.blocks, launched_threads, part.memory.shared, &args,
-                      problem.options.stream);
+    static Launch gradients(const Problem& problem, const KernelArgs& args) {
+        const std::int64_t parts = args.parts * problem.H, blocks = std::min(parts, most_gradient_blocks);
+        const Steps steps{blocks > 0 ? (parts + blocks - 1) / blocks : 0,
+                          steps_along(problem, args.chunk, problem.N * problem.H).all};
+        return {split(problem).gradients, args, blocks, launched_threads, steps};
     }
 
     // All but that of the initial state.

@@ -30,14 +30,16 @@ class Tensor : public CudaImplementation {
         KernelArgs args{};
         args.undecayed_error = problem.erase_with_p;
         args.stages = 1;
-        if (kernels(problem, std::max(problem.K, backward ? problem.V : 0)).shared(args) > memory_limit(problem))
+        if (shared(tensor(problem, std::max(problem.K, backward ? problem.V : 0)), args) > memory_limit(problem))
             return "needs more shared memory than the GPU has";
         return common_refusal(problem);
     }
 
   protected:
-    Status queue(const Problem& problem, KernelArgs& args) const override {
-        return direction_ == Direction::forward ? walk(problem, args) : gradients(problem, args);
+    std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
+        std::vector<Launch> launches;
+        direction_ == Direction::forward ? walk(problem, args, launches) : gradients(problem, args, launches);
+        return launches;
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         const bool backward = direction_ == Direction::backward;
@@ -61,8 +63,11 @@ class Tensor : public CudaImplementation {
     }
 
   private:
-    static TensorKernels kernels(const Problem& problem, std::int64_t K) {
+    static TensorKernels tensor(const Problem& problem, std::int64_t K) {
         return problem.rule == Rule::delta ? tensor_kernels<true>(K) : tensor_kernels<false>(K);
+    }
+    static std::size_t shared(const TensorKernels& tensor, const KernelArgs& args) {
+        return tensor.forward.memory(args, 0).shared;
     }
     static std::size_t memory_limit(const Problem& problem) { return shared_memory_limit(named_views(problem)); }
     static std::int64_t blocks_of(std::int64_t columns) { return (columns + tensor_values - 1) / tensor_values; }
@@ -82,32 +87,34 @@ class Tensor : public CudaImplementation {
     }
 
     // args as a forward's, of K key and V value channels.
-    static Status walk(const Problem& problem, KernelArgs& args) {
-        const TensorKernels tensor = kernels(problem, args.K);
+    static void walk(const Problem& problem, KernelArgs args, std::vector<Launch>& launches) {
+        const TensorKernels kernels = tensor(problem, args.K);
         args.stages = 2;
-        if (tensor.shared(args) > memory_limit(problem)) args.stages = 1;
+        if (shared(kernels, args) > memory_limit(problem)) args.stages = 1;
         args.segments.blocks = blocks_of(args.V) + (args.delta ? blocks_of(args.K) : 0);
-        const std::size_t shared = tensor.shared(args);
-        void* const stream = problem.options.stream;
-        std::int64_t walks = problem.N;
-        if (args.segments.tokens > 0) {
-            walks = args.segments.slots;
-            const std::int64_t joined = problem.N * problem.HV * ((args.V + join_columns - 1) / join_columns);
-            Status status = launch(tensor.states, "cuda.tensor: states of segments",
-                                   walks * problem.HV * args.segments.blocks, tensor_threads, shared, &args, stream);
-            if (status.ok()) {
-                status = launch(tensor.join, "cuda.tensor: states between segments", joined, launched_threads,
-                                tensor.join_shared(args), &args, stream);
-            }
-            if (!status.ok()) return status;
+        const int tokens = args.segments.tokens;
+        const std::int64_t walks = tokens > 0 ? args.segments.slots : problem.N;
+        const std::int64_t blocks = walks * problem.HV * blocks_of(args.V),
+                           of_states = walks * problem.HV * args.segments.blocks,
+                           joined = problem.N * problem.HV * ((args.V + join_columns - 1) / join_columns);
+        Steps steps = steps_along(problem, tensor_chunk, problem.N * problem.HV * blocks_of(args.V));
+        if (tokens > 0) {
+            Steps of_segments = steps_along(problem, tensor_chunk, problem.N * problem.HV * args.segments.blocks);
+            Steps segments = steps_along(problem, tokens, joined);
+            steps.longest = of_segments.longest = tokens / tensor_chunk;
+            // the last segment of a sequence leaves no state to another
+            const double leaving = static_cast<double>(segments.longest - 1) / static_cast<double>(segments.longest);
+            of_segments.all *= leaving;
+            segments.all *= leaving, --segments.longest;
+            launches.push_back({kernels.states, args, of_states, tensor_threads, of_segments});
+            launches.push_back({kernels.join, args, joined, launched_threads, segments});
         }
-        return launch(tensor.forward, "cuda.tensor", walks * problem.HV * blocks_of(args.V), tensor_threads, shared,
-                      &args, stream);
+        launches.push_back({kernels.forward, args, blocks, tensor_threads, steps});
     }
 
     // Of the additive rule each gradient is the output of a forward (math.md, section 5): d_q of queries d_o, keys v
     // and values k; d_k, from the end, of queries v, keys d_o, values q; d_v, from the end, of k, q, d_o.
-    static Status gradients(const Problem& problem, const KernelArgs& args) {
+    static void gradients(const Problem& problem, const KernelArgs& args, std::vector<Launch>& launches) {
         KernelArgs of_q = args;
         of_q.q = args.d_o, of_q.k = args.v, of_q.v = args.k, of_q.o = args.d_q;
         of_q.K = args.V, of_q.V = args.K;
@@ -127,15 +134,13 @@ class Tensor : public CudaImplementation {
         }
         of_k.gate_walk.diagonal_apart = true;
         if (args.gate_gradient) of_k.gate_walk.terms = GateTerms::of_keys, of_k.gate_walk.partner = args.k;
-        Status status = args.d_q.given || args.gate_gradient ? walk(problem, of_q) : Status();
-        if (status.ok() && (args.d_v.given || args.d_initial_state.given)) status = walk(problem, of_v);
-        if (status.ok() && (args.d_k.given || args.gate_gradient)) status = walk(problem, of_k);
-        if (!status.ok() || !args.gate_gradient) return status;
-        const TensorKernels tensor = kernels(problem, args.K);
-        KernelArgs of_gate = args;
-        status = launch(tensor.gate, "cuda.tensor: gradient of the gate", args.gate_walk.chunks * problem.HV,
-                        launched_threads, tensor.gate_shared(args), &of_gate, problem.options.stream);
-        return status.ok() ? store_parameter_gradients(problem, args) : status;
+        if (args.d_q.given || args.gate_gradient) walk(problem, of_q, launches);
+        if (args.d_v.given || args.d_initial_state.given) walk(problem, of_v, launches);
+        if (args.d_k.given || args.gate_gradient) walk(problem, of_k, launches);
+        if (!args.gate_gradient) return;
+        const std::int64_t chunks = args.gate_walk.chunks * problem.HV;
+        launches.push_back(
+            {tensor(problem, args.K).gate, args, chunks, launched_threads, {1, static_cast<double>(chunks)}});
     }
     static void take_gate_terms(const Problem& problem, Carver& carver, KernelArgs& args, std::int64_t chunks) {
         GateWalk& to = args.gate_walk;

@@ -15,20 +15,16 @@ class Walk : public CudaImplementation {
     std::string refusal(const Problem& problem, const Machine&) const override { return chunk_refusal(problem); }
 
   protected:
-    Status queue(const Problem& problem, KernelArgs& args) const override {
-        const WalkKernels kernels = walk(problem);
-        const void* const kernel = direction_ == Direction::forward ? kernels.forward : kernels.backward;
-        const std::size_t shared = memory(problem, args).shared;
-        Status status =
-            launch(kernel, "cuda.walk", blocks(problem, args), launched_threads, shared, &args, problem.options.stream);
-        return status.ok() ? store_parameter_gradients(problem, args) : status;
+    std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
+        const std::int64_t all = blocks(problem, args);
+        return {{kernel(problem), args, all, launched_threads, steps_along(problem, args.chunk, all)}};
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         KernelArgs args = make_args(problem, carver);
         args.chunk = walk_chunk(problem);
         args.value_columns = walk_value_columns(problem);
         args.shared_limit = walk_shared_bytes;
-        take_spill(carver, args, memory(problem, args), blocks(problem, args));
+        take_spill(carver, args, kernel(problem).memory(args, args.shared_limit), blocks(problem, args));
         if (direction_ == Direction::forward) return args;
         take_saved_states(problem, carver, args, args.chunk);
         if (args.delta)
@@ -37,18 +33,14 @@ class Walk : public CudaImplementation {
     }
 
   private:
-    static WalkKernels walk(const Problem& problem) {
-        return select_kernels(
+    Kernel kernel(const Problem& problem) const {
+        const WalkKernels walk = select_kernels(
             problem, []<class T, bool delta, bool channel_gate>() { return walk_kernels<T, delta, channel_gate>(); });
+        return direction_ == Direction::forward ? walk.forward : walk.backward;
     }
     std::int64_t blocks(const Problem& problem, const KernelArgs& args) const {
         if (direction_ == Direction::backward) return problem.N * problem.H;
         return problem.N * problem.HV * ((args.V + args.value_columns - 1) / args.value_columns);
-    }
-    BlockMemory memory(const Problem& problem, const KernelArgs& args) const {
-        const WalkKernels kernels = walk(problem);
-        return (direction_ == Direction::forward ? kernels.forward_memory : kernels.backward_memory)(args,
-                                                                                                     args.shared_limit);
     }
     Direction direction_;
 };

@@ -7,6 +7,7 @@
 
 #include "cuda/layers/layer_args.hpp"
 #include "cuda/plumbing/kernel_args.hpp"
+#include "headrace/launches.hpp"
 
 namespace headrace::cuda {
 
@@ -18,16 +19,38 @@ struct BlockMemory {
     std::size_t shared, spill;
 };
 
-// One form of an operator in one arithmetic: a kernel with KernelArgs as its parameter for each direction.
+// What a block does at a step of full length, and beside its steps.
+struct BlockWork {
+    KernelWork block, step;
+};
+
+// The registers that a thread may take so that so many blocks fit on a multiprocessor, which all have 65536.
+constexpr int registers_allowed(int threads, int blocks) {
+    const int most = 65536 / (threads * blocks) / 8 * 8;
+    return most < 255 ? most : 255;
+}
+
+// A kernel with KernelArgs as its parameter.
+struct Kernel {
+    const char* name;
+    const void* function;
+    int registers;  // of a thread at most
+    BlockMemory (*memory)(const KernelArgs& args, std::size_t shared_limit);
+    BlockWork (*work)(const KernelArgs& args, std::size_t shared_limit);
+};
+
+// One form of an operator in one arithmetic.
 struct WalkKernels {
-    const void *forward, *backward;
-    BlockMemory (*forward_memory)(const KernelArgs& args, std::size_t shared_limit);
-    BlockMemory (*backward_memory)(const KernelArgs& args, std::size_t shared_limit);
+    Kernel forward, backward;
 };
 // The chunk form: a block walks the chunks of a sequence and head (forward: a block of its values; backward: of a key
 // head).
 template <class T, bool delta, bool channel_gate>
 WalkKernels walk_kernels();
+template <class T, bool delta, bool channel_gate>
+BlockWork walk_forward_work(const KernelArgs& args, std::size_t shared_limit);
+template <class T, bool delta, bool channel_gate>
+BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The chunk form on tensor cores: bf16 tensors, a scalar gate, up to 128 key channels. A block of tensor_threads walks
 // the chunks of a sequence, or of a segment (Segments), of a head and of 64 values.
@@ -35,39 +58,47 @@ inline constexpr int tensor_chunk = 64, tensor_threads = 256, tensor_values = 64
 // join: a block of launched_threads has join_columns values of a head.
 inline constexpr int join_columns = 8;
 struct TensorKernels {
-    const void* forward;  // outputs; from segments[].states where there are segments
-    const void* states;   // of segments that no state enters, and behind the values' blocks those of the transitions
-    const void* gate;     // additive rule: the gradient of the gate of a chunk, of what the walks left (GateWalk)
-    const void* join;     // from what leaves segments to what enters them
-    std::size_t (*shared)(const KernelArgs& args);       // bytes of a block of forward or states, by args.stages
-    std::size_t (*join_shared)(const KernelArgs& args);  // of join
-    std::size_t (*gate_shared)(const KernelArgs& args);  // of gate
+    Kernel forward,  // outputs; from segments[].states where there are segments; its memory depends on args.stages
+        states,      // of segments that no state enters, and behind the values' blocks those of the transitions
+        gate,        // additive rule: the gradient of the gate of a chunk, of what the walks left (GateWalk)
+        join;        // from what leaves segments to what enters them
 };
 template <bool delta>
 TensorKernels tensor_kernels(std::int64_t K);
+template <int K, bool delta>
+BlockWork tensor_forward_work(const KernelArgs& args, std::size_t shared_limit);
+template <int K, bool delta>
+BlockWork tensor_states_work(const KernelArgs& args, std::size_t shared_limit);
+BlockWork tensor_gate_work(const KernelArgs& args, std::size_t shared_limit);
+template <bool delta>
+BlockWork tensor_join_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The backward of the chunk form in two launches. Sweeps: a block for each sequence, value head and value_columns walks
 // the chunks, backwards for the gradients of states, forwards for the states, which only a launch of twice as many
 // blocks has. Gradients: blocks, any number of them, share the parts and key heads.
 struct SplitKernels {
-    const void *sweeps, *gradients;
-    BlockMemory (*sweeps_memory)(const KernelArgs& args, std::size_t shared_limit);
-    BlockMemory (*gradients_memory)(const KernelArgs& args, std::size_t shared_limit);
+    Kernel sweeps, gradients;
 };
 template <class T, bool delta, bool channel_gate>
 SplitKernels split_kernels();
+template <class T, bool delta, bool channel_gate>
+BlockWork split_sweeps_work(const KernelArgs& args, std::size_t shared_limit);
+template <class T, bool delta, bool channel_gate>
+BlockWork split_gradients_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The recurrent form: a block walks the tokens of a sequence, a head and recurrent_columns values, a thread for each
 // key channel, in multiples of 32. Forward and step.
 inline constexpr int recurrent_columns = 32,
                      recurrent_segment = 16;  // segment: tokens from one saved state to the next
 struct RecurrentKernels {
-    const void *forward, *backward;  // backward: a block for each sequence and key head, as the chunk form's
-    BlockMemory (*forward_memory)(const KernelArgs& args, std::size_t shared_limit);
-    BlockMemory (*backward_memory)(const KernelArgs& args, std::size_t shared_limit);
+    Kernel forward, backward;  // backward: a block for each sequence and key head, as the chunk form's
 };
 template <class T, bool delta>
 RecurrentKernels recurrent_kernels();
+template <class T, bool delta>
+BlockWork recurrent_forward_work(const KernelArgs& args, std::size_t shared_limit);
+template <class T, bool delta>
+BlockWork recurrent_backward_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The layer functions: a block for a group of windows, a sequence (states, step) or a group of rows, of convolutions
 // with 32 channels.

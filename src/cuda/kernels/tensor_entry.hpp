@@ -40,26 +40,30 @@ __global__ void __launch_bounds__(block_threads) tensor_gate(const __grid_consta
     kernel.run(blockIdx.x / args.HV, blockIdx.x % args.HV);
 }
 
-template <class Kernel>
-std::size_t shared_bytes(const KernelArgs& args) {
+template <class Block>
+BlockMemory shared_memory_of(const KernelArgs& args, std::size_t /*shared_limit*/) {
     Arena arena{nullptr, nullptr, ~std::size_t{0}};
-    Kernel(args, arena);
-    return arena.shared_used;
+    Block(args, arena);
+    return {arena.shared_used, 0};
 }
 
 template <int K, bool delta>
 TensorKernels tensor_kernels_of() {
     static_assert(tensor_threads == tensor_warps * warp_lanes);
-    using Kernel = TensorKernel<K, delta>;
-    const void* gate = nullptr;
-    if constexpr (!delta) gate = reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>);
-    return {reinterpret_cast<const void*>(&tensor_forward<Kernel>),
-            reinterpret_cast<const void*>(&tensor_states<Kernel>),
+    using Block = TensorKernel<K, delta>;
+    constexpr int registers = registers_allowed(tensor_threads, 1), few_threads = registers_allowed(block_threads, 1);
+    Kernel gate{};
+    if constexpr (!delta) {
+        gate = {"tensor_gate", reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>), few_threads,
+                &shared_memory_of<GateTermsKernel>, &tensor_gate_work};
+    }
+    return {{"tensor_forward", reinterpret_cast<const void*>(&tensor_forward<Block>), registers,
+             &shared_memory_of<Block>, &tensor_forward_work<K, delta>},
+            {"tensor_states", reinterpret_cast<const void*>(&tensor_states<Block>), registers, &shared_memory_of<Block>,
+             &tensor_states_work<K, delta>},
             gate,
-            reinterpret_cast<const void*>(&tensor_join<delta>),
-            &shared_bytes<Kernel>,
-            &shared_bytes<SegmentJoin<delta>>,
-            &shared_bytes<GateTermsKernel>};
+            {"tensor_join", reinterpret_cast<const void*>(&tensor_join<delta>), few_threads,
+             &shared_memory_of<SegmentJoin<delta>>, &tensor_join_work<delta>}};
 }
 
 template <bool delta>

@@ -40,9 +40,13 @@ BlockMemory memory_of(const KernelArgs& args, std::size_t shared_limit) {
 template <class T, bool delta, bool channel_gate>
 WalkKernels walk_kernels() {
     using Gate = std::conditional_t<channel_gate, ChannelGate<T>, ScalarGate<T>>;
-    using Kernel = ChunkKernel<Gate, delta>;
-    return {reinterpret_cast<const void*>(&walk_forward<Kernel>), reinterpret_cast<const void*>(&walk_backward<Kernel>),
-            &memory_of<Kernel, Use::forward>, &memory_of<Kernel, Use::backward>};
+    using Block = ChunkKernel<Gate, delta>;
+    return {{"walk_forward", reinterpret_cast<const void*>(&walk_forward<Block>),
+             registers_allowed(block_threads, forward_blocks), &memory_of<Block, Use::forward>,
+             &walk_forward_work<T, delta, channel_gate>},
+            {"walk_backward", reinterpret_cast<const void*>(&walk_backward<Block>),
+             registers_allowed(block_threads, backward_blocks), &memory_of<Block, Use::backward>,
+             &walk_backward_work<T, delta, channel_gate>}};
 }
 
 }  // namespace headrace::cuda

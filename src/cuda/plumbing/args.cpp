@@ -90,11 +90,15 @@ Strided take_sequences(const TensorView& cu_seqlens, std::int64_t N, Carver& car
     return {static_cast<char*>(carver.take("sequences", DType::i64, {N + 1})), {1}, DType::i64, true};
 }
 
+std::int64_t sequence_launches(const TensorView& cu_seqlens, std::int64_t N) {
+    return cu_seqlens.given() && cu_seqlens.device == Device::cpu ? N / most_numbers + 1 : 0;
+}
+
 // As parameters of a kernel, which a graph keeps.
 Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken,
                        std::int64_t N, void* stream) {
-    if (!cu_seqlens.given() || cu_seqlens.device != Device::cpu) return {};
-    for (std::int64_t first = 0; first <= N; first += most_numbers) {
+    for (std::int64_t i = 0; i < sequence_launches(cu_seqlens, N); ++i) {
+        const std::int64_t first = i * most_numbers;
         NumbersArgs numbers{reinterpret_cast<std::int64_t*>(taken.data) + first, 0, {}};
         for (; numbers.count < most_numbers && first + numbers.count <= N; ++numbers.count) {
             const std::int64_t n = first + numbers.count;
@@ -112,19 +116,31 @@ Status prepare(const Problem& problem, const KernelArgs& args) {
     return store_sequences(problem.in.cu_seqlens, problem.sequences, args.cu_seqlens, problem.N, stream);
 }
 
-Status store_parameter_gradients(const Problem& problem, const KernelArgs& args) {
-    const auto reduce = [&](const TensorView& target, const double* sums, std::int64_t channels) -> Status {
-        if (sums == nullptr) return {};
-        SumsArgs reduced{sums,      channels > 1 ? bias_of(target, problem.K) : strided(target),
-                         args.sums, problem.HV,
-                         channels,  problem.HV * channels};
-        if (channels > 1 && target.rank == 2) reduced.target = strided(target);
-        const std::int64_t blocks = (problem.HV * channels + totals_per_block - 1) / totals_per_block;
-        return launch(sums_kernel(), "parameter sums", blocks, launched_threads, 0, &reduced, problem.options.stream);
+std::vector<SumsArgs> parameter_sums(const Problem& problem, const KernelArgs& args) {
+    std::vector<SumsArgs> all;
+    const auto reduce = [&](const TensorView& target, const double* sums, std::int64_t channels) {
+        if (!target.given()) return;
+        const bool flat = channels > 1 && target.rank == 1;
+        all.push_back({sums, flat ? bias_of(target, problem.K) : strided(target), args.sums, problem.HV, channels,
+                       problem.HV * channels});
     };
-    Status status = reduce(problem.grads.d_g_gamma, args.d_gamma, 1);
-    if (status.ok()) status = reduce(problem.grads.d_A_log, args.d_rate, 1);
-    if (status.ok()) status = reduce(problem.grads.d_dt_bias, args.d_bias, args.bias_per_channel ? problem.K : 1);
+    reduce(problem.grads.d_g_gamma, args.d_gamma, 1);
+    reduce(problem.grads.d_A_log, args.d_rate, 1);
+    reduce(problem.grads.d_dt_bias, args.d_bias, args.bias_per_channel ? problem.K : 1);
+    return all;
+}
+
+std::int64_t blocks_of(const SumsArgs& sums) {
+    return (sums.heads * sums.channels + totals_per_block - 1) / totals_per_block;
+}
+
+Status store_parameter_gradients(const Problem& problem, const KernelArgs& args) {
+    Status status;
+    for (SumsArgs& sums : parameter_sums(problem, args)) {
+        if (status.ok())
+            status = launch(sums_kernel(), "parameter_sums", blocks_of(sums), launched_threads, 0, &sums,
+                            problem.options.stream);
+    }
     return status;
 }
 

@@ -3,14 +3,17 @@
 
 #include "core/problem.hpp"
 #include "core/workspace.hpp"
+#include "cuda/kernels/kernels.hpp"
 #include "cuda/plumbing/kernel_args.hpp"
 
 namespace headrace::cuda {
 
 Strided strided(const TensorView& view);
 
-// Device memory for cu_seqlens that lie on the host, else where they are; and what fills it on the stream.
+// Device memory for cu_seqlens that lie on the host, else where they are; and what fills it on the stream, in so many
+// launches.
 Strided take_sequences(const TensorView& cu_seqlens, std::int64_t N, Carver& carver);
+std::int64_t sequence_launches(const TensorView& cu_seqlens, std::int64_t N);
 Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken,
                        std::int64_t N, void* stream);
 
@@ -20,7 +23,9 @@ KernelArgs make_args(const Problem& problem, Carver& carver, std::int64_t sums =
 // Queues what the kernels find: zeros, the sequences.
 Status prepare(const Problem& problem, const KernelArgs& args);
 
-// Queues the sums of sums that give d_g_gamma, d_A_log and d_dt_bias.
+// The sums of sums that give d_g_gamma, d_A_log and d_dt_bias, of those that are wanted; and what queues them.
+std::vector<SumsArgs> parameter_sums(const Problem& problem, const KernelArgs& args);
+std::int64_t blocks_of(const SumsArgs& sums);
 Status store_parameter_gradients(const Problem& problem, const KernelArgs& args);
 
 // With HEADRACE_DEBUG_NAN=1 waits and says whether a gate or beta was refused; else nothing.

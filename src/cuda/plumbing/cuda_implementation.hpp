@@ -38,19 +38,43 @@ class CudaImplementation : public Implementation {
         KernelArgs args = layout(problem, carver);
         Status status = device.check_workspace(args.refused, problem.options.stream);
         if (status.ok()) status = prepare(problem, args);
-        if (status.ok()) status = queue(problem, args);
+        for (Launch& each : kernels(problem, args)) {
+            if (!status.ok()) break;
+            const BlockMemory memory = each.memory();
+            each.args.spill_bytes = spill_bytes(memory);
+            status = launch(each.kernel.function, each.kernel.name, each.blocks, each.threads, memory.shared,
+                            &each.args, problem.options.stream);
+        }
+        if (status.ok()) status = store_parameter_gradients(problem, args);
         return status.ok() ? check_refused(problem, args) : status;
     }
 
+    std::vector<LaunchPlan> launches(const Problem& problem) const final;
+
   protected:
+    // Of the block with the most, one after another; of all blocks, where a last, shorter step counts by its tokens.
+    struct Steps {
+        std::int64_t longest;
+        double all;
+    };
+    // Blocks that each walk a sequence, by so many tokens.
+    static Steps steps_along(const Problem& problem, int tokens, std::int64_t blocks);
+    struct Launch {
+        Kernel kernel;
+        KernelArgs args;
+        std::int64_t blocks;
+        int threads;
+        Steps steps;
+        BlockMemory memory() const { return kernel.memory(args, args.shared_limit); }
+    };
+
     virtual KernelArgs layout(const Problem& problem, Carver& carver) const = 0;
-    // Launches the kernels; nothing waits for them.
-    virtual Status queue(const Problem& problem, KernelArgs& args) const = 0;
+    // The kernels of a run in their order, behind which the sums of parameter gradients follow.
+    virtual std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const = 0;
 
     // What the blocks need beyond shared memory.
     static void take_spill(Carver& carver, KernelArgs& args, const BlockMemory& block, std::int64_t blocks) {
-        args.spill_bytes = spill_bytes(block);
-        args.spill = take_spill(carver, blocks * args.spill_bytes);
+        args.spill = take_spill(carver, blocks * spill_bytes(block));
     }
     static char* take_spill(Carver& carver, std::int64_t bytes) {
         return static_cast<char*>(carver.take("tiles beyond shared memory", DType::f32, {bytes / 4}));

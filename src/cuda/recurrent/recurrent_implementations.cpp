@@ -23,26 +23,22 @@ class Recurrent : public CudaImplementation {
     std::string refusal(const Problem& problem, const Machine&) const override { return common_refusal(problem); }
 
   protected:
-    Status queue(const Problem& problem, KernelArgs& args) const override {
+    std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
         const RecurrentKernels kernels = kernels_of(problem);
-        void* const stream = problem.options.stream;
-        if (problem.direction != Direction::backward) {
-            const std::int64_t blocks =
-                problem.N * problem.HV * ((problem.V + recurrent_columns - 1) / recurrent_columns);
-            const int threads = (args.K + 31) / 32 * 32;
-            return launch(kernels.forward, "cuda.recurrent", blocks, threads,
-                          kernels.forward_memory(args, args.shared_limit).shared, &args, stream);
+        if (problem.direction == Direction::backward) {
+            const std::int64_t blocks = problem.N * problem.H;
+            return {
+                {kernels.backward, args, blocks, launched_threads, steps_along(problem, recurrent_segment, blocks)}};
         }
-        const std::size_t shared = kernels.backward_memory(args, args.shared_limit).shared;
-        Status status =
-            launch(kernels.backward, "cuda.recurrent", problem.N * problem.H, launched_threads, shared, &args, stream);
-        return status.ok() ? store_parameter_gradients(problem, args) : status;
+        const std::int64_t value_blocks = (problem.V + recurrent_columns - 1) / recurrent_columns,
+                           blocks = problem.N * problem.HV * value_blocks;
+        return {{kernels.forward, args, blocks, (args.K + 31) / 32 * 32, steps_along(problem, 1, blocks)}};
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         KernelArgs args = make_args(problem, carver);
         args.shared_limit = walk_shared_bytes;
         if (problem.direction != Direction::backward) return args;
-        take_spill(carver, args, kernels_of(problem).backward_memory(args, args.shared_limit), problem.N * problem.H);
+        take_spill(carver, args, kernels_of(problem).backward.memory(args, args.shared_limit), problem.N * problem.H);
         take_saved_states(problem, carver, args, recurrent_segment);
         return args;
     }

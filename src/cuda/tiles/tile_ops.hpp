@@ -27,7 +27,7 @@ struct Tile {
     int row = 0;
     HEADRACE_DEVICE T& at(int i, int j) const { return data[i * row + j]; }
     HEADRACE_DEVICE Tile from(int i, int j) const { return {data + i * row + j, row}; }
-    HEADRACE_DEVICE explicit operator bool() const { return data != nullptr; }
+    __host__ __device__ explicit operator bool() const { return data != nullptr; }
 };
 
 // Hands out pieces of a block's memory: of shared memory first, of `spill` what it has no room for. Without memory it

@@ -1,0 +1,96 @@
+// gpu_model: how long the launches of a plan would take at least on a GPU.
+#include "harness/gpu_model.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace headrace::harness {
+namespace {
+
+constexpr double reserved_shared = 1024;  // of a block: CUDA C++ Programming Guide, shared memory, 8.x and 9.0
+constexpr int registers = 65536, most_threads = 2048, most_blocks = 32;  // of a multiprocessor, ibid.
+constexpr double bytes_of_cycle = 128;  // that a multiprocessor's load/store units move: 32 banks of 4 bytes
+
+// Sources. Shared memory: CUDA C++ Programming Guide. Multiprocessors, clock and peaks (dense): NVIDIA's papers on H100
+// and A100, the H200's data sheet. Of the H200 bandwidth and matrix_flop are measured figures: 4.3 of 4.8 TB/s, 790 of
+// 989 TFLOP/s; those of the others are their peaks times the same shares. mma.sync reaches 62 % of the peak on Hopper
+// (Luo et al., arXiv 2402.13499: 62.9 %); on Ampere it is the only way to the tensor cores. L2: microbenchmarks of an
+// H100 (Chips and Cheese) and of an A100. Latencies of shared memory, L2 and device memory: Luo et al., with four
+// cycles for the multiply-add behind the load of a tile. Barrier and launch: rounded; they hardly matter.
+constexpr double T = 1e12;
+const std::vector<Gpu> all = {
+    {"h200", "NVIDIA H200", 132, 1.83e9, 228 << 10, 4.3 * T, 5.5 * T, 790 * T, 0.62 * 989 * T, 66.9 * T, 33.5 * T, 33,
+     263, 480, 30, 1.5e-6},
+    {"h100", "NVIDIA H100 SXM", 132, 1.83e9, 228 << 10, 3.0 * T, 5.5 * T, 790 * T, 0.62 * 989 * T, 66.9 * T, 33.5 * T,
+     33, 263, 480, 30, 1.5e-6},
+    {"a100", "NVIDIA A100 SXM 80 GB", 108, 1.41e9, 164 << 10, 1.83 * T, 4.0 * T, 249 * T, 249 * T, 19.5 * T, 9.7 * T,
+     33, 262, 466, 30, 1.5e-6},
+};
+
+double up(double count, double size) { return std::ceil(count / size); }
+
+}  // namespace
+
+const std::vector<Gpu>& gpus() { return all; }
+
+const Gpu* find_gpu(const std::string& name) {
+    if (name.empty()) return &all.front();
+    const auto found = std::find_if(all.begin(), all.end(), [&](const Gpu& gpu) { return name == gpu.name; });
+    return found == all.end() ? nullptr : &*found;
+}
+
+int blocks_at_once(const LaunchPlan& launch, const Gpu& gpu) {
+    const double by_shared =
+        static_cast<double>(gpu.shared) / (static_cast<double>(launch.shared_bytes) + reserved_shared);
+    const int by_registers = registers / std::max(1, (launch.registers + 7) / 8 * 8 * launch.threads);
+    return std::min({static_cast<int>(by_shared), by_registers, most_threads / launch.threads, most_blocks});
+}
+
+LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& bytes) {
+    LaunchTime time;
+    time.at_once = blocks_at_once(launch, gpu);
+    const double processors = gpu.multiprocessors, blocks = static_cast<double>(launch.blocks);
+    time.waves = time.at_once == 0 ? 0 : up(blocks, processors * time.at_once);
+    const double fma_flop = launch.arithmetic == DType::f64 ? gpu.f64_flop : gpu.f32_flop;
+    const double tile_bytes = bytes_of_cycle * gpu.clock * processors;
+
+    // A block waits for what it loads and at its barriers, and shares the multiprocessor with others.
+    const double beside = std::min<double>(time.at_once, up(blocks, processors));
+    const auto waits = [&](const KernelWork& work) -> std::vector<Floor> {
+        return {{"tiles", work.tile_waits * gpu.tile_latency / gpu.clock},
+                {"spilled", work.spill_waits * gpu.l2_latency / gpu.clock},
+                {"tensors", work.memory_waits * gpu.memory_latency / gpu.clock},
+                {"barriers", work.barriers * gpu.barrier / gpu.clock}};
+    };
+    const auto units = [&](const KernelWork& work) {
+        return processors * beside *
+               std::max({work.tensor_flop / gpu.tensor_flop, work.fma_flop / fma_flop, work.tile_bytes / tile_bytes});
+    };
+    const auto seconds_of = [&](const KernelWork& work) {
+        double waited = 0;
+        for (const Floor& wait : waits(work)) waited += wait.seconds;
+        return std::max(waited, units(work));
+    };
+    time.waits = waits(launch.step);
+    time.units = units(launch.step);
+    time.step = seconds_of(launch.step);
+    const double chain = time.waves * (seconds_of(launch.block) + static_cast<double>(launch.steps) * time.step);
+
+    const KernelWork total = launch.total();
+    const double moved = total.input_bytes + total.output_bytes + total.saved_bytes + total.spill_bytes;
+    time.device_bytes =
+        std::min(total.input_bytes, bytes.inputs) + std::min(total.output_bytes, bytes.outputs) + total.saved_bytes;
+    time.floors = {{"memory", time.device_bytes / gpu.bandwidth},
+                   {"L2", moved / gpu.l2_bandwidth},
+                   {"tensor cores", total.tensor_flop / gpu.tensor_flop},
+                   {"multiply-adds", total.fma_flop / fma_flop},
+                   {"tiles", total.tile_bytes / tile_bytes},
+                   {"chain", chain}};
+    time.limit = *std::max_element(time.floors.begin(), time.floors.end(),
+                                   [](const Floor& a, const Floor& b) { return a.seconds < b.seconds; });
+    time.seconds = time.limit.seconds + gpu.launch;
+    return time;
+}
+
+}  // namespace headrace::harness

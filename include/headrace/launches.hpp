@@ -1,0 +1,72 @@
+// headrace, C++ interface of launch plans: the kernels that a call on CUDA tensors launches and the work of each,
+// counted from the shapes, without running anything and without a GPU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "headrace/status.hpp"
+#include "headrace/tensor.hpp"
+
+namespace headrace {
+
+struct Call;
+
+// What a block of a kernel does.
+struct KernelWork {
+    double tensor_flop = 0;  // on tensor cores; a multiply-add counts two, padding included
+    double fma_flop = 0;     // in multiply-adds of LaunchPlan::arithmetic, idle lanes included
+    double tile_bytes = 0;   // through the load/store units: 128 for each access of a warp to a tile (f64: 256), and
+                             // for each shuffle
+    double input_bytes = 0;  // of device memory, each access counted: the caller's tensors,
+    double output_bytes = 0;
+    double saved_bytes = 0;  // what one part of a backward leaves to another in the workspace,
+    double spill_bytes = 0;  // tiles in the workspace, for which shared memory has no room
+    double barriers = 0;
+    double tile_waits = 0;    // times that a warp waits for what it has just loaded: from a tile in shared memory,
+    double spill_waits = 0;   // from one in the workspace,
+    double memory_waits = 0;  // from a tensor
+
+    KernelWork& operator+=(const KernelWork& other);
+    KernelWork operator*(double count) const;
+};
+
+// One launch of a kernel.
+struct LaunchPlan {
+    std::string kernel;  // "walk_forward"
+    std::int64_t blocks = 0;
+    int threads = 0;               // of a block
+    int registers = 0;             // of a thread: the most that the kernel's launch bounds allow
+    std::size_t shared_bytes = 0;  // of a block
+    DType arithmetic = DType::f32;
+    std::int64_t steps = 0;  // of the block with the most, one after another: chunks or tokens
+    double all_steps = 0;    // of all blocks together; a last, shorter step counts by its tokens
+    KernelWork block, step;  // of a block beside its steps; of one step
+
+    KernelWork total() const { return block * static_cast<double>(blocks) += step * all_steps; }
+};
+
+// The launches of a call in their order; empty for one on CPU tensors. Views need shapes, strides and dtypes; data
+// pointers are not read, except that of cu_seqlens on the host. Where cu_seqlens lies on the device, the longest
+// sequence is taken to be as long as all sequences of mean length. Errors as of plan().
+Status plan_launches(const Call& call, std::vector<LaunchPlan>* launches);
+
+inline KernelWork& KernelWork::operator+=(const KernelWork& other) {
+    for (double KernelWork::*field :
+         {&KernelWork::tensor_flop, &KernelWork::fma_flop, &KernelWork::tile_bytes, &KernelWork::input_bytes,
+          &KernelWork::output_bytes, &KernelWork::saved_bytes, &KernelWork::spill_bytes, &KernelWork::barriers,
+          &KernelWork::tile_waits, &KernelWork::spill_waits, &KernelWork::memory_waits}) {
+        this->*field += other.*field;
+    }
+    return *this;
+}
+
+inline KernelWork KernelWork::operator*(double count) const {
+    return {tensor_flop * count,  fma_flop * count,    tile_bytes * count,  input_bytes * count,
+            output_bytes * count, saved_bytes * count, spill_bytes * count, barriers * count,
+            tile_waits * count,   spill_waits * count, memory_waits * count};
+}
+
+}  // namespace headrace

@@ -1,0 +1,53 @@
+// What the blocks of the kernels do, counted on the host: no kernel is compiled here, the pages run on the host.
+#define HEADRACE_PAGES_ON_HOST
+#include "cuda/chunk/counted_split.hpp"
+#include "cuda/chunk/counted_tensor.hpp"
+#include "cuda/chunk/counted_walk.hpp"
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/recurrent/counted_tokens.hpp"
+
+namespace headrace::cuda {
+
+template <class T, bool delta, bool channel_gate>
+BlockWork walk_forward_work(const KernelArgs& args, std::size_t shared_limit) {
+    return walk_work<T, delta, channel_gate, Use::forward>(args, shared_limit);
+}
+template <class T, bool delta, bool channel_gate>
+BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit) {
+    return walk_work<T, delta, channel_gate, Use::backward>(args, shared_limit);
+}
+template <class T, bool delta, bool channel_gate>
+BlockWork split_sweeps_work(const KernelArgs& args, std::size_t shared_limit) {
+    return split_work<T, delta, channel_gate, Use::sweeps>(args, shared_limit);
+}
+template <class T, bool delta, bool channel_gate>
+BlockWork split_gradients_work(const KernelArgs& args, std::size_t shared_limit) {
+    return split_work<T, delta, channel_gate, Use::gradients>(args, shared_limit);
+}
+
+#define HEADRACE_WALK_WORK(T, delta, channel_gate)                                                      \
+    template BlockWork walk_forward_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t);  \
+    template BlockWork walk_backward_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t); \
+    template BlockWork split_sweeps_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t);  \
+    template BlockWork split_gradients_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t)
+#define HEADRACE_WORK(T, delta)                                                               \
+    HEADRACE_WALK_WORK(T, delta, false);                                                      \
+    HEADRACE_WALK_WORK(T, delta, true);                                                       \
+    template BlockWork recurrent_forward_work<T, delta>(const KernelArgs& args, std::size_t); \
+    template BlockWork recurrent_backward_work<T, delta>(const KernelArgs& args, std::size_t)
+HEADRACE_WORK(float, false);
+HEADRACE_WORK(float, true);
+HEADRACE_WORK(double, false);
+HEADRACE_WORK(double, true);
+
+#define HEADRACE_TENSOR_WORK(K, delta)                                                     \
+    template BlockWork tensor_forward_work<K, delta>(const KernelArgs& args, std::size_t); \
+    template BlockWork tensor_states_work<K, delta>(const KernelArgs& args, std::size_t)
+HEADRACE_TENSOR_WORK(64, false);
+HEADRACE_TENSOR_WORK(64, true);
+HEADRACE_TENSOR_WORK(128, false);
+HEADRACE_TENSOR_WORK(128, true);
+template BlockWork tensor_join_work<false>(const KernelArgs& args, std::size_t);
+template BlockWork tensor_join_work<true>(const KernelArgs& args, std::size_t);
+
+}  // namespace headrace::cuda

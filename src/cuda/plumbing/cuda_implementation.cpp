@@ -1,0 +1,69 @@
+// What CudaImplementation says about its launches.
+#include "cuda/plumbing/cuda_implementation.hpp"
+
+namespace headrace::cuda {
+namespace {
+
+// A kernel of a few lines, without steps or shared memory.
+LaunchPlan plan_of_small(const char* kernel, std::int64_t blocks, DType arithmetic) {
+    LaunchPlan plan;
+    plan.kernel = kernel;
+    plan.blocks = blocks;
+    plan.threads = launched_threads;
+    plan.registers = registers_allowed(launched_threads, 1);
+    plan.arithmetic = arithmetic;
+    return plan;
+}
+
+LaunchPlan plan_of_numbers() {
+    LaunchPlan plan = plan_of_small("numbers", 1, DType::i64);
+    plan.block.saved_bytes = 8.0 * most_numbers;
+    return plan;
+}
+
+LaunchPlan plan_of(const SumsArgs& sums) {
+    const std::int64_t blocks = blocks_of(sums), count = sums.heads * sums.channels;
+    LaunchPlan plan = plan_of_small("parameter_sums", blocks, DType::f64);
+    const double of_block = static_cast<double>(count) / static_cast<double>(blocks);
+    plan.block.saved_bytes = 8 * of_block * static_cast<double>(sums.count);
+    plan.block.output_bytes = of_block * static_cast<double>(size_of(sums.target.dtype));
+    plan.block.memory_waits = static_cast<double>(sums.count);
+    return plan;
+}
+
+}  // namespace
+
+CudaImplementation::Steps CudaImplementation::steps_along(const Problem& problem, int tokens, std::int64_t blocks) {
+    std::int64_t longest = problem.T;
+    if (problem.in.cu_seqlens.given()) {
+        longest = problem.N > 0 ? (problem.T + problem.N - 1) / problem.N : 0;  // unless their lengths are known
+        for (std::size_t i = 0; i < problem.sequences.size(); ++i) {
+            const std::int64_t length = problem.sequences[i].end - problem.sequences[i].begin;
+            longest = i == 0 ? length : std::max(longest, length);
+        }
+    }
+    const double mean =
+        static_cast<double>(problem.B * problem.T) / static_cast<double>(std::max<std::int64_t>(problem.N, 1));
+    return {(longest + tokens - 1) / tokens, static_cast<double>(blocks) * mean / tokens};
+}
+
+std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) const {
+    Carver carver(reinterpret_cast<void*>(Carver::alignment));  // addresses that nobody follows
+    const KernelArgs args = layout(problem, carver);
+    std::vector<LaunchPlan> all;
+    for (std::int64_t i = 0; i < sequence_launches(problem.in.cu_seqlens, problem.N); ++i)
+        all.push_back(plan_of_numbers());
+    for (const Launch& each : kernels(problem, args)) {
+        if (each.blocks == 0) continue;
+        const BlockWork work = each.kernel.work(each.args, each.args.shared_limit);
+        all.push_back({each.kernel.name, each.blocks, each.threads, each.kernel.registers, each.memory().shared,
+                       computes_in_double(problem) ? DType::f64 : DType::f32, each.steps.longest, each.steps.all,
+                       work.block, work.step});
+    }
+    for (const SumsArgs& sums : parameter_sums(problem, args)) {
+        if (blocks_of(sums) > 0) all.push_back(plan_of(sums));
+    }
+    return all;
+}
+
+}  // namespace headrace::cuda

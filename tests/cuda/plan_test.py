@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""`headrace plan` says what is launched and what it does: its launches and counts beside those of the interpreter.
+
+    plan_test.py PATH_OF_HEADRACE
+
+A problem is planned and run. The launches must be the same; multiply-adds, barriers, accesses to tiles and bytes of
+device memory are compared with the instructions that warps executed. Sizes are multiples of a warp and of a chunk, so
+that no lane idles at a tensor. In backwards the interpreter runs some loops once for each part of a warp that came
+apart before them, which a GPU joins again: there the plan may lie below by more.
+"""
+
+import collections
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+LAUNCH = re.compile(r"launch \d+ (\S+) grid (\d+),1,1 block (\d+),1,1 shared \d+\+(\d+)")
+BYTES = {"u16": 2, "f32": 4, "b32": 4, "u32": 4, "f64": 8, "b64": 8, "u64": 8}
+EXACT, APART = 0.01, 0.15
+
+
+class Plan(unittest.TestCase):
+    program = ""
+
+    def run_on_stand_in(self, problem):
+        """([(kernel, blocks, threads, shared bytes)], {kernel: {instruction: executions by warps}})"""
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            switches = {"TRACE": 1, "COVERAGE": folder / "counts", "DUMP": folder, "RACES": 0, "ORDER": "ascending"}
+            environment = {**os.environ, **{f"HEADRACE_PTX_{key}": str(value) for key, value in switches.items()}}
+            done = subprocess.run([self.program, "check", problem], env=environment, capture_output=True, text=True,
+                                  check=False)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.ptx")]
+            counts = collections.defaultdict(collections.Counter)
+            for line in (folder / "counts").read_text(encoding="utf-8").splitlines():
+                kernel, what, number = line.split("\t")
+                if what == "statements":
+                    text = next(text for text in texts if f".entry {kernel}(" in text).split("\n")
+                    continue
+                statement = re.sub(r"^(\{\s*)?(@!?%\w+\s+)?", "", text[int(what) - 1].strip())
+                counts[kernel][statement.split()[0].rstrip(";")] += int(number)
+        launches = [(kernel, int(blocks), int(threads), int(shared))
+                    for kernel, blocks, threads, shared in LAUNCH.findall(done.stdout + done.stderr)]
+        return launches, counts
+
+    def planned(self, problem):
+        done = subprocess.run([self.program, "plan", problem, "--json"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return json.loads(done.stdout)["gpu"]["launches"]
+
+    def compared(self, problem, below=EXACT):
+        """The launches agree; counts agree to 1 %, or lie below by no more than `below`. Returns the first launch."""
+        launches, counts = self.run_on_stand_in(problem)
+        planned = self.planned(problem)
+        self.assertEqual(len(launches), len(planned), launches)
+        for (symbol, *grid), launch in zip(launches, planned):
+            self.assertIn(launch["kernel"], symbol)
+            self.assertEqual(grid, [launch[key] for key in ("blocks", "threads", "shared_bytes")])
+        launch = next(launch for launch in planned if launch["kernel"] != "numbers")
+        executed = counts[next(symbol for symbol, *_ in launches if launch["kernel"] in symbol)]
+
+        def total(pattern, weight=lambda instruction: 1):
+            return sum(count * weight(name) for name, count in executed.items() if re.fullmatch(pattern, name))
+
+        def moved(kind):
+            def size(name):
+                return 32 * BYTES[name.rsplit(".", 1)[1]] * (4 if ".v4." in name else 1)
+            return total(rf"{kind}\.global\.[\w.]+", size)
+
+        def of_tile(instruction):
+            """Accesses of 128 bytes: 512 of a matrix or of 16 bytes a lane, 256 of doubles where a tile has them."""
+            wide = ".x4." in instruction or ".v4." in instruction or instruction.startswith("cp.async")
+            return 4 if wide else 2 if instruction.endswith("f64") and launch["arithmetic"] == "f64" else 1
+
+        saved = launch["saved_bytes"] / 2  # written and read
+        tiles = r"(ld|st)(\.shared)?(\.v4)?\.[fu](32|64)|shfl.*|ldmatrix.*|cp\.async\.c[ag]\..*"
+        if launch["arithmetic"] == "f32":
+            tiles = tiles.replace("(32|64)", "32")
+        pairs = {
+            "products on tensor cores": (launch["tensor_flop"] / 4096, total(r"mma\.sync.*"), EXACT),
+            "barriers": (launch["barriers"], total(r"bar\.sync") / (launch["threads"] / 32), EXACT),
+            "accesses": (launch["tile_bytes"] / 128, total(tiles, of_tile), max(2 * below, 0.07)),
+            "bytes in": (launch["input_bytes"] + saved, moved("ld") + 512 * total(r"cp\.async\.c[ag]\..*"), EXACT),
+            "bytes out": (launch["output_bytes"] + saved, moved("st"), EXACT),
+        }
+        if launch["tensor_flop"] == 0:  # else of elementwise work
+            pairs["multiply-adds"] = launch["fma_flop"] / 64, total(rf"fma\.rn\.{launch['arithmetic']}"), below
+        for name, (expected, found, low) in pairs.items():
+            with self.subTest(problem=problem, count=name):
+                self.assertGreaterEqual(expected, (1 - low) * found)
+                self.assertLessEqual(expected, 1.01 * found)
+        return launch
+
+    def test_forwards(self):
+        self.compared("gated_delta_rule:fwd t64 h2 k64 v64 bf16 force=cuda.walk cuda")
+        self.compared("simple_gla:fwd t64 h2 hv4 k64 v128 bf16 force=cuda.walk cuda")
+        self.compared("kda:fwd t64 h2 k64 v64 bf16 force=cuda.walk cuda")
+        spilled = self.compared("comba:fwd t64 h2 k128 v128 bf16 state=inout force=cuda.walk cuda")
+        self.assertGreater(spilled["spill_bytes"], 0)
+        self.compared("gla:fwd t32 h1 k64 v64 bf16 force=cuda.recurrent cuda", below=0.07)
+
+    def test_tensor_cores(self):
+        """Of 64 heads, which need no segments; a forward in segments and a backward launch what is planned."""
+        launch = self.compared("gated_delta_rule:fwd t128 h33 k64 v64 bf16 force=cuda.tensor cuda")
+        self.assertGreater(launch["tensor_flop"], 0)
+        self.compared("simple_gla:fwd t256 h1 k128 v64 bf16 force=cuda.tensor cuda")
+        self.compared("gated_delta_rule:fwd t256 h1 k128 v64 bf16 l2norm force=cuda.tensor cuda")
+        for problem in ("gated_delta_rule:fwd t2048 h1 k64 v64 bf16", "simple_gla:fwd t1024 h1 k64 v64 bf16 state=inout",
+                        "linear_attention:bwd t128 h1 k64 v64 bf16"):
+            launches, _ = self.run_on_stand_in(problem + " force=cuda.tensor cuda")
+            planned = self.planned(problem + " force=cuda.tensor cuda")
+            self.assertEqual([list(grid) for _, *grid in launches],
+                             [[launch[key] for key in ("blocks", "threads", "shared_bytes")] for launch in planned])
+            self.assertEqual(len(launches), 3, problem)
+
+    def test_split(self):
+        problem = "gated_delta_rule:bwd t128 h1 hv2 k64 v64 bf16 gate=step+head force=cuda.split cuda"
+        launches, counts = self.run_on_stand_in(problem)
+        planned = self.planned(problem)
+        self.assertEqual([launch["kernel"] for launch in planned], ["split_sweeps", "split_gradients", "parameter_sums"])
+        self.assertEqual([list(grid) for _, *grid in launches],
+                         [[launch[key] for key in ("blocks", "threads", "shared_bytes")] for launch in planned])
+        gradients = planned[1]
+        self.assertEqual(gradients["barriers"] * 4, counts[launches[1][0]]["bar.sync"])
+
+    def test_backwards(self):
+        for operator in ("simple_gla", "gated_delta_rule", "gla"):
+            launch = self.compared(f"{operator}:bwd t64 h2 hv4 k64 v64 bf16 force=cuda.walk cuda", below=APART)
+            self.assertGreater(launch["saved_bytes"], 0)
+
+    def test_small_launches(self):
+        """The sequences' offsets before, the sums of parameters behind."""
+        problem = "simple_gla:bwd varlen=0,40,64,100 h2 k32 v32 gate=step+head rawgate force=cuda.walk cuda"
+        launches, _ = self.run_on_stand_in(problem)
+        planned = self.planned(problem)
+        self.assertEqual([list(grid) for _, *grid in launches],
+                         [[launch[key] for key in ("blocks", "threads", "shared_bytes")] for launch in planned])
+        names = [launch["kernel"] for launch in planned]
+        self.assertEqual([name for name in names if name not in ("numbers", "walk_backward")], ["parameter_sums"] * 3)
+        for launch in planned:
+            self.assertEqual(launch["steps"], 2 if launch["kernel"] == "walk_backward" else 0)
+
+
+if __name__ == "__main__":
+    Plan.program = sys.argv.pop(1)
+    unittest.main()

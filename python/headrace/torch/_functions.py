@@ -145,7 +145,8 @@ def _prepared(
     q, k, v, p, g, gv, g_gamma, beta, A_log, dt_bias, initial_state, cu_seqlens = tensors
     if way is None:
         _library.check_tensors(INPUTS, tensors, 3)
-    dtype, is_autocast = _call_type(q, k, v, p, q.device.type)
+    device = q.device.type if way is None or q.is_cuda else "cpu"  # the first takes longer
+    dtype, is_autocast = _call_type(q, k, v, p, device)
     o_dtype = dtype if is_autocast else v.dtype if o_as_v else q.dtype
     if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype or (p is not None and p.dtype != dtype):
         q, k, v, p = q.to(dtype), k.to(dtype), v.to(dtype), None if p is None else p.to(dtype)

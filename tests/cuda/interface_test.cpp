@@ -12,6 +12,7 @@ const char* const lines[] = {
     "gated_delta_rule:fwd t40 h1 hv2 k32 v16 state=inout force=cuda.walk",
     "gla:fwd varlen=0,21,21,40,44 h1 k32 v16 state=inout force=cuda.recurrent",
     "kda:bwd varlen=0,17,40,44,50 h1 k16 v16 rawgate state=inout force=cuda.walk",
+    "gla:bwd varlen=0,17,40,44 h1 hv2 k16 v16 gate=channel+head state=inout force=cuda.split",
     "simple_gla:bwd t24 h1 k32 v16 gate=step+head force=cuda.recurrent",
     "gated_delta_rule:step b3 t1 h1 hv2 k32 v16 pool=5 bf16",
 };
@@ -146,25 +147,25 @@ Call sequence_of(const Call& ragged, std::int64_t n, std::int64_t begin, std::in
 }
 
 TEST(CudaInterface, CuSeqlensOnTheHostOnTheDeviceAndPlainCallsGiveTheSameBits) {
-    for (const std::string form : {" force=cuda.walk", " force=cuda.recurrent"}) {
-        for (const std::string direction : {"kda:fwd", "gated_delta_rule:bwd"}) {
-            for (const char* reverse : {"", " reverse"}) {
-                const std::string line = direction + " varlen=0,9,9,30,47 h1 hv2 k32 v16 state=inout" + reverse + form;
-                DeviceTensors on_device(line), on_host(line), cut(line);
-                const DeviceMemory memory(5 * sizeof(std::int64_t));
-                const std::int64_t ends[] = {0, 9, 9, 30, 47};
-                transfer(memory.data(), ends, sizeof ends);
-                on_device.call.in.cu_seqlens = TensorView(memory.data(), DType::i64, {5});
-                on_device.call.in.cu_seqlens.device = Device::cuda;
-                on_host.call.in.cu_seqlens = on_host.host.call.in.cu_seqlens;
-                const auto expected = on_device.run_and_read();
-                expect_same_bits(expected, on_host.run_and_read(), line);
-                for (int n = 0; n < 4; ++n) {
-                    const Status status = run(sequence_of(cut.call, n, ends[n], ends[n + 1]));
-                    EXPECT_TRUE(status.ok()) << status.message();
-                }
-                expect_same_bits(expected, cut.written(), line);
+    for (const std::string call :
+         {"kda:fwd force=cuda.walk", "kda:fwd force=cuda.recurrent", "gated_delta_rule:bwd force=cuda.walk",
+          "gated_delta_rule:bwd force=cuda.split", "gated_delta_rule:bwd force=cuda.recurrent"}) {
+        for (const char* reverse : {"", " reverse"}) {
+            const std::string line = call + " varlen=0,9,9,50,67 h1 hv2 k32 v16 state=inout" + reverse;
+            DeviceTensors on_device(line), on_host(line), cut(line);
+            const DeviceMemory memory(5 * sizeof(std::int64_t));
+            const std::int64_t ends[] = {0, 9, 9, 50, 67};
+            transfer(memory.data(), ends, sizeof ends);
+            on_device.call.in.cu_seqlens = TensorView(memory.data(), DType::i64, {5});
+            on_device.call.in.cu_seqlens.device = Device::cuda;
+            on_host.call.in.cu_seqlens = on_host.host.call.in.cu_seqlens;
+            const auto expected = on_device.run_and_read();
+            expect_same_bits(expected, on_host.run_and_read(), line);
+            for (int n = 0; n < 4; ++n) {
+                const Status status = run(sequence_of(cut.call, n, ends[n], ends[n + 1]));
+                EXPECT_TRUE(status.ok()) << status.message();
             }
+            expect_same_bits(expected, cut.written(), line);
         }
     }
 }
@@ -314,6 +315,8 @@ void expect_queued(DeviceTensors& tensors, const Call& call) {
     EXPECT_FALSE(gate.early());
 }
 
+const char* const backward_forms[] = {" force=cuda.split", " force=cuda.walk", " force=cuda.recurrent"};
+
 TEST(CudaInterface, WithoutTokensStatesStayAndSumsAreZero) {
     for (const std::string form : {" force=cuda.walk", " force=cuda.recurrent"}) {
         DeviceTensors tensors("kda:fwd b2 t4 h1 hv2 k32 v16 state=inout" + form);
@@ -321,7 +324,8 @@ TEST(CudaInterface, WithoutTokensStatesStayAndSumsAreZero) {
         expect_queued(tensors, tokens_of(tensors.call, 0, 0));
         EXPECT_EQ(values_of(tensors, "final_state"), all);
         EXPECT_TRUE(std::isnan(values_of(tensors, "o")[0])) << "written where there is no token";
-
+    }
+    for (const std::string form : backward_forms) {
         DeviceTensors backward("simple_gla:bwd b2 t4 h1 hv2 k32 v16 gate=step+head state=inout" + form);
         expect_queued(backward, tokens_of(backward.call, 0, 0));
         EXPECT_EQ(values_of(backward, "d_initial_state"), values_of(backward, "d_final_state"));
@@ -334,6 +338,8 @@ TEST(CudaInterface, WithoutSequencesSumsAreZero) {
         DeviceTensors forward("kda:fwd t4 h1 hv2 k32 v16 state=inout" + form);
         expect_queued(forward, without_sequences(forward.call));
         EXPECT_TRUE(std::isnan(values_of(forward, "o")[0]));
+    }
+    for (const std::string form : backward_forms) {
         DeviceTensors backward("simple_gla:bwd t4 h1 hv2 k32 v16 gate=step+head state=inout" + form);
         expect_queued(backward, without_sequences(backward.call));
         EXPECT_EQ(values_of(backward, "d_g_gamma"), std::vector<double>(2, 0.0));
@@ -347,6 +353,7 @@ TEST(CudaInterface, WithoutSequencesSumsAreZero) {
 TEST(CudaInterface, TakesEmptySequences) {
     for (const char* line :
          {"kda:fwd varlen=0,0,20,20 h2 k32 v16 state=inout", "kda:bwd varlen=0,0,20,20 h2 k32 v16 rawgate state=inout",
+          "kda:bwd varlen=0,0,20,20 h2 k32 v16 rawgate state=inout force=cuda.walk",
           "gla:bwd varlen=0,0,20,20,20 h2 k32 v16 gate=channel+head force=cuda.recurrent"}) {
         expect_right(std::string(line) + " cuda");
     }

@@ -221,7 +221,7 @@ TEST(CudaNumerics, N7_TheSameBitsInEveryOrder) {
 
 TEST(CudaNumerics, F2_NumStepsIsOnlyAHint) {
     for (ProblemLine line : lines_of_every_kind()) {
-        if (line.force.find("walk") == std::string::npos) continue;
+        if (line.force.find("recurrent") != std::string::npos) continue;
         const std::map<std::string, Bytes> plain = run_there(line);
         const std::size_t workspace = workspace_bytes(line);
         line.num_steps = 3;

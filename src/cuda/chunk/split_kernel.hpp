@@ -72,7 +72,8 @@ struct SplitKernel {
 
   private:
     __host__ __device__ SavedStates<T> saved(Arena& arena, char* data, float* factors, DType dtype, Use use) const {
-        SavedStates<T> saved{data, factors, dtype, chunk.key_columns, round_up(args.V, 16), args.value_columns, {}, {}};
+        SavedStates<T> saved{
+            data, factors, dtype, chunk.key_columns, round_up(args.V, 16), round_up(args.value_columns, 16), {}, {}};
         const bool narrow = dtype == DType::bf16 || dtype == DType::f16;
         if (narrow && use == Use::sweeps) saved.largest_of_warps = arena.take<T>(block_warps);
         if (narrow && use == Use::gradients) saved.widened = arena.tile<T>(saved.rows, saved.columns);

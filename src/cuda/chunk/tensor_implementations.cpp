@@ -44,7 +44,7 @@ class Tensor : public CudaImplementation {
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         const bool backward = direction_ == Direction::backward;
         const std::int64_t chunks = parts_of(problem, tensor_chunk);
-        KernelArgs args = make_args(problem, carver, backward ? chunks : 0);
+        KernelArgs args = make_args(problem, carver, backward ? chunks : -1);
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
         const int tokens = args.segments.tokens = segment_tokens(problem);
         if (tokens == 0) return args;

@@ -41,8 +41,7 @@ Status store_sums(Strided target, const double* sums, const Groups& groups, std:
                   std::int64_t step, void* stream) {
     if (!target.given) return {};
     SumsArgs reduced{sums, target, groups.count, rows, D, step};
-    return launch(sums_kernel(), "parameter sums", (rows * D + launched_threads - 1) / launched_threads,
-                  launched_threads, 0, &reduced, stream);
+    return launch(sums_kernel(), "parameter_sums", blocks_of(reduced), launched_threads, 0, &reduced, stream);
 }
 
 ConvolutionArgs lay_out(const ConvolutionProblem& problem, Carver& carver) {

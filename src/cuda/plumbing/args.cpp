@@ -73,7 +73,7 @@ KernelArgs make_args(const Problem& problem, Carver& carver, std::int64_t sums) 
                             (bias.rank == 2 || problem.K > 1);
     if (args.bias_per_channel) args.dt_bias = bias_of(bias, problem.K);
     args.refused = static_cast<std::int32_t*>(carver.take("refused values", DType::i32, {1}));
-    args.sums = sums > 0 ? sums : problem.N;
+    args.sums = sums >= 0 ? sums : problem.N;
     const std::int64_t heads = args.sums * problem.HV;
     args.d_gamma = take_sums(carver, "d_g_gamma sums", grads.d_g_gamma.given(), heads);
     args.d_rate = take_sums(carver, "d_A_log sums", grads.d_A_log.given(), heads);

@@ -17,8 +17,8 @@ std::int64_t sequence_launches(const TensorView& cu_seqlens, std::int64_t N);
 Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken,
                        std::int64_t N, void* stream);
 
-// sums: of a parameter's gradient, per head; 0: one for each sequence.
-KernelArgs make_args(const Problem& problem, Carver& carver, std::int64_t sums = 0);
+// sums: of a parameter's gradient, per head; -1: one for each sequence.
+KernelArgs make_args(const Problem& problem, Carver& carver, std::int64_t sums = -1);
 
 // Queues what the kernels find: zeros, the sequences.
 Status prepare(const Problem& problem, const KernelArgs& args);

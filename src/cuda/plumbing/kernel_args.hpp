@@ -65,7 +65,7 @@ struct KernelArgs {
     double write_scale;
     bool late_gate;
     int chunk;          // tokens, a multiple of 16
-    int value_columns;  // of a block of the forward or a sweep, a multiple of 16
+    int value_columns;  // of a block of the forward or a sweep, a multiple of 16 or all
     int stages;         // tensor cores: chunks whose rows are in shared memory, 1 or 2
     Segments segments;
     GateWalk gate_walk;

@@ -3,8 +3,8 @@
 
     exponentials_test.py PATH_OF_HEADRACE
 
-exp() and expm1() of the CUDA library begin with a product of their argument and log2(e). Before each such product the
-text gets a trap under the condition that the argument is above 0 or NaN; the interpreter then runs the kernels with it,
+exp() and expm1() of the CUDA library begin with a product of their argument and log2(e); ptx::exp2_approximate is an
+instruction of its own. Before each such product or instruction the text gets a trap under the condition that the argument is above 0 or NaN; the interpreter then runs the kernels with it,
 module after module, over problems with gates of every strength. A trap below 0 has to be met, or nothing was watched.
 """
 
@@ -24,11 +24,15 @@ LINES = [
     for gates in ("random", "zero", "strong", "reset", "minus_inf")]
 LINES += [line.replace(" cuda", " force=cuda.recurrent cuda") for line in LINES
           if "=reset" in line or "=strong" in line]
+LINES += [f"{operator}:{direction} gates={gates} bf16 force=cuda.tensor cuda" for gates in ("random", "zero", "strong", "reset")
+          for operator, direction in (("simple_gla", "fwd t100 h1 k32 v32"), ("comba", "fwd t100 h1 k64 v32 l2norm"),
+                                      ("simple_gla", "bwd t70 h8 k32 v32 state=inout"))]
 LINES += [f"{operator}:step t3 h1 k32 v16 gates=reset cuda" for operator in ("kda", "gla", "gated_delta_rule")]
 
 # log2(e), or its share of 252 in the fp32 exp, by type; a constant or a register that was given it.
 SCALES = {"f32": ("0f3BBB989D", "0f3FB8AA3B"), "f64": ("0d3FF71547652B82FE",)}
 PRODUCT = re.compile(r"(?:fma\.rn|mul|mul\.rn)\.(f32|f64) \S+, (%\w+), (%\w+|0[fd][0-9A-F]+)[,;]")
+POWER = re.compile(r"ex2\.approx\.ftz\.f32 \S+, (%\w+);")
 LIMITS = {"f32": ("0f00000000", "0fC0000000"), "f64": ("0d0000000000000000", "0dC000000000000000")}  # 0, -2
 
 
@@ -43,7 +47,10 @@ def watched(text, limit):
         move = re.match(r"mov\.f(?:32|64) (%\w+), (0[fd][0-9A-F]+);", line)
         if move:
             (scales.add if move[2] in SCALES["f32"] + SCALES["f64"] else scales.discard)(move[1])
-        product = PRODUCT.match(line)
+        product, power = PRODUCT.match(line), POWER.match(line)
+        if power and "inline asm" in lines[-1]:
+            line = f"setp.gtu.f32 %watched, {power[1]}, {LIMITS['f32'][limit]};\n@%watched trap;\n{line}"
+            count += 1
         if product and (product[3] in scales or product[3] in SCALES[product[1]]):
             compared = f"setp.gtu.{product[1]} %watched, {product[2]}, {LIMITS[product[1]][limit]};"
             line = f"{compared}\n@%watched trap;\n{line}"

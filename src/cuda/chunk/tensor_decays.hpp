@@ -38,19 +38,19 @@ struct ScalarDecays {
         if (lane() == 0) *through = exp(total);
     }
     // e^{G_i - G_j}, j <= i
-    HEADRACE_DEVICE float between(int i, int j) const {
-        return ptx::exp2_approximate((high[i] - high[j]) + (low[i] - low[j]));
-    }
+    HEADRACE_DEVICE float between(int i, int j) const { return power_of_two((high[i] - high[j]) + (low[i] - low[j])); }
 
   private:
+    // Of a number that is not positive but for roundings; NaN of one.
+    HEADRACE_DEVICE static float power_of_two(float x) { return ptx::exp2_approximate(x > 0 ? 0.0f : x); }
     HEADRACE_DEVICE static double limited(float g) { return g < static_cast<float>(reset) ? reset : g; }
     HEADRACE_DEVICE void set(int i, double G, double own, double total) const {
         const double power = G * log2_e;
         high[i] = static_cast<float>(power);
         low[i] = static_cast<float>(power - high[i]);
-        start[i] = ptx::exp2_approximate(static_cast<float>(power));
-        before[i] = ptx::exp2_approximate(static_cast<float>((G - own) * log2_e));
-        end[i] = ptx::exp2_approximate(static_cast<float>((total - G) * log2_e));
+        start[i] = power_of_two(static_cast<float>(power));
+        before[i] = power_of_two(static_cast<float>((G - own) * log2_e));
+        end[i] = power_of_two(static_cast<float>((total - G) * log2_e));
     }
 };
 

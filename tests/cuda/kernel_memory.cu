@@ -2,7 +2,9 @@
 #include <cstdio>
 #include <type_traits>
 
-#include "cuda/chunk/chunk_kernel.hpp"
+#include "cuda/chunk/gate_terms.hpp"
+#include "cuda/chunk/split_kernel.hpp"
+#include "cuda/chunk/tensor_kernel.hpp"
 #include "cuda/layers/convolution_kernel.hpp"
 #include "cuda/layers/rms_norm_kernel.hpp"
 #include "cuda/plumbing/blocking.hpp"
@@ -59,6 +61,36 @@ void print_walk() {
     print(name_of("backward"), delta, channel_gate, backward);
 }
 
+template <class T, bool delta, bool channel_gate>
+void print_split() {
+    using Gate = std::conditional_t<channel_gate, ChannelGate<T>, ScalarGate<T>>;
+    char name[64];
+    const auto name_of = [&](const char* launch) {
+        std::snprintf(name, sizeof name, "split_%s,%s,%s,%s", launch, sizeof(T) == 8 ? "f64" : "f32",
+                      delta ? "delta" : "additive", channel_gate ? "channel" : "scalar");
+        return name;
+    };
+    print(name_of("sweeps"), delta, channel_gate,
+          [](auto& args, auto& arena) { SplitKernel<Gate, delta>(args, arena, Use::sweeps); });
+    print(name_of("gradients"), delta, channel_gate,
+          [](auto& args, auto& arena) { SplitKernel<Gate, delta>(args, arena, Use::gradients); });
+}
+
+// All in shared memory, two chunks' rows in it; the same at any size that K channels serve.
+template <int K, bool delta>
+void print_tensor() {
+    for (const char* launch : {"forward", "states"}) {
+        char name[64];
+        std::snprintf(name, sizeof name, "tensor_%s,k%d,%s", launch, K, delta ? "delta" : "additive");
+        print(name, delta, false, [](const KernelArgs& args, Arena& arena) {
+            KernelArgs two = args;
+            two.stages = 2;
+            arena.shared_size = ~std::size_t{0};
+            TensorKernel<K, delta>(two, arena);
+        });
+    }
+}
+
 template <class T, bool delta>
 void print_recurrent() {
     char name[64];
@@ -87,6 +119,8 @@ template <class T, bool delta>
 void print_all() {
     print_walk<T, delta, false>();
     print_walk<T, delta, true>();
+    print_split<T, delta, false>();
+    print_split<T, delta, true>();
     print_recurrent<T, delta>();
 }
 
@@ -99,6 +133,10 @@ int main() {
     print_all<float, true>();
     print_all<double, false>();
     print_all<double, true>();
+    print_tensor<64, false>();
+    print_tensor<128, false>();
+    print_tensor<64, true>();
+    print_tensor<128, true>();
     print_layers<float>();
     print_layers<double>();
 }

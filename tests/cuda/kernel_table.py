@@ -43,9 +43,11 @@ GPUS = (Gpu("A100", "sm_80", 164 << 10), Gpu("H100", "sm_90a", 228 << 10), Gpu("
 LIMITS = {
     "walk_forward": (168, 16, 0, (1, 2, 2)),
     "walk_backward": (255, 16, 0, (1, 2, 2)),
+    "split_sweeps": (168, 16, 0, (1, 2, 2)),
+    "split_gradients": (255, 16, 0, (1, 2, 2)),
+    "tensor_forward": (255, 0, 0, (0, 1, 1)),  # of the delta rule an A100 holds one with the rows of one chunk
+    "tensor_states": (255, 0, 0, (0, 1, 1)),
     "recurrent_forward": (255, 16, 0, (1, 1, 1)),
-    # on sm_80 128 registers, and with them 8 blocks of 64 channels in place of 6, for one number that is read back once
-    "recurrent_forward f32 additive": (162, 24, 16, (2, 1, 1)),
     "recurrent_backward": (255, 16, 0, (1, 2, 2)),
     "parameter_sums": (40, 0, 0, (12, 12, 12)),
     "numbers": (40, 0, 0, (12, 12, 12)),
@@ -80,7 +82,7 @@ def short_name(symbol):
     if not function:
         return symbol
     name, arguments = function[1], function[2] or ""
-    words = [name]
+    words = [name, *(f"k{value}" for value in re.findall(r"TensorKernel<(\d+)", arguments))]
     words += [word for type_, word in (("float", "f32"), ("double", "f64")) if type_ in arguments]
     words += [rule for value, rule in (("true", "delta"), ("false", "additive")) if value in arguments]
     words += [gate.lower() for gate in ("Scalar", "Channel") if gate + "Gate" in arguments]
@@ -170,7 +172,11 @@ def memory_of(name, memory):
 
 def blocks_of(name, table, memory, size):
     """Blocks on each GPU."""
-    threads = KEY_CHANNELS[size] if name.startswith("recurrent_forward") else 128
+    threads = 128
+    if name.startswith("recurrent_forward"):
+        threads = KEY_CHANNELS[size]
+    elif name.startswith(("tensor_forward", "tensor_states")):
+        threads = 256
     dynamic = memory_of(name, memory)[size][0]
     return tuple(blocks_per_multiprocessor(gpu, table[gpu.architecture][name], threads, dynamic) for gpu in GPUS)
 
@@ -221,7 +227,7 @@ def violations(table, memory):
                                     ("bytes spilled", code.spilled, spilled)):
                 if got > most:
                     yield f"{name}, {gpu.architecture}: expected at most {most} {word}, got {got}"
-        if name.startswith(("walk_", "recurrent_", "convolution")) and memory_of(name, memory)[0][0] == 0:
+        if name.startswith(("walk_", "split_", "tensor_forward", "recurrent_", "convolution")) and memory_of(name, memory)[0][0] == 0:
             yield f"{name}: kernel_memory.cu does not say what it takes"
         for size, label in enumerate(SIZES):
             got = blocks_of(name, table, memory, size)

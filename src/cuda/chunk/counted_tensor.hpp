@@ -203,7 +203,7 @@ BlockWork tensor_join_work(const KernelArgs& args, std::size_t /*shared_limit*/)
         const double terms = places / warp_lanes * args.K;
         step.fma_flop = terms * 2 * warp_lanes;
         step.tile_bytes = 2 * 128 * terms;
-        step.tile_waits = turns * args.K;
+        step.tile_waits = turns * args.K / 8;
         step.barriers = 2;
     }
     return {block, step};

@@ -81,7 +81,7 @@ struct SegmentJoin {
                 each_place(count, [&](int c, int j) {
                     if (last) return;
                     float sum = states[c * args.V + j];
-                    HEADRACE_ROLLED
+#pragma unroll 8
                     for (int m = 0; m < args.K; ++m) sum = fmaf(transition[c * args.K + m], S.at(m, j), sum);
                     next.at(c, j) = sum;
                 });

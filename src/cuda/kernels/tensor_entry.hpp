@@ -33,8 +33,10 @@ __global__ void __launch_bounds__(block_threads) tensor_join(const __grid_consta
     join.join(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * join_columns);
 }
 
+// Left alone, ptxas takes 48 registers and spills.
+inline constexpr int gate_blocks = 8;
 template <class Kernel>
-__global__ void __launch_bounds__(block_threads) tensor_gate(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(block_threads, gate_blocks) tensor_gate(const __grid_constant__ KernelArgs args) {
     Arena arena{block_memory, nullptr, ~std::size_t{0}};
     Kernel kernel(args, arena);
     kernel.run(blockIdx.x / args.HV, blockIdx.x % args.HV);
@@ -54,8 +56,8 @@ TensorKernels tensor_kernels_of() {
     constexpr int registers = registers_allowed(tensor_threads, 1), few_threads = registers_allowed(block_threads, 1);
     Kernel gate{};
     if constexpr (!delta) {
-        gate = {"tensor_gate", reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>), few_threads,
-                &shared_memory_of<GateTermsKernel>, &tensor_gate_work};
+        gate = {"tensor_gate", reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>),
+                registers_allowed(block_threads, gate_blocks), &shared_memory_of<GateTermsKernel>, &tensor_gate_work};
     }
     return {{"tensor_forward", reinterpret_cast<const void*>(&tensor_forward<Block>), registers,
              &shared_memory_of<Block>, &tensor_forward_work<K, delta>},

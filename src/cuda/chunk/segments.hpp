@@ -2,14 +2,9 @@
 #pragma once
 
 #include "cuda/kernels/kernels.hpp"
-#include "cuda/tiles/rows.hpp"
+#include "cuda/tiles/token_tiles.hpp"
 
 namespace headrace::cuda {
-
-// Where the chunks of sequence n begin among those of all, by a bound that needs no lengths of others.
-HEADRACE_DEVICE std::int64_t chunk_slot(const KernelArgs& args, const TokenRange& s, std::int64_t n) {
-    return args.cu_seqlens.given ? s.begin / tensor_chunk + n : n * ((args.T + tensor_chunk - 1) / tensor_chunk);
-}
 
 // Chunks [first_chunk, end_chunk) of sequence n, in running order; first_chunk -1: an empty slot.
 struct Walk {
@@ -19,10 +14,6 @@ struct Walk {
     bool last;  // of the sequence
 };
 
-HEADRACE_DEVICE std::int64_t first_slot(const KernelArgs& args, std::int64_t n) {
-    const int tokens = args.segments.tokens;
-    return args.cu_seqlens.given ? sequence_of(args, n).begin / tokens + n : n * ((args.T + tokens - 1) / tokens);
-}
 // Segments of a sequence; one without tokens has one.
 HEADRACE_DEVICE std::int64_t segments_of(const KernelArgs& args, const TokenRange& s) {
     const std::int64_t tokens = s.end - s.begin;
@@ -36,14 +27,9 @@ HEADRACE_DEVICE Walk walk_of(const KernelArgs& args, std::int64_t place) {
         const TokenRange sequence = sequence_of(args, place);
         return {place, sequence, 0, chunks_of(sequence), true};
     }
-    std::int64_t n = 0, above = args.N;  // the last sequence whose slots begin at or before `place`
-    HEADRACE_ROLLED
-    while (above - n > 1) {
-        const std::int64_t middle = (n + above) / 2;
-        (first_slot(args, middle) <= place ? n : above) = middle;
-    }
+    const auto [n, segment] = part_at(args, place, args.segments.tokens);
     const TokenRange sequence = sequence_of(args, n);
-    const std::int64_t segment = place - first_slot(args, n), count = segments_of(args, sequence);
+    const std::int64_t count = segments_of(args, sequence);
     if (segment >= count) return {n, sequence, -1, -1, false};
     const std::int64_t chunks = chunks_of(sequence), step = args.segments.tokens / tensor_chunk;
     const std::int64_t end = (segment + 1) * step;
@@ -63,7 +49,9 @@ struct SegmentJoin {
     }
     HEADRACE_DEVICE void join(std::int64_t n, std::int64_t head, int first) {
         const int count = args.V - first < join_columns ? args.V - first : join_columns;
-        const std::int64_t slot = first_slot(args, n), segments = segments_of(args, sequence_of(args, n));
+        const TokenRange sequence = sequence_of(args, n);
+        const std::int64_t slot = parts_before(args, sequence, n, args.segments.tokens),
+                           segments = segments_of(args, sequence);
         const Strided& initial = args.initial_state;
         each_place(count, [&](int c, int j) {
             S.at(c, j) = initial.given ? load_element<float>(initial.data, initial.dtype,

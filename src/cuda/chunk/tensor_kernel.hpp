@@ -219,8 +219,8 @@ struct TensorKernel {
         const TokenRange& s = walk.sequence;
         const std::int64_t chunks = (s.end - s.begin + tensor_chunk - 1) / tensor_chunk,
                            from_start = args.late_gate ? chunks - 1 - chunk : chunk;
-        return (first / tensor_values * args.gate_walk.chunks + chunk_slot(args, s, walk.n) + from_start) * args.HV +
-               head;
+        return first / tensor_values * args.gate_walk.chunks * args.HV +
+               saved_place(args, s, walk.n, head, from_start, tensor_chunk);
     }
     // The walk of d_q saves the state that enters the chunk; that of d_k, which holds the gradient of what leaves it,
     // has their product.

@@ -22,8 +22,8 @@ enum class BetaFormula { value, sigmoid, two_sigmoid };
 // Bits of KernelArgs::refused: what kernels met that an operator must not be given.
 enum Refused : std::int32_t { refused_gate = 1, refused_beta = 2, refused_index = 4 };
 
-// Segments of sequences that blocks walk side by side: `tokens` each, 0 for none. Segment s of sequence n has slot
-// begin(n) / tokens + n + s, where cu_seqlens are given, or n ceil(T / tokens) + s; slots may stay empty.
+// Segments of sequences that blocks walk side by side: `tokens` each, 0 for none. Slots are the rows of part_at
+// (tiles/token_tiles.hpp); some may stay empty.
 struct Segments {
     int tokens;
     std::int64_t slots;

@@ -5,12 +5,14 @@
 
 namespace headrace::cuda {
 
-// Where the part (chunk, segment) of so many tokens of sequence n and a head is saved: parts of the sequences before it
-// are counted by an upper bound that needs no lengths.
+// Parts (chunks, segments) of so many tokens of the sequences before sequence n: an upper bound that needs no lengths.
+HEADRACE_DEVICE std::int64_t parts_before(const KernelArgs& args, const TokenRange& s, std::int64_t n, int tokens) {
+    return args.cu_seqlens.given ? s.begin / tokens + n : n * ((args.T + tokens - 1) / tokens);
+}
+// Where such a part of sequence n and a head is saved.
 HEADRACE_DEVICE std::int64_t saved_place(const KernelArgs& args, const TokenRange& s, std::int64_t n, std::int64_t head,
                                          std::int64_t part, int tokens) {
-    const std::int64_t before = args.cu_seqlens.given ? s.begin / tokens + n : n * ((args.T + tokens - 1) / tokens);
-    return (before + part) * args.HV + head;
+    return (parts_before(args, s, n, tokens) + part) * args.HV + head;
 }
 
 // The part (chunk, segment) at a place: a row of args.HV parts, one of each head. Rows that no part of a sequence has
@@ -27,9 +29,9 @@ HEADRACE_DEVICE PartAt part_at(const KernelArgs& args, std::int64_t row, int tok
     HEADRACE_ROLLED
     while (end - n > 1) {
         const std::int64_t middle = (n + end) / 2;
-        (sequence_of(args, middle).begin / tokens + middle <= row ? n : end) = middle;
+        (parts_before(args, sequence_of(args, middle), middle, tokens) <= row ? n : end) = middle;
     }
-    return {n, row - (sequence_of(args, n).begin / tokens + n)};
+    return {n, row - parts_before(args, sequence_of(args, n), n, tokens)};
 }
 
 // Of the sums of a head's parameters, one per sequence or chunk, those of number n.

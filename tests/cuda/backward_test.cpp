@@ -5,14 +5,6 @@
 namespace headrace::test {
 namespace {
 
-std::string served_by(const std::string& text) {
-    const CallTensors shapes = harness::make_shapes(line_of(text));
-    for (const Candidate& candidate : candidates_of(shapes.call)) {
-        if (candidate.refusal.empty() && candidate.yields.empty()) return candidate.name;
-    }
-    return "none";
-}
-
 std::map<std::string, DType> workspace_types(const ProblemLine& line) {
     std::map<std::string, DType> types;
     for (const PlanEntry& entry : workspace_entries(line)) types[entry.name] = entry.dtype;

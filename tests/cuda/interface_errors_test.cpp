@@ -16,6 +16,8 @@ const char* const all_lines[] = {
     "kda:bwd varlen=0,9,20 h1 k16 v16 rawgate state=inout",
     "simple_gla:bwd t20 h1 k32 v16 gate=step+head force=cuda.recurrent",
     "gated_delta_rule:step b2 t1 h1 k32 v16 pool=3",
+    "simple_gla:fwd t600 h1 k32 v32 bf16 state=inout force=cuda.tensor",
+    "simple_gla:bwd t70 h8 k32 v32 gate=step+head bf16 state=inout force=cuda.tensor",
 };
 
 // ---- views and memory of the wrong place ----

@@ -14,6 +14,9 @@ const char* const lines[] = {
     "kda:bwd varlen=0,17,40,44,50 h1 k16 v16 rawgate state=inout force=cuda.walk",
     "gla:bwd varlen=0,17,40,44 h1 hv2 k16 v16 gate=channel+head state=inout force=cuda.split",
     "simple_gla:bwd t24 h1 k32 v16 gate=step+head force=cuda.recurrent",
+    "comba:fwd varlen=0,0,70,100 h1 k64 v32 bf16 state=inout force=cuda.tensor",
+    "simple_gla:fwd t600 h1 k32 v32 bf16 state=inout force=cuda.tensor",
+    "simple_gla:bwd t70 h8 k32 v32 gate=step+head bf16 state=inout force=cuda.tensor",
     "gated_delta_rule:step b3 t1 h1 hv2 k32 v16 pool=5 bf16",
 };
 

@@ -54,24 +54,33 @@ std::vector<ProblemLine> random_lines() {
     return lines;
 }
 
+// Draws sizes, others for each line and each of `kind`.
+class Sizes {
+  public:
+    Sizes(std::uint64_t kind, const ProblemLine& line) : stream_(kind, format(line)) {}
+    std::int64_t one_of(std::initializer_list<std::int64_t> sizes) {
+        return sizes.begin()[stream_.bits(drawn_++) % sizes.size()];
+    }
+
+  private:
+    Stream stream_;
+    std::int64_t drawn_ = 0;
+};
+
 // Random forwards with the sizes and types that tensor cores serve, half of them with tokens enough for states that
 // hardly forget and come back.
 std::vector<ProblemLine> tensor_lines() {
     std::vector<ProblemLine> lines;
     for (std::uint64_t seed = 0; lines.size() < tensor_problems; ++seed) {
         ProblemLine line = test::on_device(random_problem(8'000'009 + seed));
-        Stream stream(2, format(line));
-        std::int64_t drawn = 0;
-        const auto one_of = [&](std::initializer_list<std::int64_t> sizes) {
-            return sizes.begin()[stream.bits(drawn++) % sizes.size()];
-        };
+        Sizes sizes(2, line);
         if (line.direction != Direction::forward || has_channel(line.gate) || line.value_gate || line.elementwise_beta)
             continue;
         line.dtype = DType::bf16;
         line.B = 1;
-        line.K = one_of({64, 64, 80, 100, 127, 128, 128});
-        line.V = one_of({32, 64, 65, 70, 128, 130});
-        if (line.varlen.empty()) line.T = one_of({33, 63, 64, 65, 127, 128, 129, 300, 500, 700});
+        line.K = sizes.one_of({64, 64, 80, 100, 127, 128, 128});
+        line.V = sizes.one_of({32, 64, 65, 70, 128, 130});
+        if (line.varlen.empty()) line.T = sizes.one_of({33, 63, 64, 65, 127, 128, 129, 300, 500, 700});
         if (line.varlen.empty() || line.T >= 32) lines.push_back(line);
     }
     return lines;
@@ -82,18 +91,14 @@ std::vector<ProblemLine> tensor_gradient_lines() {
     std::vector<ProblemLine> lines;
     for (std::uint64_t seed = 0; lines.size() < tensor_gradient_problems; ++seed) {
         ProblemLine line = test::on_device(random_problem(8'500'003 + seed));
-        Stream stream(3, format(line));
-        std::int64_t drawn = 0;
-        const auto one_of = [&](std::initializer_list<std::int64_t> sizes) {
-            return sizes.begin()[stream.bits(drawn++) % sizes.size()];
-        };
+        Sizes sizes(3, line);
         if (line.direction != Direction::backward || has_delta_rule(line.op) || has_channel(line.gate) ||
             line.value_gate || line.varlen.size() > 3)
             continue;
         line.dtype = DType::bf16;
         line.B = 1, line.H = line.HV = 8, line.l2norm = false;
-        line.K = one_of({32, 64, 80, 127, 128}), line.V = one_of({32, 64, 70, 128});
-        if (line.varlen.empty()) line.T = one_of({33, 63, 64, 65, 127, 129, 200});
+        line.K = sizes.one_of({32, 64, 80, 127, 128}), line.V = sizes.one_of({32, 64, 70, 128});
+        if (line.varlen.empty()) line.T = sizes.one_of({33, 63, 64, 65, 127, 129, 200});
         if (line.state_dtype && *line.state_dtype != DType::f32) line.state_dtype = DType::bf16;
         line.force = "cuda.tensor";
         const CallTensors made = make_shapes(line);

@@ -64,6 +64,22 @@ TEST(CudaTensor, B3_GradientsWithoutThoseOfGates) {
     }
 }
 
+// Gradients may have another type than their inputs; what stores bf16 leaves them to others.
+TEST(CudaTensor, GradientsOfAnotherTypeAreLeftToOthers) {
+    for (TensorView Gradients::*gradient : {&Gradients::d_q, &Gradients::d_k, &Gradients::d_v}) {
+        CallTensors made = harness::make_tensors(line_of("simple_gla:bwd t70 h8 k32 v32 bf16 cuda"));
+        TensorView& view = made.call.grads.*gradient;
+        harness::Tensor wide(DType::f32, {1, 70, 8, 32});
+        view = wide.view();
+        const harness::Expected expected = harness::expect(made.call);
+        run_there(made);
+        expect_within_bars(made.call, expected.outputs, "a gradient in f32", expected.terms);
+        made.call.options.force = "cuda.tensor";
+        std::string violation;
+        EXPECT_FALSE(harness::run_on_device(made.call, true, &violation).ok());
+    }
+}
+
 // Where results rest on long sums of bf16 products, and nothing that it lacks is asked for.
 TEST(CudaTensor, ServesWhatItCan) {
     for (const char* text : {"linear_attention:fwd t64 k32 v32", "retention:fwd t64", "simple_gla:fwd t64 k128 v256",

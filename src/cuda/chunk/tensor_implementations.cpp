@@ -16,9 +16,8 @@ class Tensor : public CudaImplementation {
 
     std::string refusal(const Problem& problem, const Machine&) const override {
         const bool delta = problem.rule == Rule::delta, backward = direction_ == Direction::backward;
+        if (std::string reason = chunk_refusal(problem); !reason.empty()) return reason;
         if (problem.dtype != DType::bf16) return "the tensor cores' products are in bf16";
-        if (problem.value_gate) return "the chunk form has no value-side gate (gv)";
-        if (problem.elementwise_beta) return "the chunk form needs one beta per token";
         if (problem.channel_gate) return "serves one gate per token, not gates of channels";
         if (problem.options.allow_positive_gates) return "takes no positive gates";
         if (problem.K > 128 || (backward && problem.V > 128))
@@ -32,7 +31,7 @@ class Tensor : public CudaImplementation {
         args.stages = 1;
         if (shared(tensor(problem, std::max(problem.K, backward ? problem.V : 0)), args) > memory_limit(problem))
             return "needs more shared memory than the GPU has";
-        return common_refusal(problem);
+        return {};
     }
 
   protected:
@@ -48,8 +47,7 @@ class Tensor : public CudaImplementation {
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
         const int tokens = args.segments.tokens = segment_tokens(problem);
         if (tokens == 0) return args;
-        const std::int64_t slots = problem.in.cu_seqlens.given() ? problem.T / tokens + problem.N
-                                                                 : problem.N * ((problem.T + tokens - 1) / tokens);
+        const std::int64_t slots = parts_of(problem, tokens);
         args.segments.slots = slots;
         args.segments.states =
             static_cast<float*>(carver.take("segment states", DType::f32, {slots, problem.HV, problem.K, problem.V}));
@@ -75,6 +73,8 @@ class Tensor : public CudaImplementation {
     static std::string backward_refusal(const Problem& problem) {
         const Gradients& grads = problem.grads;
         if (problem.rule == Rule::delta) return "has no backward of the delta rule";
+        for (const TensorView* view : {&grads.d_q, &grads.d_k, &grads.d_v})
+            if (view->given() && view->dtype != DType::bf16) return "stores d_q, d_k and d_v in bf16";
         const bool gates =
             grads.d_g.given() || grads.d_g_gamma.given() || grads.d_A_log.given() || grads.d_dt_bias.given();
         if (gates && problem.whole.sequences * problem.whole.heads * problem.group < 8)

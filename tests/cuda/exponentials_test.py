@@ -22,8 +22,9 @@ LINES = [
         ("gated_delta_rule", "beta=sigmoid"), ("kda", "bf16"), ("kda", "f64"), ("comba", "f64"))
     for direction, sizes in (("fwd", "t40 h1 k32 v16"), ("bwd", "varlen=0,3,3,40 h1 k32 v16 state=inout"))
     for gates in ("random", "zero", "strong", "reset", "minus_inf")]
-LINES += [line.replace(" cuda", " force=cuda.recurrent cuda") for line in LINES
-          if "=reset" in line or "=strong" in line]
+LINES += [line.replace(" cuda", " force=cuda.walk cuda") for line in LINES if ":fwd" in line] + [
+    line.replace(" cuda", " force=cuda.recurrent cuda") for line in LINES
+    if ":bwd" in line and ("=reset" in line or "=strong" in line)]
 LINES += [f"{operator}:{direction} gates={gates} bf16 force=cuda.tensor cuda" for gates in ("random", "zero", "strong", "reset")
           for operator, direction in (("simple_gla", "fwd t100 h1 k32 v32"), ("comba", "fwd t100 h1 k64 v32 l2norm"),
                                       ("simple_gla", "bwd t70 h8 k32 v32 state=inout"))]

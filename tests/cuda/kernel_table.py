@@ -21,7 +21,6 @@ NVDISASM = "nvidia-cuda-nvdisasm==13.2.51"  # the first version on PyPI
 FIRST_HEADING = "## Registers, memory, blocks"
 KINDS = ("HMMA", "LDSM", "LDGSTS", "FFMA", "DFMA", "LDG", "STG", "LDS", "STS", "LD", "ST", "LDL", "STL", "BAR", "CALL")
 SIZES = ("64", "128", "256 x 512")  # as kernel_memory.cu
-KEY_CHANNELS = (64, 128, 256)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ LIMITS = {
     "split_gradients": (255, 16, 0, (1, 2, 2)),
     "tensor_forward": (255, 0, 0, (0, 1, 1)),  # of the delta rule an A100 holds one with the rows of one chunk
     "tensor_states": (255, 0, 0, (0, 1, 1)),
-    "recurrent_forward": (255, 16, 0, (1, 1, 1)),
+    "recurrent_forward": (255, 8, 12, (2, 2, 2)),
     "recurrent_backward": (255, 16, 0, (1, 2, 2)),
     "parameter_sums": (40, 0, 0, (12, 12, 12)),
     "numbers": (40, 0, 0, (12, 12, 12)),
@@ -82,7 +81,7 @@ def short_name(symbol):
     if not function:
         return symbol
     name, arguments = function[1], function[2] or ""
-    words = [name, *(f"k{value}" for value in re.findall(r"TensorKernel<(\d+)", arguments))]
+    words = [name, *(f"k{value}" for value in re.findall(r"(?:TensorKernel<|true, |false, )(\d+)", arguments))]
     words += [word for type_, word in (("float", "f32"), ("double", "f64")) if type_ in arguments]
     words += [rule for value, rule in (("true", "delta"), ("false", "additive")) if value in arguments]
     words += [gate.lower() for gate in ("Scalar", "Channel") if gate + "Gate" in arguments]
@@ -173,9 +172,7 @@ def memory_of(name, memory):
 def blocks_of(name, table, memory, size):
     """Blocks on each GPU."""
     threads = 128
-    if name.startswith("recurrent_forward"):
-        threads = KEY_CHANNELS[size]
-    elif name.startswith(("tensor_forward", "tensor_states")):
+    if name.startswith(("tensor_forward", "tensor_states")):
         threads = 256
     dynamic = memory_of(name, memory)[size][0]
     return tuple(blocks_per_multiprocessor(gpu, table[gpu.architecture][name], threads, dynamic) for gpu in GPUS)
@@ -227,7 +224,7 @@ def violations(table, memory):
                                     ("bytes spilled", code.spilled, spilled)):
                 if got > most:
                     yield f"{name}, {gpu.architecture}: expected at most {most} {word}, got {got}"
-        if name.startswith(("walk_", "split_", "tensor_forward", "recurrent_", "convolution")) and memory_of(name, memory)[0][0] == 0:
+        if name.startswith(("walk_", "split_", "tensor_forward", "recurrent_backward", "convolution")) and memory_of(name, memory)[0][0] == 0:
             yield f"{name}: kernel_memory.cu does not say what it takes"
         for size, label in enumerate(SIZES):
             got = blocks_of(name, table, memory, size)

@@ -46,6 +46,12 @@ TEST(CudaNumerics, N1_HeadGatesInEveryImplementation) {
     }
 }
 
+// As many sums in fp32, one after another, would be past the bar.
+TEST(CudaNumerics, LongSumsOfStatesThatHardlyForget) {
+    expect_right("linear_attention:fwd t65536 h1 k32 v4 cuda");
+    expect_right("gla:fwd t65536 h1 k64 v4 gates=lasting forget=0.00001 cuda");
+}
+
 TEST(CudaNumerics, N2_ResetsAndExtremeGates) {
     for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "comba", "kda"}) {
         for (const std::string direction : {":fwd", ":bwd", ":step"}) {

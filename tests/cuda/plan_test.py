@@ -54,8 +54,8 @@ class Plan(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return json.loads(done.stdout)["gpu"]["launches"]
 
-    def compared(self, problem, below=EXACT):
-        """The launches agree; counts agree to 1 %, or lie below by no more than `below`. Returns the first launch."""
+    def compared(self, problem, below=EXACT, same_in=EXACT, same_out=EXACT):
+        """The launches agree; counts agree to 1 %, or lie below by no more than `below` (bytes: `same_`). Returns the first launch."""
         launches, counts = self.run_on_stand_in(problem)
         planned = self.planned(problem)
         self.assertEqual(len(launches), len(planned), launches)
@@ -86,8 +86,8 @@ class Plan(unittest.TestCase):
             "products on tensor cores": (launch["tensor_flop"] / 4096, total(r"mma\.sync.*"), EXACT),
             "barriers": (launch["barriers"], total(r"bar\.sync") / (launch["threads"] / 32), EXACT),
             "accesses": (launch["tile_bytes"] / 128, total(tiles, of_tile), max(2 * below, 0.07)),
-            "bytes in": (launch["input_bytes"] + saved, moved("ld") + 512 * total(r"cp\.async\.c[ag]\..*"), EXACT),
-            "bytes out": (launch["output_bytes"] + saved, moved("st"), EXACT),
+            "bytes in": (launch["input_bytes"] + saved, moved("ld") + 512 * total(r"cp\.async\.c[ag]\..*"), same_in),
+            "bytes out": (launch["output_bytes"] + saved, moved("st"), same_out),
         }
         if launch["tensor_flop"] == 0:  # else of elementwise work
             pairs["multiply-adds"] = launch["fma_flop"] / 64, total(rf"fma\.rn\.{launch['arithmetic']}"), below
@@ -103,7 +103,8 @@ class Plan(unittest.TestCase):
         self.compared("kda:fwd t64 h2 k64 v64 bf16 force=cuda.walk cuda")
         spilled = self.compared("comba:fwd t64 h2 k128 v128 bf16 state=inout force=cuda.walk cuda")
         self.assertGreater(spilled["spill_bytes"], 0)
-        self.compared("gla:fwd t32 h1 k64 v64 bf16 force=cuda.recurrent cuda", below=0.07)
+        # lanes that share a column read the same numbers, and one of them stores
+        self.compared("gla:fwd t32 h1 k64 v64 bf16 force=cuda.recurrent cuda", below=0.07, same_in=0.4, same_out=0.8)
 
     def test_tensor_cores(self):
         """Of 64 heads, which need no segments; a forward in segments and a backward launch what is planned."""

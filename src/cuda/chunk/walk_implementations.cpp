@@ -13,6 +13,10 @@ class Walk : public CudaImplementation {
     bool serves(Direction direction) const override { return direction == direction_; }
 
     std::string refusal(const Problem& problem, const Machine&) const override { return chunk_refusal(problem); }
+    std::string yields(const Problem&) const override {
+        if (direction_ == Direction::forward) return "in registers the state is read and written faster token by token";
+        return {};
+    }
 
   protected:
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {

@@ -11,7 +11,7 @@
 
 namespace headrace::cuda {
 
-// Threads of a block of all kernels but the recurrent form's forward.
+// Threads of a block of all kernels but those on tensor cores.
 inline constexpr int launched_threads = 128;
 
 // What a block takes of shared memory, and of the workspace where that has no room.
@@ -86,15 +86,15 @@ BlockWork split_sweeps_work(const KernelArgs& args, std::size_t shared_limit);
 template <class T, bool delta, bool channel_gate>
 BlockWork split_gradients_work(const KernelArgs& args, std::size_t shared_limit);
 
-// The recurrent form: a block walks the tokens of a sequence, a head and recurrent_columns values, a thread for each
-// key channel, in multiples of 32. Forward and step.
-inline constexpr int recurrent_columns = 32,
-                     recurrent_segment = 16;  // segment: tokens from one saved state to the next
+// The recurrent form: a block walks the tokens of a sequence, a head and `columns` values, each of its warps a few of
+// them alone. Forward and step.
+inline constexpr int recurrent_segment = 16;  // tokens from one saved state to the next
 struct RecurrentKernels {
     Kernel forward, backward;  // backward: a block for each sequence and key head, as the chunk form's
+    int columns;               // of the forward
 };
 template <class T, bool delta>
-RecurrentKernels recurrent_kernels();
+RecurrentKernels recurrent_kernels(std::int64_t K);
 template <class T, bool delta>
 BlockWork recurrent_forward_work(const KernelArgs& args, std::size_t shared_limit);
 template <class T, bool delta>

@@ -1,22 +1,23 @@
 // The recurrent form in f32 and f64, both rules.
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/recurrent/adjoint_kernel.hpp"
+#include "cuda/recurrent/recurrent_kernel.hpp"
 
 namespace headrace::cuda {
 
 extern __shared__ __align__(16) char block_memory[];
 
-// A thread for each key channel; of backwards shared memory lets in two blocks; for more ptxas would save registers,
-// and spill (docs/cuda-kernels.md).
-inline constexpr int most_threads = 256, backward_blocks = 2;
+// Of backwards shared memory lets in two blocks; for more ptxas would save registers, and spill
+// (docs/cuda-kernels.md).
+inline constexpr int backward_blocks = 2;
 
-template <class T, bool delta>
-__global__ void __launch_bounds__(most_threads) recurrent_forward(KernelArgs args) {
-    Arena arena{block_memory, nullptr, args.shared_limit};
-    RecurrentKernel<T, delta> kernel(args, arena);
-    const std::int64_t blocks = (args.V + recurrent_columns - 1) / recurrent_columns, task = blockIdx.x;
-    kernel.forward(task / blocks / args.HV, task / blocks % args.HV,
-                   static_cast<int>(task % blocks) * recurrent_columns);
+template <class T, bool delta, int key_channels>
+__global__ void __launch_bounds__(block_threads) recurrent_forward(const __grid_constant__ KernelArgs args) {
+    constexpr int of_warp = StateColumns<T, key_channels>::warp_columns, columns = block_warps * of_warp;
+    const std::int64_t blocks = (args.V + columns - 1) / columns, task = blockIdx.x;
+    const int first = static_cast<int>(task % blocks) * columns + warp() * of_warp;
+    if (first >= args.V) return;
+    RecurrentKernel<T, delta, key_channels>(args).forward(task / blocks / args.HV, task / blocks % args.HV, first);
 }
 
 template <class T, bool delta>
@@ -33,20 +34,27 @@ BlockMemory memory_of(const KernelArgs& args, std::size_t shared_limit) {
     return {arena.shared_used, arena.spill_used};
 }
 
-template <class T, bool delta>
-RecurrentKernels recurrent_kernels() {
-    static_assert(recurrent_columns == state_columns);
-    return {
-        {"recurrent_forward", reinterpret_cast<const void*>(&recurrent_forward<T, delta>),
-         registers_allowed(most_threads, 1), &memory_of<RecurrentKernel<T, delta>>, &recurrent_forward_work<T, delta>},
-        {"recurrent_backward", reinterpret_cast<const void*>(&recurrent_backward<T, delta>),
-         registers_allowed(block_threads, backward_blocks), &memory_of<AdjointKernel<T, delta>>,
-         &recurrent_backward_work<T, delta>}};
+BlockMemory no_memory(const KernelArgs& /*args*/, std::size_t /*shared_limit*/) { return {0, 0}; }
+
+template <class T, bool delta, int key_channels>
+RecurrentKernels recurrent_kernels_of() {
+    return {{"recurrent_forward", reinterpret_cast<const void*>(&recurrent_forward<T, delta, key_channels>),
+             registers_allowed(block_threads, 1), &no_memory, &recurrent_forward_work<T, delta>},
+            {"recurrent_backward", reinterpret_cast<const void*>(&recurrent_backward<T, delta>),
+             registers_allowed(block_threads, backward_blocks), &memory_of<AdjointKernel<T, delta>>,
+             &recurrent_backward_work<T, delta>},
+            block_warps * StateColumns<T, key_channels>::warp_columns};
 }
 
-template RecurrentKernels recurrent_kernels<float, false>();
-template RecurrentKernels recurrent_kernels<float, true>();
-template RecurrentKernels recurrent_kernels<double, false>();
-template RecurrentKernels recurrent_kernels<double, true>();
+template <class T, bool delta>
+RecurrentKernels recurrent_kernels(std::int64_t K) {
+    if (K <= 64) return recurrent_kernels_of<T, delta, 64>();
+    return K <= 128 ? recurrent_kernels_of<T, delta, 128>() : recurrent_kernels_of<T, delta, 256>();
+}
+
+template RecurrentKernels recurrent_kernels<float, false>(std::int64_t);
+template RecurrentKernels recurrent_kernels<float, true>(std::int64_t);
+template RecurrentKernels recurrent_kernels<double, false>(std::int64_t);
+template RecurrentKernels recurrent_kernels<double, true>(std::int64_t);
 
 }  // namespace headrace::cuda

@@ -51,8 +51,10 @@ inline bool computes_in_double(const Problem& problem) {
     const bool delta = problem.rule == Rule::delta;
     const bool erases_much = delta && problem.K < 16,
                reflects = delta && problem.dtype == DType::f32 && problem.whole.longest > 512;
+    // 8192 sums in fp32, one after another, take o to 0.44 of its bar, 65536 past it.
+    const bool adds_up = !problem.runs_backward() && problem.dtype == DType::f32 && problem.whole.longest > 8192;
     const bool few_sums = problem.whole.tokens * problem.whole.heads < (problem.runs_backward() ? 8 : 2);
-    return problem.wide || erases_much || reflects || few_sums;
+    return problem.wide || erases_much || reflects || adds_up || few_sums;
 }
 
 }  // namespace headrace::cuda

@@ -4,66 +4,48 @@
 
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/recurrent/adjoint_kernel.hpp"
+#include "cuda/recurrent/state_columns.hpp"
 #include "cuda/tiles/counted_token_tiles.hpp"
 
 namespace headrace::cuda {
 
-// ---- forward and step: the state lies in registers, 32 rows of a column in a thread ----
+// ---- forward and step: the state lies in registers, a warp has a few columns ----
 
 template <class T, bool delta>
 BlockWork recurrent_forward_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    const double warps = round_up(args.K, state_rows) / state_rows;
-    const int values = args.V < state_columns ? args.V : state_columns;
+    const StateShape shape = state_shape<T>(args.K);
+    const double values = std::min(args.V, block_warps * shape.warp_columns()),
+                 warps = quotient_up(values, shape.warp_columns()), steps_over_rows = shape.column_lanes == 2 ? 4 : 5;
     const auto bytes_of = [](const Strided& tensor) {
         return tensor.given ? static_cast<double>(size_of(tensor.dtype)) : 0.0;
     };
     const auto state = [&](const Strided& tensor) { return bytes_of(tensor) * args.K * values; };
     TileCounter counter;
-    const auto vectors = [&](double accesses, double waits) {  // of every warp to vectors in shared memory
-        counter.work.tile_bytes += 128 * warps * accesses;
+    const auto shuffles = [&](double count, double waits) {
+        counter.shuffle(count * warps * sizeof(T) / 4);
         counter.work.tile_waits += waits;
     };
-    const auto sum_over_warps = [&] {  // behind each warp's own
-        vectors(1 + warps, 1 + warps);
-        counter.barrier();
-    };
-    const auto sum_of_block = [&] {
-        counter.shuffle(5 * warps);
-        counter.work.tile_waits += 5;
-        sum_over_warps();
-        counter.barrier();
-    };
-    const auto keys = [&](const Strided& tensor) {
-        if (!tensor.given) return;
-        counter.work.input_bytes += bytes_of(tensor) * args.K;
-        ++counter.work.memory_waits;
-        if (args.l2norm) sum_of_block();
-    };
-
     KernelWork block;
     block.input_bytes = state(args.initial_state);
     block.output_bytes = state(args.final_state);
-    block.memory_waits = args.initial_state.given ? 1 : 0;
+    block.memory_waits = 2;  // the state and the first token; others arrive meanwhile
 
-    // prepare_keys, prepare_values
-    for (const Strided& tensor : {args.q, args.k, args.p}) keys(tensor);
-    counter.work.input_bytes += bytes_of(args.g) * (args.channel_gate ? args.K : 1) + bytes_of(args.v) * values +
-                                bytes_of(args.gv) * values + bytes_of(args.beta) * (args.elementwise_beta ? values : 1);
-    counter.work.memory_waits += 1 + (args.g.given ? 1 : 0) + (args.gv.given ? 1 : 0) + (args.beta.given ? 1 : 0);
-    for (int i = 0; i < 3; ++i) counter.barrier();
-    // page_token, then the page: decayed rows, S^T q (and S^T e), S <- decayed S + k d^T
-    sum_of_block();
-    const int reads = delta ? 2 : 1, decayed_rows = delta && !args.undecayed_error ? 2 : 1;
-    for (int i = 0; i < decayed_rows; ++i) {
-        vectors(3, 1);
-        counter.barrier();
-    }
-    for (int i = 0; i < reads; ++i) sum_over_warps();
-    constexpr int write_operands = 3, write_products = 4;  // decay_whole, decay_part, k; the decay has two parts
-    vectors(state_rows * (reads + write_operands), 1);
-    counter.fma(state_rows * (reads + write_products) * warps);
+    const double keys = bytes_of(args.q) + bytes_of(args.k) + bytes_of(args.p);
+    counter.work.input_bytes += warps * (keys * args.K + bytes_of(args.g) * (args.channel_gate ? args.K : 1)) +
+                                (bytes_of(args.v) + bytes_of(args.gv)) * values +
+                                bytes_of(args.beta) * (args.elementwise_beta ? values : warps);
     counter.work.output_bytes += bytes_of(args.o) * values;
     if (args.per_token_rows > 0) counter.work.output_bytes += state(args.final_state);
+    // norms and q.k, then of all columns S^T q (and S^T e), and d to the lanes that write it
+    const double norms = !args.l2norm ? 0 : args.undecayed_error ? 3 : 2;
+    shuffles((norms + 1) * steps_over_rows, (norms + 1) * steps_over_rows);
+    const double reads = delta ? 2 : 1, of_columns = steps_over_rows + (shape.columns == 4 ? 1 : 0);
+    shuffles(reads * of_columns, steps_over_rows);
+    shuffles(shape.columns * (args.gv.given ? 3 : 1), 1);
+    const double write_products = args.gv.given ? 4 : 2;  // the decay has two parts
+    counter.fma(warps * shape.rows * (shape.columns * (reads + write_products) + norms + 1));
+    constexpr double of_decay = 10;  // exp and expm1
+    counter.fma(warps * of_decay * (args.channel_gate ? shape.rows : 1));
     return {block, counter.work};
 }
 

@@ -9,9 +9,10 @@ namespace {
 
 RecurrentKernels kernels_of(const Problem& problem) {
     const bool delta = problem.rule == Rule::delta;
+    const std::int64_t K = problem.K;
     if (computes_in_double(problem))
-        return delta ? recurrent_kernels<double, true>() : recurrent_kernels<double, false>();
-    return delta ? recurrent_kernels<float, true>() : recurrent_kernels<float, false>();
+        return delta ? recurrent_kernels<double, true>(K) : recurrent_kernels<double, false>(K);
+    return delta ? recurrent_kernels<float, true>(K) : recurrent_kernels<float, false>(K);
 }
 
 class Recurrent : public CudaImplementation {
@@ -30,9 +31,9 @@ class Recurrent : public CudaImplementation {
             return {
                 {kernels.backward, args, blocks, launched_threads, steps_along(problem, recurrent_segment, blocks)}};
         }
-        const std::int64_t value_blocks = (problem.V + recurrent_columns - 1) / recurrent_columns,
+        const std::int64_t value_blocks = (problem.V + kernels.columns - 1) / kernels.columns,
                            blocks = problem.N * problem.HV * value_blocks;
-        return {{kernels.forward, args, blocks, (args.K + 31) / 32 * 32, steps_along(problem, 1, blocks)}};
+        return {{kernels.forward, args, blocks, launched_threads, steps_along(problem, 1, blocks)}};
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         KernelArgs args = make_args(problem, carver);

@@ -1,13 +1,11 @@
-// RecurrentKernel: a thread block walks the tokens of one sequence, head and 32 values with the state in registers.
+// RecurrentKernel: a warp walks the tokens of one sequence, head and a few values with the state in registers; the next
+// token's numbers arrive meanwhile.
 #pragma once
 
-#include "algorithms/recurrent.hpp"
-#include "cuda/tiles/rows.hpp"
+#include "cuda/recurrent/state_columns.hpp"
+#include "cuda/tiles/runs.hpp"
 
 namespace headrace::cuda {
-
-// A warp has 32 rows of the state, a lane one column of them.
-inline constexpr int state_rows = 32, state_columns = warp_lanes;
 
 // e^g as whole + part, whole 0 or 1, with all digits of a gate near 0.
 template <class T>
@@ -20,121 +18,53 @@ HEADRACE_DEVICE ExpParts<T> exp_parts(T g) {
     return {near ? T(1) : T(0), near ? expm1(g) : exponential(g)};
 }
 
-// The primitives of the page of one token (algorithms/recurrent.hpp); its vectors lie in shared memory.
-template <class T>
-struct TokenOps {
-    using Tile = cuda::Tile<T>;
+template <class T, bool delta, int key_channels>
+struct RecurrentKernel {
+    using Ops = StateColumns<T, key_channels>;
+    static constexpr int rows = Ops::rows, columns = Ops::columns;
+    using Keys = Run<T, rows>;
+    using Number = Run<T, 1>;
 
-    T state[state_rows];  // rows [state_rows * warp, ...) of the lane's column
-    T* partial;           // [2, warps, columns] sums over a warp's rows
-    int keys, warps;      // padded key channels: state_rows * warps
-
-    // A lane's column, as the page sees it.
-    struct Columns {
-        TokenOps& ops;
-
-        // null: 1
-        HEADRACE_DEVICE T values(const T* row) const { return row == nullptr ? T(1) : row[lane()]; }
-        HEADRACE_DEVICE void store_values(T* row, T value) const {
-            if (warp() == 0) row[lane()] = value;
-        }
-        // S^T a and S^T b
-        struct Two {
-            T a, b;
-        };
-        HEADRACE_DEVICE Two read_two(const T* a, const T* b) const {
-            Two sums{0, 0};
-#pragma unroll
-            for (int i = 0; i < state_rows; ++i) {
-                sums.a = fma(ops.state[i], a[state_rows * warp() + i], sums.a);
-                sums.b = fma(ops.state[i], b[state_rows * warp() + i], sums.b);
-            }
-            return {ops.over_warps(sums.a, 0), ops.over_warps(sums.b, 1)};
-        }
-        // S <- decayed S + k d^T
-        HEADRACE_DEVICE void write(const algorithms::Token<T>& token, T d) const {
-            const T whole_value = values(token.value_whole),
-                    part_value = token.value_part == nullptr ? T(0) : token.value_part[lane()];
-#pragma unroll
-            for (int i = 0; i < state_rows; ++i) {
-                const int c = state_rows * warp() + i;
-                const T whole = token.decay_whole[c], part = token.decay_part[c];
-                const T both = fma(part, part_value, fma(whole, part_value, part * whole_value));
-                ops.state[i] = fma(ops.state[i], whole * whole_value, fma(ops.state[i], both, token.k[c] * d));
-            }
-        }
-        HEADRACE_DEVICE T read_and_write(const T* q, const algorithms::Token<T>& token, T d) const {
-            T sum = 0;
-#pragma unroll
-            for (int i = 0; i < state_rows; ++i) sum = fma(ops.state[i], q[state_rows * warp() + i], sum);
-            sum = ops.over_warps(sum, 0);
-            write(token, d);
-            return sum;
-        }
+    // Of a token, as it came.
+    struct Token {
+        Keys q, k, p, g;  // of g the first alone where channels share it
+        Number v, gv, beta;
     };
 
-    HEADRACE_DEVICE void multiply_keys(T* dst, const T* a, const T* b) const {
-        HEADRACE_ROLLED
-        for (int c = static_cast<int>(threadIdx.x); c < keys; c += static_cast<int>(blockDim.x)) dst[c] = a[c] * b[c];
-        ptx::sync_block();
-    }
-    template <class Body>
-    HEADRACE_DEVICE void for_columns(Tile, Tile, const Body& body) {
-        body(Columns{*this});
-    }
-
-    // The sum over the block's warps of a lane's values, in their order; `which` of two sums.
-    HEADRACE_DEVICE T over_warps(T value, int which) const {
-        T* const sums = partial + which * warps * state_columns;
-        sums[warp() * state_columns + lane()] = value;
-        ptx::sync_block();
-        T total = 0;
-        HEADRACE_ROLLED
-        for (int w = 0; w < warps; ++w) total += sums[w * state_columns + lane()];
-        return total;
-    }
-};
-
-template <class T, bool delta>
-struct RecurrentKernel {
-    using Tile = cuda::Tile<T>;
-
     const KernelArgs& args;
-    TokenOps<T> ops;
-    T *q, *k, *e, *decayed_q, *decayed_e, *decay, *decay_whole, *decay_part;  // [K]
-    T *v, *beta, *value_decay, *value_whole, *value_part, *o;                 // [columns]
-    T* dots;                                                                  // [warps]
+    Ops ops;
+    GateParameters<T> gate;
+    std::int64_t head, key_head;
+    int own;  // this lane's column of v
 
-    __host__ __device__ RecurrentKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
-        ops.keys = round_up(args.K, state_rows);
-        ops.warps = ops.keys / state_rows;
-        for (T** row : {&q, &k, &e, &decayed_q, &decayed_e, &decay, &decay_whole, &decay_part})
-            *row = arena.take<T>(ops.keys);
-        for (T** row : {&v, &beta, &value_decay, &value_whole, &value_part, &o}) *row = arena.take<T>(state_columns);
-        ops.partial = arena.take<T>(2 * ops.warps * state_columns);
-        dots = arena.take<T>(ops.warps);
-    }
+    HEADRACE_DEVICE explicit RecurrentKernel(const KernelArgs& arguments) : args(arguments) {}
 
-    // Sequence n, one value head, values [first, first + 32).
-    HEADRACE_DEVICE void forward(std::int64_t n, std::int64_t head, int first) {
+    // Sequence n, one value head, values [first, first + Ops::warp_columns).
+    HEADRACE_DEVICE void forward(std::int64_t n, std::int64_t value_head, int first) {
+        head = value_head, key_head = head / args.group;
+        own = first + Ops::own_column();
+        ops.value_decays = args.gv.given;
+        gate = gate_parameters<T>(args, head);
         const TokenRange sequence = sequence_of(args, n);
-        const std::int64_t from = entering_row(n);
-        load(from, head, first);
+        const std::int64_t from = entering_row(n), length = sequence.end - sequence.begin;
+        load_state(from, first);
+        Token next{};
+        if (length > 0) load(next, sequence.row, token_at(sequence, 0));
         HEADRACE_ROLLED
-        for (std::int64_t t = 0; t < sequence.end - sequence.begin; ++t) {
-            const std::int64_t token = args.reverse ? sequence.end - 1 - t : sequence.begin + t;
-            prepare_keys(sequence.row, token, head);
-            prepare_values(sequence.row, token, head, first);
-            algorithms::token_forward<delta>(ops, o, Tile{}, Tile{}, page_token(),
-                                             {decayed_q, decayed_e, nullptr, nullptr, nullptr});
-            store_output(sequence.row, token, head, first, from >= 0);
-            if (args.per_token_rows > 0 && from >= 0) store(row_of(n, token - sequence.begin), head, first);
+        for (std::int64_t t = 0; t < length; ++t) {
+            const std::int64_t token = token_at(sequence, t);
+            const Token now = next;
+            if (t + 1 < length) load(next, sequence.row, token_at(sequence, t + 1));
+            store_output(sequence.row, token, forward(now), from >= 0);
+            if (args.per_token_rows > 0 && from >= 0) store_state(row_of(n, token - sequence.begin), first);
         }
-        if (args.per_token_rows == 0 && from >= 0) store(row_of(n, 0), head, first);
+        if (args.per_token_rows == 0 && from >= 0) store_state(row_of(n, 0), first);
     }
 
   private:
-    HEADRACE_DEVICE static bool leads() { return warp() == 0; }
+    HEADRACE_DEVICE std::int64_t token_at(const TokenRange& s, std::int64_t t) const {
+        return args.reverse ? s.end - 1 - t : s.begin + t;
+    }
 
     // ---- the state's rows in the caller's memory ----
     HEADRACE_DEVICE std::int64_t checked_row(std::int64_t row) const {
@@ -154,122 +84,155 @@ struct RecurrentKernel {
         if (args.per_token_rows > 0 && (slot < 0 || slot >= args.per_token_rows)) return checked_row(-2);
         return row_of(n, slot);
     }
-    HEADRACE_DEVICE void load(std::int64_t row, std::int64_t head, int first) {
-        const int column = first + lane();
+    // f(i, row of the state, columns inside it) for the lane's rows.
+    template <class F>
+    HEADRACE_DEVICE void each_row(const Strided& tensor, std::int64_t row, int first, F f) const {
+        const int column = first + Ops::column(), count = args.V - column;
 #pragma unroll
-        for (int i = 0; i < state_rows; ++i) {
-            const int c = state_rows * warp() + i;
-            const bool inside = args.initial_state.given && row >= 0 && c < args.K && column < args.V;
-            ops.state[i] = inside ? load_element<T>(args.initial_state.data, args.initial_state.dtype,
-                                                    offset_of(args.initial_state, row, head, c, column))
-                                  : T(0);
+        for (int i = 0; i < rows; ++i) {
+            const int c = Ops::row() + i;
+            f(i, address_of(tensor, offset_of(tensor, row, head, c, column)), c < args.K && count > 0 ? count : 0);
         }
     }
-    HEADRACE_DEVICE void store(std::int64_t row, std::int64_t head, int first) const {
-        const int column = first + lane();
-        if (!args.final_state.given || row < 0) return;
+    HEADRACE_DEVICE void load_state(std::int64_t row, int first) {
+        const Strided& tensor = args.initial_state;
+        const bool given = tensor.given && row >= 0;
+        Run<T, columns> of_rows[rows];
+        each_row(tensor, row, first, [&](int i, const char* at, int count) {
+            of_rows[i].load(at, tensor.dtype, tensor.stride[3], given ? count : 0);
+        });
 #pragma unroll
-        for (int i = 0; i < state_rows; ++i) {
-            const int c = state_rows * warp() + i;
-            if (c >= args.K || column >= args.V) continue;
-            store_element<T>(args.final_state.data, args.final_state.dtype,
-                             offset_of(args.final_state, row, head, c, column), ops.state[i]);
-        }
+        for (int i = 0; i < rows; ++i) of_rows[i].values(ops.state[i], tensor.dtype);
+    }
+    HEADRACE_DEVICE void store_state(std::int64_t row, int first) const {
+        const Strided& tensor = args.final_state;
+        if (!tensor.given || row < 0) return;
+        each_row(tensor, row, first, [&](int i, char* at, int count) {
+            Run<T, columns> of_row;
+            of_row.set(ops.state[i], tensor.dtype);
+            of_row.store(at, tensor.dtype, tensor.stride[3], count);
+        });
     }
 
     // ---- one token ----
-    // A barrier before, because the token before may still be read, and one behind.
-    HEADRACE_DEVICE void prepare_keys(std::int64_t row, std::int64_t token, std::int64_t head) {
-        ptx::sync_block();
-        const std::int64_t key_head = head / args.group;
-        const int c = static_cast<int>(threadIdx.x);  // a thread for each channel
-        q[c] = key(args.q, row, token, key_head, c);
-        k[c] = key(args.k, row, token, key_head, c);
-        if (args.undecayed_error) e[c] = key(args.p, row, token, key_head, c);
+    HEADRACE_DEVICE void load(Token& to, std::int64_t row, std::int64_t token) const {
+        load_keys(to.q, args.q, row, token, key_head);
+        load_keys(to.k, args.k, row, token, key_head);
+        if (args.undecayed_error) load_keys(to.p, args.p, row, token, key_head);
+        load_gates(to, row, token);
+        load_number(to.v, args.v, row, token, own);
+        if (args.gv.given) load_number(to.gv, args.gv, row, token, own);
+        if (delta && args.beta.given) load_number(to.beta, args.beta, row, token, args.elementwise_beta ? own : 0);
+    }
+    HEADRACE_DEVICE void load_keys(Keys& to, const Strided& tensor, std::int64_t row, std::int64_t token,
+                                   std::int64_t of_head) const {
+        to.load(address_of(tensor, offset_of(tensor, row, token, of_head, Ops::row())), tensor.dtype, tensor.stride[3],
+                args.K - Ops::row());
+    }
+    HEADRACE_DEVICE void load_gates(Token& to, std::int64_t row, std::int64_t token) const {
+        if (!args.g.given) return;
+        const int c = args.channel_gate ? Ops::row() : 0, count = args.channel_gate ? args.K - c : 1;
+        to.g.load(address_of(args.g, offset_of(args.g, row, token, head, c)), args.g.dtype, args.g.stride[3], count);
+    }
+    HEADRACE_DEVICE void load_number(Number& to, const Strided& tensor, std::int64_t row, std::int64_t token,
+                                     int column) const {
+        to.load(address_of(tensor, offset_of(tensor, row, token, head, column)), tensor.dtype, 1,
+                column < args.V ? 1 : 0);
+    }
+    HEADRACE_DEVICE static T number(const Number& of, const Strided& tensor) {
+        T value[1];
+        of.values(value, tensor.dtype);
+        return value[0];
+    }
+
+    // The output of the lane's own column.
+    HEADRACE_DEVICE T forward(const Token& now) {
+        T q[rows], k[rows], e[rows] = {}, decay[rows], whole[rows], part[rows], decayed_q[rows], decayed_e[rows];
+        now.q.values(q, args.q.dtype);
+        now.k.values(k, args.k.dtype);
+        if (args.undecayed_error) now.p.values(e, args.p.dtype);
         if (args.l2norm) {
-            q[c] *= inverse_norm(q[c]);
-            k[c] *= inverse_norm(k[c]);
-            if (args.undecayed_error) e[c] *= inverse_norm(e[c]);
+            normalise(q);
+            normalise(k);
+            if (args.undecayed_error) normalise(e);
         }
-        const ExpParts<T> parts = exp_parts(c < args.K ? gate(row, token, head, c) : T(0));
-        decay_whole[c] = parts.whole;
-        decay_part[c] = parts.part;
-        decay[c] = parts.whole + parts.part;
-        ptx::sync_block();
-    }
-    HEADRACE_DEVICE T key(const Strided& tensor, std::int64_t row, std::int64_t token, std::int64_t head, int c) const {
-        return c < args.K ? load_element<T>(tensor.data, tensor.dtype, offset_of(tensor, row, token, head, c)) : T(0);
-    }
-    HEADRACE_DEVICE T inverse_norm(T x) const {
-        return static_cast<T>(1 / sqrt(static_cast<double>(sum_of_block(x * x)) + 1e-6));
-    }
-    HEADRACE_DEVICE T sum_of_block(T value) const {
-        const T sum = sum_of_warp(value);
-        ptx::sync_block();
-        if (lane() == 0) dots[warp()] = sum;
-        ptx::sync_block();
-        T total = 0;
-        HEADRACE_ROLLED
-        for (int w = 0; w < ops.warps; ++w) total += dots[w];
-        return total;
-    }
-    HEADRACE_DEVICE T gate(std::int64_t row, std::int64_t token, std::int64_t head, int c) const {
-        const GateParameters<T> parameters = gate_parameters<T>(args, head);
-        const int channel = args.channel_gate ? c : 0;
-        T value = 0;
-        if (args.g.given)
-            value = accepted(args, gate_value(pre_activation<T>(args, row, token, head, channel), parameters));
-        if (args.g_gamma.given) value += accepted(args, parameters.gamma);
-        return value;
-    }
-    // By the first warp; read by all behind the barriers of the page's products.
-    HEADRACE_DEVICE void prepare_values(std::int64_t row, std::int64_t token, std::int64_t head, int first) {
-        const int column = first + lane();
-        if (leads()) {
-            const bool inside = column < args.V;
-            v[lane()] =
-                inside ? load_element<T>(args.v.data, args.v.dtype, offset_of(args.v, row, token, head, column)) : T(0);
-            if (args.gv.given) {
-                const ExpParts<T> parts =
-                    exp_parts(inside ? accepted(args, load_element<T>(args.gv.data, args.gv.dtype,
-                                                                      offset_of(args.gv, row, token, head, column)))
-                                     : T(0));
-                value_whole[lane()] = parts.whole;
-                value_part[lane()] = parts.part;
-                value_decay[lane()] = parts.whole + parts.part;
-            }
-            if (delta)
-                beta[lane()] =
-                    inside ? beta_value<T>(args, row, token, head, args.elementwise_beta ? column : 0).value : T(0);
+        decays(now, decay, whole, part);
+        T q_dot_k = 0;
+#pragma unroll
+        for (int i = 0; i < rows; ++i) {
+            if (!args.undecayed_error) e[i] = k[i];
+            q_dot_k = fma(q[i], k[i], q_dot_k);
         }
-        ptx::sync_block();
+        const ExpParts<T> of_value =
+            exp_parts(ops.value_decays && own < args.V ? accepted(args, number(now.gv, args.gv)) : T(0));
+        const T v = number(now.v, args.v), value_decay = of_value.whole + of_value.part,
+                beta = delta ? beta_of(now) : T(0);
+        T o = 0;
+        const algorithms::Token<T> token{q,
+                                         k,
+                                         e,
+                                         Ops::sum_over_rows(q_dot_k),
+                                         decay,
+                                         whole,
+                                         part,
+                                         &v,
+                                         &beta,
+                                         &value_decay,
+                                         &of_value.whole,
+                                         &of_value.part,
+                                         static_cast<T>(args.scale),
+                                         args.undecayed_error};
+        algorithms::token_forward<delta>(ops, &o, cuda::Tile<T>{}, cuda::Tile<T>{}, token,
+                                         {decayed_q, decayed_e, nullptr, nullptr, nullptr});
+        return o;
     }
-    HEADRACE_DEVICE algorithms::Token<T> page_token() {
-        T product = 0;
-        if (threadIdx.x < ops.keys) product = q[threadIdx.x] * k[threadIdx.x];
-        const T q_dot_k = sum_of_block(product);
-        const bool gv = args.gv.given;
-        return {q,
-                k,
-                args.undecayed_error ? e : k,
-                q_dot_k,
-                decay,
-                decay_whole,
-                decay_part,
-                v,
-                beta,
-                gv ? value_decay : nullptr,
-                gv ? value_whole : nullptr,
-                gv ? value_part : nullptr,
-                static_cast<T>(args.scale),
-                args.undecayed_error};
+    HEADRACE_DEVICE static void normalise(T (&x)[rows]) {
+        T squares = 0;
+#pragma unroll
+        for (int i = 0; i < rows; ++i) squares = fma(x[i], x[i], squares);
+        const T inverse_norm = 1 / sqrt(Ops::sum_over_rows(squares) + T(1e-6));
+#pragma unroll
+        for (int i = 0; i < rows; ++i) x[i] *= inverse_norm;
     }
-    HEADRACE_DEVICE void store_output(std::int64_t row, std::int64_t token, std::int64_t head, int first,
-                                      bool wanted) const {
-        const int column = first + lane();
-        if (!leads() || column >= args.V || !args.o.given) return;
-        store_element<T>(args.o.data, args.o.dtype, offset_of(args.o, row, token, head, column),
-                         wanted ? o[lane()] : T(0));
+    HEADRACE_DEVICE void decays(const Token& now, T (&decay)[rows], T (&whole)[rows], T (&part)[rows]) const {
+        T g[rows] = {}, bias[rows] = {};
+        if (args.g.given) now.g.values(g, args.g.dtype);
+        if (args.dt_bias.given && args.gate_formula != GateFormula::log_decay) load_bias(bias);
+        const auto parts_of = [&](int i) {
+            T sum = 0;
+            if (args.g.given) sum = accepted(args, gate_value(g[i] + bias[i], gate));
+            if (args.g_gamma.given) sum += accepted(args, gate.gamma);
+            return exp_parts(sum);
+        };
+        const auto set = [&](int i, const ExpParts<T>& parts) {
+            whole[i] = parts.whole, part[i] = parts.part, decay[i] = parts.whole + parts.part;
+        };
+        if (args.channel_gate) {
+#pragma unroll
+            for (int i = 0; i < rows; ++i) set(i, Ops::row() + i < args.K ? parts_of(i) : ExpParts<T>{1, 0});
+        } else {
+            const ExpParts<T> parts = parts_of(0);
+#pragma unroll
+            for (int i = 0; i < rows; ++i) set(i, parts);
+        }
+    }
+    HEADRACE_DEVICE void load_bias(T (&bias)[rows]) const {
+        const Strided& of = args.dt_bias;
+        const int first = args.bias_per_channel ? Ops::row() : 0;
+        Keys run;
+        run.load(address_of(of, head * of.stride[0] + first * of.stride[1]), of.dtype,
+                 args.bias_per_channel ? of.stride[1] : 0, args.bias_per_channel ? args.K - first : rows);
+        run.values(bias, of.dtype);
+    }
+    HEADRACE_DEVICE T beta_of(const Token& now) const {
+        if (!args.beta.given) return 1;
+        if (args.elementwise_beta && own >= args.V) return 0;
+        return accepted_beta(args, number(now.beta, args.beta)).value;
+    }
+    // By the first lane of each column.
+    HEADRACE_DEVICE void store_output(std::int64_t row, std::int64_t token, T o, bool wanted) const {
+        if (lane() >= Ops::warp_columns || own >= args.V || !args.o.given) return;
+        store_element<T>(args.o.data, args.o.dtype, offset_of(args.o, row, token, head, own), wanted ? o : T(0));
     }
 };
 

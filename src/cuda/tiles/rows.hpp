@@ -205,16 +205,21 @@ template <class T>
 struct Beta {
     T value, slope;
 };
+// Of what the caller gave; what is no number is reported.
 template <class T>
-HEADRACE_DEVICE Beta<T> beta_value(const KernelArgs& args, std::int64_t row, std::int64_t token, std::int64_t head,
-                                   int column) {
-    if (!args.beta.given) return {1, 1};
-    const T given = load_element<T>(args.beta.data, args.beta.dtype, offset_of(args.beta, row, token, head, column));
+HEADRACE_DEVICE Beta<T> accepted_beta(const KernelArgs& args, T given) {
     const bool formula = args.beta_formula != BetaFormula::value;
     if (formula ? given != given : given - given != 0) atomicOr(args.refused, refused_beta);
     if (!formula) return {given, 1};
     const T factor = args.beta_formula == BetaFormula::two_sigmoid ? T(2) : T(1);
     return {sigmoid(given) * factor, sigmoid_slope(given) * factor};
+}
+template <class T>
+HEADRACE_DEVICE Beta<T> beta_value(const KernelArgs& args, std::int64_t row, std::int64_t token, std::int64_t head,
+                                   int column) {
+    if (!args.beta.given) return {1, 1};
+    return accepted_beta(
+        args, load_element<T>(args.beta.data, args.beta.dtype, offset_of(args.beta, row, token, head, column)));
 }
 
 template <class T>

@@ -51,8 +51,12 @@ Status launch(const void* kernel, const char* name, std::int64_t blocks, int thr
               void* parameters, void* stream) {
     if (blocks == 0) return {};
     if (blocks > 0x7fffffff) return {Code::unsupported, std::string("CUDA: ") + name + ": more than 2^31 - 1 blocks"};
-    const int bytes = static_cast<int>(shared_bytes);
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    constexpr std::size_t without_asking = std::size_t{48} << 10;  // on every GPU
+    cudaError_t error = cudaSuccess;
+    if (shared_bytes > without_asking) {
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     static_cast<int>(shared_bytes));
+    }
     void* all[] = {parameters};
     if (error == cudaSuccess) {
         error = cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), all,

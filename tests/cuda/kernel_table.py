@@ -46,7 +46,8 @@ LIMITS = {
     "split_gradients": (255, 16, 0, (1, 2, 2)),
     "tensor_forward": (255, 0, 0, (0, 1, 1)),  # of the delta rule an A100 holds one with the rows of one chunk
     "tensor_states": (255, 0, 0, (0, 1, 1)),
-    "recurrent_forward": (255, 8, 12, (2, 2, 2)),
+    "recurrent_forward": (255, 0, 0, (2, 2, 2)),
+    "recurrent_forward k256 f64 delta": (255, 72, 224, (2, 2, 2)),  # keys, decays and the next token in 64 bits
     "recurrent_backward": (255, 16, 0, (1, 2, 2)),
     "parameter_sums": (40, 0, 0, (12, 12, 12)),
     "numbers": (40, 0, 0, (12, 12, 12)),

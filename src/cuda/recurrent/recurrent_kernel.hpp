@@ -31,41 +31,45 @@ struct RecurrentKernel {
         Number v, gv, beta;
     };
 
+    // Where this lane reads and writes the next token: a multiplication of indices for each would cost as much as it
+    // does.
+    struct Place {
+        const char *q, *k, *p, *g, *v, *gv, *beta;
+        char* o;
+    };
+
     const KernelArgs& args;
     Ops ops;
     GateParameters<T> gate;
-    std::int64_t head, key_head;
+    std::int64_t head;
     int own;  // this lane's column of v
+    Place place;
 
     HEADRACE_DEVICE explicit RecurrentKernel(const KernelArgs& arguments) : args(arguments) {}
 
     // Sequence n, one value head, values [first, first + Ops::warp_columns).
     HEADRACE_DEVICE void forward(std::int64_t n, std::int64_t value_head, int first) {
-        head = value_head, key_head = head / args.group;
+        head = value_head;
         own = first + Ops::own_column();
         ops.value_decays = args.gv.given;
         gate = gate_parameters<T>(args, head);
         const TokenRange sequence = sequence_of(args, n);
         const std::int64_t from = entering_row(n), length = sequence.end - sequence.begin;
         load_state(from, first);
+        find(sequence.row, args.reverse ? sequence.end - 1 : sequence.begin);
         Token next{};
-        if (length > 0) load(next, sequence.row, token_at(sequence, 0));
+        if (length > 0) load(next);
         HEADRACE_ROLLED
         for (std::int64_t t = 0; t < length; ++t) {
-            const std::int64_t token = token_at(sequence, t);
             const Token now = next;
-            if (t + 1 < length) load(next, sequence.row, token_at(sequence, t + 1));
-            store_output(sequence.row, token, forward(now), from >= 0);
-            if (args.per_token_rows > 0 && from >= 0) store_state(row_of(n, token - sequence.begin), first);
+            if (t + 1 < length) load(next);
+            store_output(forward(now), from >= 0);
+            if (args.per_token_rows > 0 && from >= 0) store_state(row_of(n, t), first);
         }
         if (args.per_token_rows == 0 && from >= 0) store_state(row_of(n, 0), first);
     }
 
   private:
-    HEADRACE_DEVICE std::int64_t token_at(const TokenRange& s, std::int64_t t) const {
-        return args.reverse ? s.end - 1 - t : s.begin + t;
-    }
-
     // ---- the state's rows in the caller's memory ----
     HEADRACE_DEVICE std::int64_t checked_row(std::int64_t row) const {
         if (row >= -1 && row < args.pool_rows) return row;
@@ -88,11 +92,10 @@ struct RecurrentKernel {
     template <class F>
     HEADRACE_DEVICE void each_row(const Strided& tensor, std::int64_t row, int first, F f) const {
         const int column = first + Ops::column(), count = args.V - column;
+        char* at = address_of(tensor, offset_of(tensor, row, head, Ops::row(), column));
+        const std::int64_t step = bytes_of(tensor.dtype, tensor.stride[2]);
 #pragma unroll
-        for (int i = 0; i < rows; ++i) {
-            const int c = Ops::row() + i;
-            f(i, address_of(tensor, offset_of(tensor, row, head, c, column)), c < args.K && count > 0 ? count : 0);
-        }
+        for (int i = 0; i < rows; ++i, at += step) f(i, at, Ops::row() + i < args.K && count > 0 ? count : 0);
     }
     HEADRACE_DEVICE void load_state(std::int64_t row, int first) {
         const Strided& tensor = args.initial_state;
@@ -115,29 +118,37 @@ struct RecurrentKernel {
     }
 
     // ---- one token ----
-    HEADRACE_DEVICE void load(Token& to, std::int64_t row, std::int64_t token) const {
-        load_keys(to.q, args.q, row, token, key_head);
-        load_keys(to.k, args.k, row, token, key_head);
-        if (args.undecayed_error) load_keys(to.p, args.p, row, token, key_head);
-        load_gates(to, row, token);
-        load_number(to.v, args.v, row, token, own);
-        if (args.gv.given) load_number(to.gv, args.gv, row, token, own);
-        if (delta && args.beta.given) load_number(to.beta, args.beta, row, token, args.elementwise_beta ? own : 0);
+    HEADRACE_DEVICE void find(std::int64_t row, std::int64_t token) {
+        const auto at = [&](const Strided& tensor, std::int64_t of_head, int column) {
+            return address_of(tensor, offset_of(tensor, row, token, of_head, column));
+        };
+        const std::int64_t key_head = head / args.group;
+        place = {at(args.q, key_head, Ops::row()),
+                 at(args.k, key_head, Ops::row()),
+                 at(args.p, key_head, Ops::row()),
+                 at(args.g, head, args.channel_gate ? Ops::row() : 0),
+                 at(args.v, head, own),
+                 at(args.gv, head, own),
+                 at(args.beta, head, args.elementwise_beta ? own : 0),
+                 at(args.o, head, own)};
     }
-    HEADRACE_DEVICE void load_keys(Keys& to, const Strided& tensor, std::int64_t row, std::int64_t token,
-                                   std::int64_t of_head) const {
-        to.load(address_of(tensor, offset_of(tensor, row, token, of_head, Ops::row())), tensor.dtype, tensor.stride[3],
-                args.K - Ops::row());
+    template <class Pointer>
+    HEADRACE_DEVICE void advance(Pointer& at, const Strided& tensor) const {
+        at += bytes_of(tensor.dtype, args.reverse ? -tensor.stride[1] : tensor.stride[1]);
     }
-    HEADRACE_DEVICE void load_gates(Token& to, std::int64_t row, std::int64_t token) const {
-        if (!args.g.given) return;
-        const int c = args.channel_gate ? Ops::row() : 0, count = args.channel_gate ? args.K - c : 1;
-        to.g.load(address_of(args.g, offset_of(args.g, row, token, head, c)), args.g.dtype, args.g.stride[3], count);
-    }
-    HEADRACE_DEVICE void load_number(Number& to, const Strided& tensor, std::int64_t row, std::int64_t token,
-                                     int column) const {
-        to.load(address_of(tensor, offset_of(tensor, row, token, head, column)), tensor.dtype, 1,
-                column < args.V ? 1 : 0);
+    HEADRACE_DEVICE void load(Token& to) {
+        const int keys = args.K - Ops::row(), value = own < args.V ? 1 : 0;
+        const auto next = [&](auto& run, const char*& at, const Strided& tensor, int count) {
+            run.load(at, tensor.dtype, tensor.stride[3], count);
+            advance(at, tensor);
+        };
+        next(to.q, place.q, args.q, keys);
+        next(to.k, place.k, args.k, keys);
+        if (args.undecayed_error) next(to.p, place.p, args.p, keys);
+        if (args.g.given) next(to.g, place.g, args.g, args.channel_gate ? keys : 1);
+        next(to.v, place.v, args.v, value);
+        if (args.gv.given) next(to.gv, place.gv, args.gv, value);
+        if (delta && args.beta.given) next(to.beta, place.beta, args.beta, args.elementwise_beta ? value : 1);
     }
     HEADRACE_DEVICE static T number(const Number& of, const Strided& tensor) {
         T value[1];
@@ -230,9 +241,10 @@ struct RecurrentKernel {
         return accepted_beta(args, number(now.beta, args.beta)).value;
     }
     // By the first lane of each column.
-    HEADRACE_DEVICE void store_output(std::int64_t row, std::int64_t token, T o, bool wanted) const {
+    HEADRACE_DEVICE void store_output(T o, bool wanted) {
         if (lane() >= Ops::warp_columns || own >= args.V || !args.o.given) return;
-        store_element<T>(args.o.data, args.o.dtype, offset_of(args.o, row, token, head, own), wanted ? o : T(0));
+        store_element<T>(place.o, args.o.dtype, 0, wanted ? o : T(0));
+        advance(place.o, args.o);
     }
 };
 

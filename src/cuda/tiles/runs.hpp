@@ -157,9 +157,12 @@ struct Run {
     }
 };
 
-HEADRACE_DEVICE int size_in_bytes(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
+// Of so many elements.
+HEADRACE_DEVICE std::int64_t bytes_of(DType dtype, std::int64_t count) {
+    return count << (dtype == DType::f64 ? 3 : dtype == DType::f32 ? 2 : 1);
+}
 HEADRACE_DEVICE char* address_of(const Strided& tensor, std::int64_t offset) {
-    return tensor.data + offset * size_in_bytes(tensor.dtype);
+    return tensor.data + bytes_of(tensor.dtype, offset);
 }
 
 }  // namespace headrace::cuda

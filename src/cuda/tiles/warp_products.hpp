@@ -34,7 +34,26 @@ HEADRACE_DEVICE void scale_tokens(TokenSums& sums, const float* factors) {
     }
 }
 
-// ---- left operands of 16 columns from 16 step on ----
+// ---- operands ----
+
+// Where this lane reaches into operands of a matrix that begins at a multiple of its row: the one at (row, column),
+// multiples of 16, one step away from that at (0, 0).
+template <int columns>
+struct OperandAt {
+    std::uint32_t first;
+
+    // Right operands, depth along rows of the matrix.
+    static HEADRACE_DEVICE OperandAt down(Matrix<columns> m) { return {m.piece(lane() % 16, lane() / 16 * 8)}; }
+    // Right operands, depth along its columns; left ones of the matrix transposed.
+    static HEADRACE_DEVICE OperandAt across(Matrix<columns> m) {
+        return {m.piece(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2 * 8)};
+    }
+    HEADRACE_DEVICE std::uint32_t at(int row, int column) const {
+        return (first ^ static_cast<std::uint32_t>(2 * column)) + 2 * columns * row;
+    }
+};
+
+// Left operands of 16 columns from 16 step on.
 
 template <int tiles>
 HEADRACE_DEVICE SplitA left_operand(const float (&sums)[tiles][4], int step) {
@@ -43,7 +62,7 @@ HEADRACE_DEVICE SplitA left_operand(const float (&sums)[tiles][4], int step) {
 // Of m^T, m [64 tokens, 64 values]: Left::high.
 HEADRACE_DEVICE SplitA left_operand(Matrix<64> m, int first_value, int step) {
     SplitA a;
-    load_a_transposed(a.high, m, first_value, 16 * step);
+    ptx::load_matrix_transposed(a.high, OperandAt<64>::across(m).at(16 * step, first_value));
     return a;
 }
 
@@ -84,10 +103,11 @@ HEADRACE_DEVICE void multiply_tiles(float (&sums)[tiles][4], const SplitA& a, in
 // sums += S^T rows^T, rows [64,K]
 template <Left left, int K>
 HEADRACE_DEVICE void add_read(TokenSums& sums, const float (&state)[K / 8][4], Matrix<K> rows) {
+    const auto from = OperandAt<K>::across(rows);
 #pragma unroll
     for (int d = 0; d < K; d += 16)
         multiply_tiles<left>(sums, left_operand(state, d / 16), 0, token_tiles,
-                             [&](auto& b, int j) { load_b_transposed(b, rows, d, j); });
+                             [&](auto& b, int j) { ptx::load_matrix(b, from.at(j, d)); });
 }
 
 // S^T = decay S^T + a rows, rows [64,K]. a(step) gives left operands; decay(tile, odd) the SplitDecay of channel
@@ -95,14 +115,16 @@ HEADRACE_DEVICE void add_read(TokenSums& sums, const float (&state)[K / 8][4], M
 // rounds.
 template <Left left, int K, class A, class Decay>
 HEADRACE_DEVICE void decay_and_add(float (&state)[K / 8][4], A a, Matrix<K> rows, Decay decay) {
+    const auto from = OperandAt<K>::down(rows);
     constexpr int group = 8;  // tiles at once: sums that do not wait for each other
 #pragma unroll
     for (int first = 0; first < K / 8; first += group) {
         float sums[group][4] = {};
 #pragma unroll
         for (int step = 0; step < token_steps; ++step)
-            multiply_tiles<left>(sums, a(step), 0, group,
-                                 [&](auto& b, int c) { load_b(b, rows, 16 * step, 8 * first + c); });
+            multiply_tiles<left>(sums, a(step), 0, group, [&](auto& b, int c) {
+                ptx::load_matrix_transposed(b, from.at(16 * step, 8 * first + c));
+            });
 #pragma unroll
         for (int tile = 0; tile < group; ++tile) {
 #pragma unroll
@@ -118,28 +140,45 @@ HEADRACE_DEVICE void decay_and_add(float (&state)[K / 8][4], A a, Matrix<K> rows
 // sums += a m^T, m [64,64] lower triangular: token i takes of tokens up to i.
 template <Left left, class A>
 HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, Matrix<64> m) {
+    const auto from = OperandAt<64>::across(m);
 #pragma unroll
     for (int step = 0; step < token_steps; ++step)
         multiply_tiles<left>(sums, a(step), 2 * step, token_tiles,
-                             [&](auto& b, int i) { load_b_transposed(b, m, 16 * step, i); });
+                             [&](auto& b, int i) { ptx::load_matrix(b, from.at(i, 16 * step)); });
 }
 // sums += a m: token j takes of tokens from j on.
 template <Left left, class A>
 HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, Matrix<64> m) {
+    const auto from = OperandAt<64>::down(m);
 #pragma unroll
     for (int step = 0; step < token_steps; ++step)
-        multiply_tiles<left>(sums, a(step), 0, 2 * step + 2, [&](auto& b, int j) { load_b(b, m, 16 * step, j); });
+        multiply_tiles<left>(sums, a(step), 0, 2 * step + 2,
+                             [&](auto& b, int j) { ptx::load_matrix_transposed(b, from.at(16 * step, j)); });
 }
 // The same of operands and matrices of 16 bits.
 template <class A>
 HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, SplitMatrix m) {
-    add_lower_transposed<Left::high>(sums, a, m.low);
-    add_lower_transposed<Left::both>(sums, a, m.high);
+    const auto high = OperandAt<64>::across(m.high), low = OperandAt<64>::across(m.low);
+#pragma unroll
+    for (int step = 0; step < token_steps; ++step) {
+        const SplitA left = a(step);
+        multiply_tiles<Left::high>(sums, left, 2 * step, token_tiles,
+                                   [&](auto& b, int i) { ptx::load_matrix(b, low.at(i, 16 * step)); });
+        multiply_tiles<Left::both>(sums, left, 2 * step, token_tiles,
+                                   [&](auto& b, int i) { ptx::load_matrix(b, high.at(i, 16 * step)); });
+    }
 }
 template <class A>
 HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, SplitMatrix m) {
-    add_lower<Left::high>(sums, a, m.low);
-    add_lower<Left::both>(sums, a, m.high);
+    const auto high = OperandAt<64>::down(m.high), low = OperandAt<64>::down(m.low);
+#pragma unroll
+    for (int step = 0; step < token_steps; ++step) {
+        const SplitA left = a(step);
+        multiply_tiles<Left::high>(sums, left, 0, 2 * step + 2,
+                                   [&](auto& b, int j) { ptx::load_matrix_transposed(b, low.at(16 * step, j)); });
+        multiply_tiles<Left::both>(sums, left, 0, 2 * step + 2,
+                                   [&](auto& b, int j) { ptx::load_matrix_transposed(b, high.at(16 * step, j)); });
+    }
 }
 
 }  // namespace headrace::cuda

@@ -36,6 +36,13 @@ HEADRACE_DEVICE Walk walk_of(const KernelArgs& args, std::int64_t place) {
     return {n, sequence, segment * step, end < chunks ? end : chunks, segment + 1 == count};
 }
 
+// The chunk of a sequence, in running order.
+HEADRACE_DEVICE ChunkRange chunk_range(const KernelArgs& args, const TokenRange& s, std::int64_t chunk) {
+    const std::int64_t first = chunk * tensor_chunk, left = s.end - s.begin - first;
+    return {s.row,        s.begin,     s.end, first, static_cast<int>(left < tensor_chunk ? left : tensor_chunk),
+            tensor_chunk, args.reverse};
+}
+
 // From what leaves the segments of sequence n, one head, values [first, first + join_columns), to what enters them:
 //     S_in of the next = M S_in + what leaves this one, M its transition, or its decay.
 template <bool delta>

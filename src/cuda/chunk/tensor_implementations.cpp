@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/chunk/prepared.hpp"
 #include "cuda/implementations.hpp"
 #include "cuda/plumbing/cuda_implementation.hpp"
 
@@ -28,6 +29,7 @@ class Tensor : public CudaImplementation {
         if (std::string reason = backward ? backward_refusal(problem) : ""; !reason.empty()) return reason;
         KernelArgs args{};
         args.undecayed_error = problem.erase_with_p;
+        args.value_columns = tensor_values;
         args.stages = 1;
         if (shared(tensor(problem, std::max(problem.K, backward ? problem.V : 0)), args) > memory_limit(problem))
             return "needs more shared memory than the GPU has";
@@ -44,7 +46,9 @@ class Tensor : public CudaImplementation {
         const bool backward = direction_ == Direction::backward;
         const std::int64_t chunks = parts_of(problem, tensor_chunk);
         KernelArgs args = make_args(problem, carver, backward ? chunks : -1);
+        args.value_columns = value_columns(problem);
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
+        if (args.delta) args.prepared = take_prepared(problem, carver, chunks);
         const int tokens = args.segments.tokens = segment_tokens(problem);
         if (tokens == 0) return args;
         const std::int64_t slots = parts_of(problem, tokens);
@@ -68,7 +72,18 @@ class Tensor : public CudaImplementation {
         return tensor.forward.memory(args, 0).shared;
     }
     static std::size_t memory_limit(const Problem& problem) { return shared_memory_limit(named_views(problem)); }
-    static std::int64_t blocks_of(std::int64_t columns) { return (columns + tensor_values - 1) / tensor_values; }
+    static std::int64_t blocks_of(std::int64_t columns, int of_block = tensor_values) {
+        return (columns + of_block - 1) / of_block;
+    }
+    // Values of a block. Half as many where that gives each multiprocessor of an H100 one block at most: a block then
+    // reads fewer operands, and no bit depends on it.
+    static int value_columns(const Problem& problem) {
+        constexpr std::int64_t multiprocessors = 132;
+        const int tokens = segment_tokens(problem);
+        const std::int64_t walks = tokens > 0 ? parts_of(problem, tokens) : problem.N,
+                           blocks = walks * problem.HV * blocks_of(problem.V, tensor_values / 2);
+        return problem.rule == Rule::delta && blocks <= multiprocessors ? tensor_values / 2 : tensor_values;
+    }
 
     static std::string backward_refusal(const Problem& problem) {
         const Gradients& grads = problem.grads;
@@ -91,13 +106,18 @@ class Tensor : public CudaImplementation {
         const TensorKernels kernels = tensor(problem, args.K);
         args.stages = 2;
         if (shared(kernels, args) > memory_limit(problem)) args.stages = 1;
-        args.segments.blocks = blocks_of(args.V) + (args.delta ? blocks_of(args.K) : 0);
+        const std::int64_t values = blocks_of(args.V, args.value_columns);
+        const int threads = args.delta ? 2 * args.value_columns : tensor_threads;
+        args.segments.blocks = values + (args.delta ? blocks_of(args.K, args.value_columns) : 0);
         const int tokens = args.segments.tokens;
         const std::int64_t walks = tokens > 0 ? args.segments.slots : problem.N;
-        const std::int64_t blocks = walks * problem.HV * blocks_of(args.V),
-                           of_states = walks * problem.HV * args.segments.blocks,
+        const std::int64_t blocks = walks * problem.HV * values, of_states = walks * problem.HV * args.segments.blocks,
                            joined = problem.N * problem.HV * ((args.V + join_columns - 1) / join_columns);
-        Steps steps = steps_along(problem, tensor_chunk, problem.N * problem.HV * blocks_of(args.V));
+        Steps steps = steps_along(problem, tensor_chunk, problem.N * problem.HV * values);
+        if (args.delta) {
+            const std::int64_t chunks = parts_of(problem, tensor_chunk) * problem.HV;
+            launches.push_back({kernels.prepare, args, chunks, launched_threads, {1, static_cast<double>(chunks)}});
+        }
         if (tokens > 0) {
             Steps of_segments = steps_along(problem, tensor_chunk, problem.N * problem.HV * args.segments.blocks);
             Steps segments = steps_along(problem, tokens, joined);
@@ -106,10 +126,10 @@ class Tensor : public CudaImplementation {
             const double leaving = static_cast<double>(segments.longest - 1) / static_cast<double>(segments.longest);
             of_segments.all *= leaving;
             segments.all *= leaving, --segments.longest;
-            launches.push_back({kernels.states, args, of_states, tensor_threads, of_segments});
+            launches.push_back({kernels.states, args, of_states, threads, of_segments});
             launches.push_back({kernels.join, args, joined, launched_threads, segments});
         }
-        launches.push_back({kernels.forward, args, blocks, tensor_threads, steps});
+        launches.push_back({kernels.forward, args, blocks, threads, steps});
     }
 
     // Of the additive rule each gradient is the output of a forward (math.md, section 5): d_q of queries d_o, keys v

@@ -36,7 +36,7 @@ struct OutputPatch {
     }
 };
 
-template <int K, bool delta>
+template <int K>
 struct WalkerOps {
     using T = float;
     struct Rows {

@@ -24,21 +24,23 @@ HEADRACE_DEVICE void each_piece(int rows, F f) {
         f(place / pieces, place % pieces * 8);
 }
 
-// Queues copies of `count` columns of the range's tokens, from first_column on; the rest of [rows, columns] becomes
-// zero. They are there behind ptx::wait_for_copies and a barrier.
+// Queues copies of `count` columns of the range's tokens, from first_column on; the rest of [rows, width] becomes zero.
+// They are there behind ptx::wait_for_copies and a barrier.
 template <int columns>
 HEADRACE_DEVICE void copy_tokens(Matrix<columns> to, const Strided& tensor, const ChunkRange& range, std::int64_t head,
-                                 int first_column, int count) {
+                                 int first_column, int count, int width = columns) {
     const std::int64_t step = 2 * (range.reverse ? -tensor.stride[1] : tensor.stride[1]);
     const char* const first = row_of(tensor, range, 0, head, first_column);
     if (in_pieces(tensor, first)) {
         each_piece<columns>(range.rows, [&](int i, int j) {
+            if (j >= width) return;
             const int left = i < range.length ? (count - j < 8 ? count - j : 8) : 0;
             ptx::copy_16(to.piece(i, j), left > 0 ? first + i * step + 2 * j : first, left > 0 ? 2 * left : 0);
         });
         return;
     }
     each_piece<columns>(range.rows, [&](int i, int j) {
+        if (j >= width) return;
         HEADRACE_ROLLED
         for (int c = 0; c < 8; ++c) {
             const bool inside = i < range.length && j + c < count;

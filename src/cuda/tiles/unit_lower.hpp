@@ -7,7 +7,7 @@ namespace headrace::cuda {
 
 // inverse <- (I - n)^-1, its blocks of 16 on and below the diagonal; the others are not written. Diagonal blocks by
 // substitution in fp32, then [[A, 0], [-B, D]]^-1 = [[A^-1, 0], [D^-1 B A^-1, D^-1]] twice, from 16 to 32 and 64 rows.
-// Called by eight warps; ends with a barrier.
+// Called by four warps or more; ends with a barrier.
 struct UnitLowerInverse {
     Tile<float> n, inverse;
 
@@ -16,7 +16,7 @@ struct UnitLowerInverse {
         ptx::sync_block();
         if (warp() < 4) join_16(32 * (warp() / 2), 8 * (warp() % 2));
         ptx::sync_block();
-        join_32(32 + 16 * (warp() / 4), 8 * (warp() % 4));
+        if (warp() < 4) join_32(32 + 16 * (warp() / 2), 16 * (warp() % 2));
         ptx::sync_block();
     }
 
@@ -45,18 +45,22 @@ struct UnitLowerInverse {
         multiply(z, split_a(y[0], y[1]), split_b(inverse, first, first + j));
         store(first + 16, first + j, z);
     }
-    // Rows [i, i + 16), i 32 or 48, columns [j, j + 8), j < 32.
+    // Rows [i, i + 16), i 32 or 48, columns [j, j + 16), j 0 or 16.
     HEADRACE_DEVICE void join_32(int i, int j) const {
-        float y[4][4] = {}, z[4] = {};
+        float y[4][4] = {}, z[2][4] = {};
         HEADRACE_ROLLED
         for (int d = 32; d <= i; d += 16) {
             const SplitA lower = split_a(inverse, i, d);
 #pragma unroll
             for (int tile = 0; tile < 4; ++tile) multiply(y[tile], lower, split_b(n, d, 8 * tile));
         }
-        if (j < 16) multiply(z, split_a(y[0], y[1]), split_b(inverse, 0, j));
-        multiply(z, split_a(y[2], y[3]), split_b(inverse, 16, j));
-        store(i, j, z);
+        const SplitA first = split_a(y[0], y[1]), second = split_a(y[2], y[3]);
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+            if (j == 0) multiply(z[tile], first, split_b(inverse, 0, 8 * tile));
+            multiply(z[tile], second, split_b(inverse, 16, j + 8 * tile));
+            store(i, j + 8 * tile, z[tile]);
+        }
     }
     HEADRACE_DEVICE void store(int i, int j, const float (&z)[4]) const {
         const LanePlace at;

@@ -1,0 +1,141 @@
+// PrepareKernel: a thread block computes what no state enters of a chunk of the delta rule, for a value head
+// (Prepared).
+#pragma once
+
+#include "cuda/chunk/prepare_ops.hpp"
+#include "cuda/chunk/segments.hpp"
+#include "cuda/tiles/token_matrices.hpp"
+
+namespace headrace::cuda {
+
+template <int K>
+struct PrepareKernel {
+    using Ops = PrepareOps<K>;
+
+    const KernelArgs& args;
+    Matrix<K> q, k, e;
+    float *q_norm, *k_norm, *e_norm, *beta;  // [C]
+    cuda::Tile<float> n, inverse;            // [C,C]; inverse may lie where the rows were
+    ChunkNumbers<K> numbers;
+    Ops ops;
+
+    __host__ __device__ PrepareKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
+        q = Matrix<K>::take(arena, tensor_chunk);
+        k = Matrix<K>::take(arena, tensor_chunk);
+        e = args.undecayed_error ? Matrix<K>::take(arena, tensor_chunk) : k;
+        constexpr int row = tensor_chunk + 8;  // lanes of a fragment meet different banks
+        if (K == 128) {
+            inverse = {reinterpret_cast<float*>(q.data), row};
+            static_assert(K < 128 || 2 * K * 2 >= row * 4);
+        } else {
+            inverse = {arena.take<float>(std::size_t{tensor_chunk} * row), row};
+        }
+        n = {arena.take<float>(std::size_t{tensor_chunk} * row), row};
+        for (float** vector : {&q_norm, &k_norm, &beta}) *vector = arena.take<float>(tensor_chunk);
+        e_norm = args.undecayed_error ? arena.take<float>(tensor_chunk) : k_norm;
+        numbers.carve(arena);
+        ops.decays.carve(arena);
+    }
+
+    // Chunk `row` of all sequences' (part_at), one value head.
+    HEADRACE_DEVICE void run(std::int64_t row, std::int64_t head) {
+        const PartAt at = part_at(args, row, tensor_chunk);
+        const TokenRange sequence = sequence_of(args, at.n);
+        if (at.part * tensor_chunk >= sequence.end - sequence.begin) return;
+        const ChunkRange range = chunk_range(args, sequence, at.part);
+        const std::int64_t place = row * args.HV + head, key_head = head / args.group;
+        copy_tokens(q, args.q, range, key_head, 0, args.K);
+        copy_tokens(k, args.k, range, key_head, 0, args.K);
+        if (args.undecayed_error) copy_tokens(e, args.p, range, key_head, 0, args.K);
+        ptx::end_copies();
+        if (warp() == 0) ops.decays.prepare(log_decay(range, 2 * lane(), head), log_decay(range, 2 * lane() + 1, head));
+        if (warp() == 1) {
+            for (int i = lane(); i < tensor_chunk; i += warp_lanes)
+                beta[i] = i < range.length ? beta_value<float>(args, range.row, range.token(i), head, 0).value : 0.0f;
+        }
+        ptx::wait_for_copies<0>();
+        ptx::sync_block();
+        weigh_rows();
+        ptx::sync_block();
+        store_factors(place);
+        if (warp() == block_warps - 1) numbers.store(args.prepared.numbers + 4 * place, ops.decays, beta);
+        const typename Ops::Tile P{{args.prepared.scores + place * matrix_size}, {}}, l{{}, n};
+        const algorithms::ChunkInputs<Ops> in{
+            {q, q_norm}, {k, k_norm}, {e, e_norm}, {}, beta, static_cast<float>(args.scale), args.undecayed_error};
+        algorithms::chunk_scores<true>(ops, in, {P, l, l, {}, {}});
+        UnitLowerInverse{n, inverse}.compute();
+        store_inverse(place);
+    }
+
+  private:
+    static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk;
+
+    HEADRACE_DEVICE float log_decay(const ChunkRange& range, int i, std::int64_t head) const {
+        return i < range.length ? token_log_decay(args, range, i, head) : 0.0f;
+    }
+
+    // Inverse norms, and the sums of products that tell the delta rule's exactness. Four lanes have a row.
+    HEADRACE_DEVICE void weigh_rows() const {
+#pragma unroll 1
+        for (int i = 8 * warp() + lane() / 4; i < tensor_chunk; i += 8 * block_warps) {
+            const float k_k = dot(k, k, i);
+            const float e_e = args.undecayed_error ? dot(e, e, i) : k_k;
+            const float k_e = args.undecayed_error ? dot(k, e, i) : k_k;
+            const float q_q = args.l2norm ? dot(q, q, i) : 1.0f;
+            if (lane() % 4 != 0) continue;
+            const float of_k = args.l2norm ? inverse_norm(k_k) : 1.0f, of_e = args.l2norm ? inverse_norm(e_e) : 1.0f;
+            q_norm[i] = args.l2norm ? inverse_norm(q_q) : 1.0f, k_norm[i] = of_k;
+            if (args.undecayed_error) e_norm[i] = of_e;
+            numbers.k_k[i] = k_k * of_k * of_k;
+            numbers.e_e[i] = e_e * of_e * of_e;
+            numbers.k_e[i] = k_e * of_k * of_e;
+        }
+        numbers.add_up(k);
+    }
+    HEADRACE_DEVICE static float dot(Matrix<K> a, Matrix<K> b, int i) {
+        float sum = 0;
+#pragma unroll
+        for (int c = 8 * (lane() % 4); c < K; c += 32) {
+            const uint4 x = *reinterpret_cast<const uint4*>(&a.pair(i, c)),
+                        y = *reinterpret_cast<const uint4*>(&b.pair(i, c));
+            const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+            for (int pair = 0; pair < 4; ++pair)
+                sum = fmaf(low_half(xs[pair]), low_half(ys[pair]), fmaf(high_half(xs[pair]), high_half(ys[pair]), sum));
+        }
+        sum += ptx::shuffle_xor(sum, 1);
+        return sum + ptx::shuffle_xor(sum, 2);
+    }
+    HEADRACE_DEVICE void store_factors(std::int64_t place) const {
+        float* const to = args.prepared.factors + 4 * tensor_chunk * place;
+        const ScalarDecays& of = ops.decays;
+        each(tensor_chunk, [&](int i) {
+            to[i] = static_cast<float>(args.scale) * of.start[i] * q_norm[i];
+            to[tensor_chunk + i] = -(args.undecayed_error ? of.before[i] : of.start[i]) * e_norm[i];
+            to[2 * tensor_chunk + i] = of.end[i] * k_norm[i];
+            to[3 * tensor_chunk + i] = beta[i];
+        });
+        if (threadIdx.x != 0) return;
+        const SplitDecay<float> decay = split_decay<float>(*of.through);
+        *reinterpret_cast<float2*>(args.prepared.decay + 2 * place) = {decay.whole, decay.part};
+    }
+    // The blocks on and below the diagonal, as high + low.
+    HEADRACE_DEVICE void store_inverse(std::int64_t place) const {
+        const Matrix<64> high{args.prepared.solve_high + place * matrix_size},
+            low{args.prepared.solve_low + place * matrix_size};
+        each_piece<64>(tensor_chunk, [&](int i, int j) {
+            if (j / 16 > i / 16) return;
+            const float* const from = &inverse.at(i, j);
+            std::uint32_t upper[4], lower[4];
+#pragma unroll
+            for (int pair = 0; pair < 4; ++pair) {
+                const SplitPair both = split_pair(from[2 * pair], from[2 * pair + 1]);
+                upper[pair] = both.high, lower[pair] = both.low;
+            }
+            *reinterpret_cast<uint4*>(&high.pair(i, j)) = {upper[0], upper[1], upper[2], upper[3]};
+            *reinterpret_cast<uint4*>(&low.pair(i, j)) = {lower[0], lower[1], lower[2], lower[3]};
+        });
+    }
+};
+
+}  // namespace headrace::cuda

@@ -2,6 +2,8 @@
 // cores; each warp has 16 of the values and needs no other, while the next chunk arrives.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/chunk/delta_exactness.hpp"
 #include "cuda/chunk/segments.hpp"
 #include "cuda/chunk/walker_ops.hpp"
@@ -25,7 +27,14 @@ struct WalkerKernel {
         float* numbers;
     };
 
+    // Where the tokens of this walk's sequence lie: in shared memory, as registers are few.
+    struct Rows {
+        TokenRows q, k, e, v, o;
+        std::int64_t tokens, first_place;  // of the sequence; where its first chunk was prepared
+    };
+
     const KernelArgs& args;
+    Rows* rows;
     char* first_stage;
     std::size_t stage_bytes;
     OutputPatch patch;  // of this warp
@@ -33,10 +42,11 @@ struct WalkerKernel {
     Ops ops;
 
     __host__ __device__ WalkerKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
-        const std::size_t rows = 2 * tensor_chunk, of_keys = args.undecayed_error ? 3 : 2;
-        stage_bytes = rows * (of_keys * K + 4 * 64) + 4 * stage_numbers;
+        const std::size_t column = 2 * tensor_chunk, of_keys = args.undecayed_error ? 3 : 2;
+        stage_bytes = column * (of_keys * K + 4 * 64) + 4 * stage_numbers;
         first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
         patch.matrix = Matrix<64>::take(arena, args.value_columns);
+        rows = arena.take<Rows>(1);
 #ifdef __CUDA_ARCH__
         patch.matrix.data += Ops::first_value() * 64;
 #endif
@@ -83,18 +93,19 @@ struct WalkerKernel {
     // The walk's chunks, from the state in registers to that behind them. `exact`: in every chunk, as what other
     // segments left in a state is not known.
     HEADRACE_DEVICE void run(const Walk& walk, std::int64_t head, Columns columns, bool outputs, bool exact) {
-        if (walk.first_chunk < walk.end_chunk) fetch(walk, head, columns, walk.first_chunk, outputs);
+        find_rows(walk, head, columns);
+        if (walk.first_chunk < walk.end_chunk) fetch(columns, walk.first_chunk, outputs);
         HEADRACE_ROLLED
         for (std::int64_t chunk = walk.first_chunk; chunk < walk.end_chunk; ++chunk) {
             ptx::wait_for_copies<0>();
             ptx::sync_block();
             const bool more = chunk + 1 < walk.end_chunk;
-            if (more && args.stages == 2) fetch(walk, head, columns, chunk + 1, outputs);
+            if (more && args.stages == 2) fetch(columns, chunk + 1, outputs);
             compute(stage_of(chunk), outputs, exact);
-            if (outputs) store_outputs(chunk_range(args, walk.sequence, chunk), head, columns.first);
+            if (outputs) store_outputs(chunk, columns);
             if (more && args.stages == 1) {
                 ptx::sync_block();
-                fetch(walk, head, columns, chunk + 1, outputs);
+                fetch(columns, chunk + 1, outputs);
             }
         }
     }
@@ -128,20 +139,37 @@ struct WalkerKernel {
         stage.numbers = reinterpret_cast<float*>(at);
         return stage;
     }
-    HEADRACE_DEVICE void fetch(const Walk& walk, std::int64_t head, Columns columns, std::int64_t chunk,
-                               bool outputs) const {
-        const ChunkRange range = chunk_range(args, walk.sequence, chunk);
+    HEADRACE_DEVICE void find_rows(const Walk& walk, std::int64_t head, Columns columns) const {
+        if (threadIdx.x == 0) {
+            const TokenRange& s = walk.sequence;
+            const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
+            const std::int64_t key_head = head / args.group;
+            const int first = columns.of_values ? columns.first : 0;
+            *rows = {rows_of(args.q, all, key_head, 0),
+                     rows_of(args.k, all, key_head, 0),
+                     rows_of(args.undecayed_error ? args.p : args.k, all, key_head, 0),
+                     rows_of(args.v, all, head, first),
+                     rows_of(args.o, all, head, first),
+                     s.end - s.begin,
+                     saved_place(args, s, walk.n, head, 0, tensor_chunk)};
+        }
+        ptx::sync_block();
+    }
+    HEADRACE_DEVICE int length_of(std::int64_t chunk) const {
+        const std::int64_t left = rows->tokens - chunk * tensor_chunk;
+        return static_cast<int>(left < tensor_chunk ? left : tensor_chunk);
+    }
+    HEADRACE_DEVICE void fetch(Columns columns, std::int64_t chunk, bool outputs) const {
         const Stage stage = stage_of(chunk);
-        const std::int64_t key_head = head / args.group,
-                           place = saved_place(args, walk.sequence, walk.n, head, chunk, tensor_chunk);
-        copy_tokens(stage.k, args.k, range, key_head, 0, args.K);
-        if (args.undecayed_error) copy_tokens(stage.e, args.p, range, key_head, 0, args.K);
-        copy_tokens(stage.v, args.v, range, head, columns.first, columns.of_values ? columns.all - columns.first : 0,
-                    args.value_columns);
+        const std::int64_t first = chunk * tensor_chunk, place = rows->first_place + chunk * args.HV;
+        const int length = length_of(chunk), values = columns.of_values ? columns.all - columns.first : 0;
+        copy_rows(stage.k, rows->k.from(first), length, args.K);
+        if (args.undecayed_error) copy_rows(stage.e, rows->e.from(first), length, args.K);
+        copy_rows(stage.v, rows->v.from(first), length, values, args.value_columns);
         copy_lower(stage.solve.high, args.prepared.solve_high + place * matrix_size);
         copy_lower(stage.solve.low, args.prepared.solve_low + place * matrix_size);
         if (outputs) {
-            copy_tokens(stage.q, args.q, range, key_head, 0, args.K);
+            copy_rows(stage.q, rows->q.from(first), length, args.K);
             copy_lower(stage.scores, args.prepared.scores + place * matrix_size);
         }
         copy_numbers(stage.numbers, args.prepared, place);
@@ -167,14 +195,13 @@ struct WalkerKernel {
     }
 
     // ---- what leaves: values in neighbouring lanes, 32 bytes of a token together ----
-    HEADRACE_DEVICE void store_outputs(const ChunkRange& range, std::int64_t head, int first) const {
+    HEADRACE_DEVICE void store_outputs(std::int64_t chunk, Columns columns) const {
         ptx::sync_warp();
-        const Strided& o = args.o;
-        const int column = first + Ops::first_value() + lane() % 4 * 4, left = args.V - column;
-        const std::int64_t step = 2 * (range.reverse ? -o.stride[1] : o.stride[1]);
-        char* const row = row_of(o, range, 0, head, column);
-        const bool together =
-            left >= 4 && o.stride[3] == 1 && o.stride[1] % 4 == 0 && reinterpret_cast<std::uintptr_t>(row) % 8 == 0;
+        const int length = length_of(chunk), column = Ops::first_value() + lane() % 4 * 4,
+                  left = columns.all - columns.first - column;
+        TokenRows o = rows->o.from(chunk * tensor_chunk);
+        o.first += column * o.element;
+        const bool together = left >= 4 && o.in_pieces(8);
 #pragma unroll
         for (int turn = 0; turn < token_steps; ++turn) {
             std::uint32_t values[4];
@@ -182,9 +209,9 @@ struct WalkerKernel {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int i = 16 * turn + 8 * half + lane() / 4;
-                if (i >= range.length) continue;
+                if (i >= length) continue;
                 const std::uint32_t low = values[2 * half], high = values[2 * half + 1];
-                char* const to = row + i * step;
+                char* const to = o.first + i * o.step;
                 if (together) {
                     *reinterpret_cast<uint2*>(to) = {low, high};
                     continue;
@@ -193,8 +220,7 @@ struct WalkerKernel {
 #pragma unroll
                 for (int c = 0; c < 4; ++c)
                     if (c < left)
-                        *reinterpret_cast<std::uint16_t*>(to + 2 * c * o.stride[3]) =
-                            static_cast<std::uint16_t>(parts[c]);
+                        *reinterpret_cast<std::uint16_t*>(to + c * o.element) = static_cast<std::uint16_t>(parts[c]);
             }
         }
     }
@@ -214,17 +240,26 @@ struct WalkerKernel {
     }
     // From a tensor; without one zeros, or columns of the unit matrix.
     HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n, std::int64_t head, Columns columns) {
-        each_element_of(ops.state, columns, [&](float& S, int c, int j) {
-            S = !columns.of_values && c == j && c < args.K ? 1.0f : 0.0f;
-            if (tensor.given && c < args.K && j < columns.all)
-                S = load_element<float>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, j));
+        each_element_of(ops.state, columns,
+                        [&](float& S, int c, int j) { S = !columns.of_values && c == j && c < args.K ? 1.0f : 0.0f; });
+        if (!tensor.given) return;
+        const std::int64_t first = offset_of(tensor, n, head, 0);
+        as_stored(tensor.data, tensor.dtype, [&](const auto* from) {
+            each_element_of(ops.state, columns, [&](float& S, int c, int j) {
+                if (c < args.K && j < columns.all)
+                    S = static_cast<float>(from[first + c * tensor.stride[2] + j * tensor.stride[3]]);
+            });
         });
     }
     HEADRACE_DEVICE void store(const Strided& tensor, std::int64_t n, std::int64_t head, Columns columns) const {
         if (!tensor.given) return;
-        each_element_of(ops.state, columns, [&](float S, int c, int j) {
-            if (c < args.K && j < columns.all)
-                store_element<float>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, j), S);
+        const std::int64_t first = offset_of(tensor, n, head, 0);
+        as_stored(tensor.data, tensor.dtype, [&](auto* to) {
+            using Stored = std::remove_reference_t<decltype(*to)>;
+            each_element_of(ops.state, columns, [&](float S, int c, int j) {
+                if (c < args.K && j < columns.all)
+                    to[first + c * tensor.stride[2] + j * tensor.stride[3]] = static_cast<Stored>(S);
+            });
         });
     }
 };

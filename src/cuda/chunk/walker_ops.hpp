@@ -73,7 +73,13 @@ struct WalkerOps {
 
     // values = v + x S
     HEADRACE_DEVICE void add_read(Tile, Tile v, Decayed x, State) {
-        read_state(values, x);
+        clear(values);
+        if (exact_reads) {
+            cuda::add_read<Left::both, K>(values, state, x.x.matrix);
+        } else {
+            cuda::add_read<Left::high, K>(values, state, x.x.matrix);
+        }
+        scale_tokens(values, x.factors);
         add_transposed(values, v.matrix, first_value());
     }
     // values <- solver values
@@ -86,9 +92,11 @@ struct WalkerOps {
             for (int place = 0; place < 4; ++place) values[tile][place] = solved[tile][place];
     }
     HEADRACE_DEVICE void scale_value_rows(Tile, Tile, const float* factors) { scale_tokens(values, factors); }
+    // Nothing follows from an output's own roundings, so that the state's upper halves do.
     HEADRACE_DEVICE void read_and_score(Tile o, Decayed x, State, Tile P, Tile) const {
-        TokenSums sums;
-        read_state(sums, x);
+        TokenSums sums = {};
+        cuda::add_read<Left::high, K>(sums, state, x.x.matrix);
+        scale_tokens(sums, x.factors);
         add_lower_transposed<Left::both>(
             sums, [&](int step) { return left_operand(values, step); }, P.matrix);
         o.patch.store(sums);
@@ -102,17 +110,6 @@ struct WalkerOps {
         } else {
             decay_and_add<Left::high, K>(state, written, x.x.matrix, of_all);
         }
-    }
-
-  private:
-    HEADRACE_DEVICE void read_state(TokenSums& sums, Decayed x) const {
-        clear(sums);
-        if (exact_reads) {
-            cuda::add_read<Left::both, K>(sums, state, x.x.matrix);
-        } else {
-            cuda::add_read<Left::high, K>(sums, state, x.x.matrix);
-        }
-        scale_tokens(sums, x.factors);
     }
 };
 

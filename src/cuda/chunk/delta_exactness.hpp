@@ -18,9 +18,9 @@ struct ChunkNumbers {
     float *k_k, *e_e, *k_e;  // [C] squares of norms, k.e
     float* energy;           // [parts, K] sums of squares of k over the tokens of a part
 
-    __host__ __device__ void carve(Arena& arena) {
+    __host__ __device__ void carve(Arena& arena, float* energies) {
         for (float** vector : {&k_k, &e_e, &k_e}) *vector = arena.take<float>(tensor_chunk);
-        energy = arena.take<float>(static_cast<std::size_t>(parts) * K);
+        energy = energies;
     }
     // By all warps: the energies of the channels.
     HEADRACE_DEVICE void add_up(Matrix<K> k) const {
@@ -36,19 +36,19 @@ struct ChunkNumbers {
         energy[part * K + c] = low;
         energy[part * K + c + 1] = high;
     }
-    // numbers [4], by one warp, behind the decays.
-    HEADRACE_DEVICE void store(float* numbers, const ScalarDecays& decays, const float* beta) const {
+    // numbers [4], by one warp, of a lane's two tokens.
+    HEADRACE_DEVICE void store(float* numbers, const ScalarDecays::OfLane& decays, const float (&beta)[2]) const {
         const float share = share_of_channels();
         float written = 0, kept = 1;
         bool reflects = false;
 #pragma unroll
         for (int token = 0; token < 2; ++token) {
             const int i = 2 * lane() + token;
-            const float of_token = beta[i] * beta[i] * k_k[i] * e_e[i],
-                        left = 1 - (2 * beta[i] * k_e[i] - of_token) * share;
-            written = fmaf(of_token, decays.end[i] * decays.end[i], written);
+            const float of_token = beta[token] * beta[token] * k_k[i] * e_e[i],
+                        left = 1 - (2 * beta[token] * k_e[i] - of_token) * share;
+            written = fmaf(of_token, decays.end[token] * decays.end[token], written);
             kept *= left < 1 ? left : 1.0f;
-            reflects |= beta[i] * k_e[i] > 1;
+            reflects |= beta[token] * k_e[i] > 1;
         }
         written = sum_of_warp(written);
 #pragma unroll
@@ -57,7 +57,7 @@ struct ChunkNumbers {
         if (lane() != 0) return;
         const float added = written * share;
         *reinterpret_cast<float4*>(numbers) = {added < most ? added : most, kept, reflects ? 1.0f : 0.0f,
-                                               static_cast<float>(*decays.through)};
+                                               static_cast<float>(decays.through)};
     }
 
   private:
@@ -84,15 +84,28 @@ struct DeltaExactness {
     float held = 0, latest = 0;  // errors in the state; what a chunk like the last would add
     bool reads = false, writes = false;
 
-    // `always`: whatever the numbers.
-    HEADRACE_DEVICE void decide(const float* numbers, bool always) {
-        const float4 of = *reinterpret_cast<const float4*>(numbers);
+    // Of the next chunk. `always`: whatever its numbers.
+    HEADRACE_DEVICE void decide(float4 of, bool always) {
         const float added = of.x, kept = of.y, reflects = of.z, through = of.w;
         const bool fine = held + latest > limit;
         held = held * kept * through * through + (fine ? 0.0f : added);
         latest = added;
         reads = always || fine;
         writes = always || (reflects > 0 && through > hardly_forgets);
+    }
+    // Past `chunks` that another walk has, whose numbers lie `step` floats apart. By whole warps.
+    HEADRACE_DEVICE void pass(const float* numbers, std::int64_t step, std::int64_t chunks) {
+        HEADRACE_ROLLED
+        for (std::int64_t first = 0; first < chunks; first += warp_lanes) {
+            const int count = static_cast<int>(chunks - first < warp_lanes ? chunks - first : warp_lanes);
+            float4 of{};
+            if (lane() < count) of = *reinterpret_cast<const float4*>(numbers + (first + lane()) * step);
+            HEADRACE_ROLLED
+            for (int chunk = 0; chunk < count; ++chunk)
+                decide({ptx::shuffle_from(of.x, chunk), ptx::shuffle_from(of.y, chunk), ptx::shuffle_from(of.z, chunk),
+                        ptx::shuffle_from(of.w, chunk)},
+                       false);
+        }
     }
 };
 

@@ -14,8 +14,10 @@ struct PrepareKernel {
 
     const KernelArgs& args;
     Matrix<K> q, k, e;
-    float *q_norm, *k_norm, *e_norm, *beta;  // [C]
-    cuda::Tile<float> n, inverse;            // [C,C]; inverse may lie where the rows were
+    float *q_norm, *k_norm, *e_norm;  // [C]
+    float* beta;                      // [block_warps,C] of as many value heads
+    ScalarDecays decays;              // of the first of them
+    cuda::Tile<float> n, inverse;     // [C,C]; inverse may lie where the rows were
     ChunkNumbers<K> numbers;
     Ops ops;
 
@@ -31,47 +33,100 @@ struct PrepareKernel {
             inverse = {arena.take<float>(std::size_t{tensor_chunk} * row), row};
         }
         n = {arena.take<float>(std::size_t{tensor_chunk} * row), row};
-        for (float** vector : {&q_norm, &k_norm, &beta}) *vector = arena.take<float>(tensor_chunk);
+        for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
         e_norm = args.undecayed_error ? arena.take<float>(tensor_chunk) : k_norm;
-        numbers.carve(arena);
-        ops.decays.carve(arena);
+        numbers.carve(arena, n.data);
+        for (float** vectors : {&beta, &decays.high, &decays.low})
+            *vectors = arena.take<float>(block_warps * tensor_chunk);
     }
 
-    // Chunk `row` of all sequences' (part_at), one value head.
-    HEADRACE_DEVICE void run(std::int64_t row, std::int64_t head) {
+    // Chunk `row` of all sequences' (part_at), one key head.
+    HEADRACE_DEVICE void run(std::int64_t row, std::int64_t key_head) {
         const PartAt at = part_at(args, row, tensor_chunk);
         const TokenRange sequence = sequence_of(args, at.n);
         if (at.part * tensor_chunk >= sequence.end - sequence.begin) return;
         const ChunkRange range = chunk_range(args, sequence, at.part);
-        const std::int64_t place = row * args.HV + head, key_head = head / args.group;
         copy_tokens(q, args.q, range, key_head, 0, args.K);
         copy_tokens(k, args.k, range, key_head, 0, args.K);
         if (args.undecayed_error) copy_tokens(e, args.p, range, key_head, 0, args.K);
         ptx::end_copies();
-        if (warp() == 0) ops.decays.prepare(log_decay(range, 2 * lane(), head), log_decay(range, 2 * lane() + 1, head));
-        if (warp() == 1) {
-            for (int i = lane(); i < tensor_chunk; i += warp_lanes)
-                beta[i] = i < range.length ? beta_value<float>(args, range.row, range.token(i), head, 0).value : 0.0f;
-        }
+        const std::int64_t first_head = key_head * args.group;
+        Tokens next = tokens_of(range, first_head, warp());
         ptx::wait_for_copies<0>();
         ptx::sync_block();
         weigh_rows();
+        ops.multiply_rows(q, k, e);
         ptx::sync_block();
-        store_factors(place);
-        if (warp() == block_warps - 1) numbers.store(args.prepared.numbers + 4 * place, ops.decays, beta);
-        const typename Ops::Tile P{{args.prepared.scores + place * matrix_size}, {}}, l{{}, n};
-        const algorithms::ChunkInputs<Ops> in{
-            {q, q_norm}, {k, k_norm}, {e, e_norm}, {}, beta, static_cast<float>(args.scale), args.undecayed_error};
-        algorithms::chunk_scores<true>(ops, in, {P, l, l, {}, {}});
-        UnitLowerInverse{n, inverse}.compute();
-        store_inverse(place);
+        HEADRACE_ROLLED
+        for (int first = 0; first < args.group; first += block_warps) {
+            const std::int64_t place = row * args.HV + first_head + first;
+            if (first + warp() < args.group) store_tokens_of(next, place + warp());
+            next = tokens_of(range, first_head, first + block_warps + warp());
+            ptx::sync_block();
+            HEADRACE_ROLLED
+            for (int head = 0; head < block_warps && first + head < args.group; ++head) solve(head, place + head);
+        }
     }
 
   private:
     static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk;
 
-    HEADRACE_DEVICE float log_decay(const ChunkRange& range, int i, std::int64_t head) const {
-        return i < range.length ? token_log_decay(args, range, i, head) : 0.0f;
+    // A lane's two, of a value head.
+    struct Tokens {
+        float log_decay[2], beta[2];
+    };
+    HEADRACE_DEVICE Tokens tokens_of(const ChunkRange& range, std::int64_t first_head, int head) const {
+        Tokens of{};
+        if (head >= args.group) return of;
+#pragma unroll
+        for (int token = 0; token < 2; ++token) {
+            const int i = 2 * lane() + token;
+            if (i >= range.length) continue;
+            of.log_decay[token] = token_log_decay(args, range, i, first_head + head);
+            of.beta[token] = beta_value<float>(args, range.row, range.token(i), first_head + head, 0).value;
+        }
+        return of;
+    }
+    HEADRACE_DEVICE ScalarDecays decays_of(int head) const {
+        return {decays.high + head * tensor_chunk, decays.low + head * tensor_chunk};
+    }
+    // What a chunk's tokens and their gates say, of the value head of this warp.
+    HEADRACE_DEVICE void store_tokens_of(const Tokens& tokens, std::int64_t place) const {
+        const ScalarDecays::OfLane of = decays_of(warp()).prepare(tokens.log_decay[0], tokens.log_decay[1]);
+        float* const to = args.prepared.factors + 4 * tensor_chunk * place;
+        float factors[4][2];
+#pragma unroll
+        for (int token = 0; token < 2; ++token) {
+            const int i = 2 * lane() + token;
+            beta[warp() * tensor_chunk + i] = tokens.beta[token];
+            factors[0][token] = static_cast<float>(args.scale) * of.start[token] * q_norm[i];
+            factors[1][token] = -(args.undecayed_error ? of.before[token] : of.start[token]) * e_norm[i];
+            factors[2][token] = of.end[token] * k_norm[i];
+            factors[3][token] = tokens.beta[token];
+        }
+#pragma unroll
+        for (int factor = 0; factor < 4; ++factor)
+            *reinterpret_cast<float2*>(to + factor * tensor_chunk + 2 * lane()) = {factors[factor][0],
+                                                                                   factors[factor][1]};
+        numbers.store(args.prepared.numbers + 4 * place, of, tokens.beta);
+        if (lane() != 0) return;
+        const SplitDecay<float> decay = split_decay<float>(of.through);
+        *reinterpret_cast<float2*>(args.prepared.decay + 2 * place) = {decay.whole, decay.part};
+    }
+    // Scores and the inverse, of the value head whose tokens a warp has stored.
+    HEADRACE_DEVICE void solve(int head, std::int64_t place) {
+        ops.decays = decays_of(head);
+        const typename Ops::Tile P{{args.prepared.scores + place * matrix_size}, {}}, l{{}, n};
+        const algorithms::ChunkInputs<Ops> in{{q, q_norm},
+                                              {k, k_norm},
+                                              {e, e_norm},
+                                              {},
+                                              beta + head * tensor_chunk,
+                                              static_cast<float>(args.scale),
+                                              args.undecayed_error};
+        algorithms::chunk_scores<true>(ops, in, {P, l, l, {}, {}});
+        UnitLowerInverse{n, inverse}.compute();
+        store_inverse(place);
     }
 
     // Inverse norms, and the sums of products that tell the delta rule's exactness. Four lanes have a row.
@@ -105,19 +160,6 @@ struct PrepareKernel {
         }
         sum += ptx::shuffle_xor(sum, 1);
         return sum + ptx::shuffle_xor(sum, 2);
-    }
-    HEADRACE_DEVICE void store_factors(std::int64_t place) const {
-        float* const to = args.prepared.factors + 4 * tensor_chunk * place;
-        const ScalarDecays& of = ops.decays;
-        each(tensor_chunk, [&](int i) {
-            to[i] = static_cast<float>(args.scale) * of.start[i] * q_norm[i];
-            to[tensor_chunk + i] = -(args.undecayed_error ? of.before[i] : of.start[i]) * e_norm[i];
-            to[2 * tensor_chunk + i] = of.end[i] * k_norm[i];
-            to[3 * tensor_chunk + i] = beta[i];
-        });
-        if (threadIdx.x != 0) return;
-        const SplitDecay<float> decay = split_decay<float>(*of.through);
-        *reinterpret_cast<float2*>(args.prepared.decay + 2 * place) = {decay.whole, decay.part};
     }
     // The blocks on and below the diagonal, as high + low.
     HEADRACE_DEVICE void store_inverse(std::int64_t place) const {

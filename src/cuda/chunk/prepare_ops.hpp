@@ -1,7 +1,7 @@
 // PrepareOps: the primitives of the algorithm page chunk_scores on tensor cores, for scalar gates and the delta rule.
 //
-// Four warps share the ten blocks of 16 x 16 tokens on and below the diagonal. q, k and e enter products as they came;
-// decays and norms are factors of the sums.
+// Four warps share the ten blocks of 16 x 16 tokens on and below the diagonal. q, k and e enter products as they came,
+// once for all value heads of a key head; decays and norms are factors of the sums.
 #pragma once
 
 #include "algorithms/chunk.hpp"
@@ -38,51 +38,99 @@ struct PrepareOps {
 
     static constexpr int turns = (LowerBlock::count + block_warps - 1) / block_warps;
 
-    ScalarDecays decays;
-    float l_sums[turns][2][4];  // this lane's part of l, until it is scaled
+    ScalarDecays decays;                       // of the value head
+    float q_k[turns][2][4], e_k[turns][2][4];  // this lane's products of rows
 
-    HEADRACE_DEVICE void scores(Tile P, Tile, const Inputs& in) {
+    // Products of rows, of the blocks of this warp.
+    HEADRACE_DEVICE void multiply_rows(Matrix<K> q, Matrix<K> k, Matrix<K> e) {
         each_block([&](int turn, LowerBlock at) {
-            float P_sums[2][4] = {}, (&l)[2][4] = l_sums[turn];
 #pragma unroll
-            for (auto& tile : l)
-                for (float& sum : tile) sum = 0;
+            for (int tile = 0; tile < 2; ++tile)
+                for (int place = 0; place < 4; ++place) q_k[turn][tile][place] = e_k[turn][tile][place] = 0;
 #pragma unroll 2
             for (int d = 0; d < K; d += 16) {
-                std::uint32_t q[4], e[4], k[4];
-                load_a(q, in.q.matrix, at.row, d);
-                load_a(e, in.e.matrix, at.row, d);
-                load_b_transposed(k, in.k.matrix, d, at.column);
+                std::uint32_t left_q[4], left_e[4], right[4];
+                load_a(left_q, q, at.row, d);
+                load_a(left_e, e, at.row, d);
+                load_b_transposed(right, k, d, at.column);
 #pragma unroll
                 for (int tile = 0; tile < 2; ++tile) {
-                    ptx::multiply_bf16(P_sums[tile], q, {k[2 * tile], k[2 * tile + 1]});
-                    ptx::multiply_bf16(l[tile], e, {k[2 * tile], k[2 * tile + 1]});
+                    ptx::multiply_bf16(q_k[turn][tile], left_q, {right[2 * tile], right[2 * tile + 1]});
+                    ptx::multiply_bf16(e_k[turn][tile], left_e, {right[2 * tile], right[2 * tile + 1]});
                 }
             }
-            each_score(at, [&](int tile, int place, int i, int j) {
-                const float factor = in.e.inverse_norm[i] * in.k.inverse_norm[j];
-                float& score = l[tile][place];
-                score = j < i ? score * factor * decays.between(in.undecayed_error ? i - 1 : i, j) : 0.0f;
+        });
+    }
+
+    // ---- what the page asks for ----
+    // P; l is made where it is scaled.
+    HEADRACE_DEVICE void scores(Tile P, Tile, const Inputs& in) {
+        inputs = in;
+        each_block([&](int turn, LowerBlock block) {
+            Tokens<4> keys = keys_of(block);
+            Tokens<2> queries;
+            each_row(block, [&](int half, int i) {
+                queries.power[half] = decays.at(i);
+                queries.factor[half] = in.scale * in.q.inverse_norm[i];
             });
-            each_score(at, [&](int tile, int place, int i, int j) {
-                const float factor = in.scale * in.q.inverse_norm[i] * in.k.inverse_norm[j];
-                float& score = P_sums[tile][place];
-                score = j <= i ? score * factor * decays.between(i, j) : 0.0f;
-                if (place % 2 == 1) P.image.pair(i, j - 1) = ptx::round_to_bf16(P_sums[tile][place - 1], score);
+            float score[2][4];
+            each_score(block, [&](int tile, int place, int i, int j) {
+                score[tile][place] = j <= i ? q_k[turn][tile][place] * weight(queries, keys, tile, place) : 0.0f;
+            });
+            each_score(block, [&](int tile, int place, int i, int j) {
+                if (place % 2 == 0) P.image.pair(i, j) = ptx::round_to_bf16(score[tile][place], score[tile][place + 1]);
             });
         });
     }
     HEADRACE_DEVICE void scale_columns(Tile dst, Tile, const float* factors, float factor) const {
-        ptx::sync_block();  // dst may lie where rows were
-        each_block([&](int turn, LowerBlock at) {
-            each_score(at, [&](int tile, int place, int i, int j) {
-                dst.exact.at(i, j) = l_sums[turn][tile][place] * factors[j] * factor;
+        each_block([&](int turn, LowerBlock block) {
+            Tokens<4> keys = keys_of(block);
+            each_key(block, [&](int c, int j) { keys.factor[c] *= factors[j] * factor; });
+            Tokens<2> erased;
+            each_row(block, [&](int half, int i) {
+                erased.power[half] = decays.at(inputs.undecayed_error && i > 0 ? i - 1 : i);
+                erased.factor[half] = inputs.e.inverse_norm[i];
+            });
+            each_score(block, [&](int tile, int place, int i, int j) {
+                dst.exact.at(i, j) = j < i ? e_k[turn][tile][place] * weight(erased, keys, tile, place) : 0.0f;
             });
         });
         ptx::sync_block();
     }
 
   private:
+    Inputs inputs{};
+
+    // Of the rows or columns that a lane has of a block.
+    template <int count>
+    struct Tokens {
+        ScalarDecays::Power power[count];
+        float factor[count];
+    };
+    HEADRACE_DEVICE static float weight(const Tokens<2>& rows, const Tokens<4>& columns, int tile, int place) {
+        const int row = place / 2, column = 2 * tile + place % 2;
+        return rows.factor[row] * columns.factor[column] *
+               ScalarDecays::between(rows.power[row], columns.power[column]);
+    }
+    template <class F>
+    HEADRACE_DEVICE static void each_row(LowerBlock block, F f) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) f(half, block.row + LanePlace().row + 8 * half);
+    }
+    template <class F>
+    HEADRACE_DEVICE static void each_key(LowerBlock block, F f) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) f(c, block.column + c / 2 * 8 + LanePlace().column + c % 2);
+    }
+    HEADRACE_DEVICE Tokens<4> keys_of(LowerBlock block) const {
+        Tokens<4> keys;
+        each_key(block, [&](int c, int j) {
+            keys.power[c] = decays.at(j);
+            keys.factor[c] = inputs.k.inverse_norm[j];
+        });
+        return keys;
+    }
+
     // f(turn, block) for the blocks of this warp
     template <class F>
     HEADRACE_DEVICE static void each_block(F f) {

@@ -26,44 +26,54 @@ HEADRACE_DEVICE float inverse_norm(float square) {
 struct ScalarDecays {
     static constexpr double reset = -7e4, log2_e = 1.4426950408889634;
 
-    float *high, *low;            // [C]
-    float *start, *before, *end;  // [C] e^{G_i}; the same without the token's own gate; e^{G_L - G_i}
-    double* through;              // [1] e^{G_L}
+    // Of a lane's two tokens: e^{G_i}; the same without the token's own gate; e^{G_L - G_i}. Of the chunk: e^{G_L}.
+    struct OfLane {
+        float start[2], before[2], end[2];
+        double through;
+    };
+    // Of a token, for those between two.
+    struct Power {
+        float high, low;
+    };
+
+    float *high, *low;  // [C]
 
     __host__ __device__ void carve(Arena& arena) {
-        for (float** vector : {&high, &low, &start, &before, &end}) *vector = arena.take<float>(tensor_chunk);
-        through = arena.take<double>(1);
+        for (float** vector : {&high, &low}) *vector = arena.take<float>(tensor_chunk);
     }
-    // Of tokens 2 lane and 2 lane + 1, zero behind the chunk's length. By one warp.
-    HEADRACE_DEVICE void prepare(float log_decay, float next_log_decay) const {
+    // From the log decays of tokens 2 lane and 2 lane + 1, zero behind the chunk's length. By one warp.
+    HEADRACE_DEVICE OfLane prepare(float log_decay, float next_log_decay) const {
         const int i = 2 * lane();
-        const double first = limited(log_decay), second = limited(next_log_decay);
-        double sum = first + second;
+        const double own[2] = {limited(log_decay), limited(next_log_decay)};
+        double sum = own[0] + own[1];
 #pragma unroll
         for (int distance = 1; distance < warp_lanes; distance *= 2) {
             const double earlier = ptx::shuffle_from(sum, (lane() - distance) & (warp_lanes - 1));
             if (lane() >= distance) sum += earlier;
         }
-        const double total = ptx::shuffle_from(sum, warp_lanes - 1);
-        set(i, sum - second, first, total);
-        set(i + 1, sum, second, total);
-        if (lane() == 0) *through = exp(total);
+        const double total = ptx::shuffle_from(sum, warp_lanes - 1), sums[2] = {sum - own[1], sum};
+        OfLane of;
+#pragma unroll
+        for (int token = 0; token < 2; ++token) {
+            const double power = sums[token] * log2_e;
+            high[i + token] = static_cast<float>(power);
+            low[i + token] = static_cast<float>(power - high[i + token]);
+            of.start[token] = power_of_two(static_cast<float>(power));
+            of.before[token] = power_of_two(static_cast<float>((sums[token] - own[token]) * log2_e));
+            of.end[token] = power_of_two(static_cast<float>((total - sums[token]) * log2_e));
+        }
+        of.through = exp(total);
+        return of;
     }
+    HEADRACE_DEVICE Power at(int i) const { return {high[i], low[i]}; }
     // e^{G_i - G_j}, j <= i
-    HEADRACE_DEVICE float between(int i, int j) const { return power_of_two((high[i] - high[j]) + (low[i] - low[j])); }
+    HEADRACE_DEVICE static float between(Power i, Power j) { return power_of_two((i.high - j.high) + (i.low - j.low)); }
+    HEADRACE_DEVICE float between(int i, int j) const { return between(at(i), at(j)); }
 
   private:
     // Of a number that is not positive but for roundings; NaN of one.
     HEADRACE_DEVICE static float power_of_two(float x) { return ptx::exp2_approximate(x > 0 ? 0.0f : x); }
     HEADRACE_DEVICE static double limited(float g) { return g < static_cast<float>(reset) ? reset : g; }
-    HEADRACE_DEVICE void set(int i, double G, double own, double total) const {
-        const double power = G * log2_e;
-        high[i] = static_cast<float>(power);
-        low[i] = static_cast<float>(power - high[i]);
-        start[i] = power_of_two(static_cast<float>(power));
-        before[i] = power_of_two(static_cast<float>((G - own) * log2_e));
-        end[i] = power_of_two(static_cast<float>((total - G) * log2_e));
-    }
 };
 
 }  // namespace headrace::cuda

@@ -30,6 +30,7 @@ class Tensor : public CudaImplementation {
         KernelArgs args{};
         args.undecayed_error = problem.erase_with_p;
         args.value_columns = tensor_values;
+        args.o.given = true;
         args.stages = 1;
         if (shared(tensor(problem, std::max(problem.K, backward ? problem.V : 0)), args) > memory_limit(problem))
             return "needs more shared memory than the GPU has";
@@ -75,14 +76,15 @@ class Tensor : public CudaImplementation {
     static std::int64_t blocks_of(std::int64_t columns, int of_block = tensor_values) {
         return (columns + of_block - 1) / of_block;
     }
-    // Values of a block. Half as many where that gives each multiprocessor of an H100 one block at most: a block then
-    // reads fewer operands, and no bit depends on it.
+    // Values of a block that walks to the outputs: fewer where each multiprocessor of an H100 still gets one block at
+    // most, as a block's operands then pass through its shared memory for fewer warps. No bit depends on it.
     static int value_columns(const Problem& problem) {
         constexpr std::int64_t multiprocessors = 132;
+        constexpr int few = 48;
         const int tokens = segment_tokens(problem);
         const std::int64_t walks = tokens > 0 ? parts_of(problem, tokens) : problem.N,
-                           blocks = walks * problem.HV * blocks_of(problem.V, tensor_values / 2);
-        return problem.rule == Rule::delta && blocks <= multiprocessors ? tensor_values / 2 : tensor_values;
+                           blocks = walks * problem.HV * blocks_of(problem.V, few);
+        return problem.rule == Rule::delta && blocks <= multiprocessors ? few : tensor_values;
     }
 
     static std::string backward_refusal(const Problem& problem) {
@@ -108,25 +110,29 @@ class Tensor : public CudaImplementation {
         if (shared(kernels, args) > memory_limit(problem)) args.stages = 1;
         const std::int64_t values = blocks_of(args.V, args.value_columns);
         const int threads = args.delta ? 2 * args.value_columns : tensor_threads;
-        args.segments.blocks = values + (args.delta ? blocks_of(args.K, args.value_columns) : 0);
+        KernelArgs of_states = args;
+        of_states.o = {}, of_states.value_columns = tensor_values;
+        of_states.segments.blocks = blocks_of(args.V) + (args.delta ? blocks_of(args.K) : 0);
+        const int state_threads = args.delta ? 2 * tensor_values : tensor_threads;
         const int tokens = args.segments.tokens;
         const std::int64_t walks = tokens > 0 ? args.segments.slots : problem.N;
-        const std::int64_t blocks = walks * problem.HV * values, of_states = walks * problem.HV * args.segments.blocks,
+        const std::int64_t blocks = walks * problem.HV * values,
+                           state_blocks = walks * problem.HV * of_states.segments.blocks,
                            joined = problem.N * problem.HV * ((args.V + join_columns - 1) / join_columns);
         Steps steps = steps_along(problem, tensor_chunk, problem.N * problem.HV * values);
         if (args.delta) {
-            const std::int64_t chunks = parts_of(problem, tensor_chunk) * problem.HV;
+            const std::int64_t chunks = parts_of(problem, tensor_chunk) * problem.H;
             launches.push_back({kernels.prepare, args, chunks, launched_threads, {1, static_cast<double>(chunks)}});
         }
         if (tokens > 0) {
-            Steps of_segments = steps_along(problem, tensor_chunk, problem.N * problem.HV * args.segments.blocks);
+            Steps of_segments = steps_along(problem, tensor_chunk, problem.N * problem.HV * of_states.segments.blocks);
             Steps segments = steps_along(problem, tokens, joined);
             steps.longest = of_segments.longest = tokens / tensor_chunk;
             // the last segment of a sequence leaves no state to another
             const double leaving = static_cast<double>(segments.longest - 1) / static_cast<double>(segments.longest);
             of_segments.all *= leaving;
             segments.all *= leaving, --segments.longest;
-            launches.push_back({kernels.states, args, of_states, threads, of_segments});
+            launches.push_back({kernels.states, of_states, state_blocks, state_threads, of_segments});
             launches.push_back({kernels.join, args, joined, launched_threads, segments});
         }
         launches.push_back({kernels.forward, args, blocks, threads, steps});

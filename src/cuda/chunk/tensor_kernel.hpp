@@ -105,9 +105,14 @@ struct TensorKernel {
             if (args.l2norm) weigh_rows(now);
             ptx::sync_block();
             if (warp() == 0) {
-                ops.decays.prepare(log_decays[2 * lane()], log_decays[2 * lane() + 1]);
+                const ScalarDecays::OfLane of = ops.decays.prepare(log_decays[2 * lane()], log_decays[2 * lane() + 1]);
+                for (int token = 0; token < 2; ++token) {
+                    ops.start[2 * lane() + token] = of.start[token];
+                    ops.end[2 * lane() + token] = of.end[token];
+                }
+                if (lane() == 0) *ops.through = of.through;
                 ptx::sync_warp();
-                if (lane() == 0) *segment_decay *= *ops.decays.through;
+                if (lane() == 0) *segment_decay *= *ops.through;
             }
             ptx::sync_block();
             if (more) next = numbers(range_of(sequence, chunk + 1), head);
@@ -234,7 +239,7 @@ struct TensorKernel {
         HEADRACE_ROLLED
         for (int w = 0; w < tensor_warps; ++w) total += warp_sums[w];
         const ChunkRange range = range_of(walk.sequence, chunk);
-        const double decay = *ops.decays.through * exp(static_cast<double>(log_decay(range, range.length - 1, head)));
+        const double decay = *ops.through * exp(static_cast<double>(log_decay(range, range.length - 1, head)));
         args.gate_walk.crossing[place] = static_cast<float>(total * decay);
     }
     HEADRACE_DEVICE void store_gate_terms(const Walk& walk, std::int64_t chunk, std::int64_t head, int first) const {

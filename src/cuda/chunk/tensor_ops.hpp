@@ -39,6 +39,8 @@ struct TensorOps {
 
     float write_scale;
     ScalarDecays decays;
+    float *start, *end;             // [C] e^{G_i}, e^{G_L - G_i}
+    double* through;                // [1] e^{G_L}
     Matrix<tensor_values> S_high;   // [K,64] the state as products read it
     Matrix<tensor_values> written;  // [C,64] what decay_and_write adds, decayed
     Matrix<tensor_values> partner;  // [C,64] rows whose products with the outputs may be wanted (additive rule)
@@ -51,6 +53,8 @@ struct TensorOps {
 
     __host__ __device__ void carve(Arena& arena) {
         decays.carve(arena);
+        for (float** vector : {&start, &end}) *vector = arena.take<float>(tensor_chunk);
+        through = arena.take<double>(1);
         S_high = Matrix<tensor_values>::take(arena, K);
         written = Matrix<tensor_values>::take(arena, tensor_chunk);
     }
@@ -109,8 +113,8 @@ struct TensorOps {
         }
         ptx::sync_block();
     }
-    HEADRACE_DEVICE Decayed reads(const Inputs& in) const { return {in.q, decays.start, in.scale}; }
-    HEADRACE_DEVICE Decayed to_end(Rows x) const { return {x, decays.end, write_scale}; }
+    HEADRACE_DEVICE Decayed reads(const Inputs& in) const { return {in.q, start, in.scale}; }
+    HEADRACE_DEVICE Decayed to_end(Rows x) const { return {x, end, write_scale}; }
 
     HEADRACE_DEVICE void read_and_score(Tile o, Decayed x, State, Tile P, Tile b) const {
         float sums[4][4] = {};
@@ -137,7 +141,7 @@ struct TensorOps {
         ptx::sync_block();
         float sums[state_tiles][4] = {};
         add_written(sums, x.x.matrix, written);
-        const SplitDecay<float> decay = split_decay<float>(*decays.through);
+        const SplitDecay<float> decay = split_decay<float>(*through);
 #pragma unroll
         for (int tile = 0; tile < state_tiles; ++tile) {
 #pragma unroll

@@ -42,8 +42,9 @@ struct WalkerKernel {
     Ops ops;
 
     __host__ __device__ WalkerKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
-        const std::size_t column = 2 * tensor_chunk, of_keys = args.undecayed_error ? 3 : 2;
-        stage_bytes = column * (of_keys * K + 4 * 64) + 4 * stage_numbers;
+        const std::size_t column = 2 * tensor_chunk, of_outputs = args.o.given ? 1 : 0,
+                          of_keys = (args.undecayed_error ? 2 : 1) + of_outputs;
+        stage_bytes = column * (of_keys * K + (3 + of_outputs) * 64) + 4 * stage_numbers;
         first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
         patch.matrix = Matrix<64>::take(arena, args.value_columns);
         rows = arena.take<Rows>(1);
@@ -60,7 +61,7 @@ struct WalkerKernel {
         const Strided entering = in_between ? segment_tensor(args.segments.states, args.V) : args.initial_state;
         const Columns columns{first, args.V, true};
         load(entering, in_between ? place : walk.n, head, columns);
-        run(walk, head, columns, args.o.given, in_between);
+        run(walk, head, columns, args.o.given, false);
         if (walk.last) store(args.final_state, walk.n, head, columns);
     }
 
@@ -73,7 +74,7 @@ struct WalkerKernel {
         const bool transition = first >= values;
         const Columns columns{transition ? first - values : first, transition ? args.K : args.V, !transition};
         load({}, 0, 0, columns);
-        run(walk, head, columns, false, true);
+        run(walk, head, columns, false, transition);
         float* const to = transition ? args.segments.transitions : args.segments.states;
         store(segment_tensor(to, columns.all), slot, head, columns);
     }
@@ -90,11 +91,12 @@ struct WalkerKernel {
         return {reinterpret_cast<char*>(data), {args.HV * head, head, columns, 1}, DType::f32, true};
     }
 
-    // The walk's chunks, from the state in registers to that behind them. `exact`: in every chunk, as what other
-    // segments left in a state is not known.
+    // The walk's chunks, from the state in registers to that behind them. `exact`: in every chunk; else where the
+    // numbers of all chunks of the sequence up to it ask for it, as in a walk without segments.
     HEADRACE_DEVICE void run(const Walk& walk, std::int64_t head, Columns columns, bool outputs, bool exact) {
         find_rows(walk, head, columns);
         if (walk.first_chunk < walk.end_chunk) fetch(columns, walk.first_chunk, outputs);
+        exactness.pass(args.prepared.numbers + 4 * rows->first_place, 4 * args.HV, walk.first_chunk);
         HEADRACE_ROLLED
         for (std::int64_t chunk = walk.first_chunk; chunk < walk.end_chunk; ++chunk) {
             ptx::wait_for_copies<0>();
@@ -110,7 +112,7 @@ struct WalkerKernel {
         }
     }
     HEADRACE_DEVICE void compute(const Stage& stage, bool outputs, bool exact) {
-        exactness.decide(stage.numbers + numbers_at, exact);
+        exactness.decide(*reinterpret_cast<const float4*>(stage.numbers + numbers_at), exact);
         ops.exact_reads = exactness.reads, ops.exact_writes = exactness.writes;
         const float2 decay = *reinterpret_cast<const float2*>(stage.numbers + decay_at);
         ops.decay = {decay.x, decay.y};
@@ -132,9 +134,11 @@ struct WalkerKernel {
             return matrix;
         };
         Stage stage{};
-        stage.q.data = take(K), stage.k.data = take(K);
+        stage.k.data = take(K);
         stage.e.data = args.undecayed_error ? take(K) : stage.k.data;
-        stage.v.data = take(64), stage.scores.data = take(64);
+        stage.q.data = args.o.given ? take(K) : stage.k.data;
+        stage.scores.data = args.o.given ? take(64) : stage.k.data;
+        stage.v.data = take(64);
         stage.solve.high.data = take(64), stage.solve.low.data = take(64);
         stage.numbers = reinterpret_cast<float*>(at);
         return stage;

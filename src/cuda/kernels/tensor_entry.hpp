@@ -29,13 +29,13 @@ __global__ void __launch_bounds__(tensor_threads, 1) tensor_states(const __grid_
 }
 
 // Chunks of the delta rule, and blocks of args.value_columns values that walk them.
-inline constexpr int prepare_blocks = 4, walker_threads = 128;
+inline constexpr int prepare_blocks = 3, walker_threads = 128;
 template <class Kernel>
 __global__ void __launch_bounds__(block_threads, prepare_blocks)
     tensor_prepare(const __grid_constant__ KernelArgs args) {
     Arena arena{block_memory, nullptr, ~std::size_t{0}};
     Kernel kernel(args, arena);
-    kernel.run(blockIdx.x / args.HV, blockIdx.x % args.HV);
+    kernel.run(blockIdx.x / args.H, blockIdx.x % args.H);
 }
 template <class Kernel>
 __global__ void __launch_bounds__(walker_threads, 1) tensor_walk(const __grid_constant__ KernelArgs args) {

@@ -1,5 +1,5 @@
-// counted_tensor: what a block of TensorKernel does at a whole chunk and beside its chunks, and one of SegmentJoin at a
-// segment, counted on the host.
+// counted_tensor: what a block of TensorKernel does at a whole chunk and beside its chunks, and one of DecayJoin at
+// a segment, counted on the host.
 #pragma once
 
 #include "algorithms/chunk.hpp"
@@ -156,23 +156,20 @@ BlockWork tensor_gate_work(const KernelArgs& args, std::size_t /*shared_limit*/)
     return {{}, step};
 }
 
-// Of a segment: a thread has places of [K, join_columns]. A transition's row lies in lines of 32 numbers in L1.
-template <bool delta>
-BlockWork tensor_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    const double places = args.K * join_columns, turns = quotient_up(places, block_threads);
+// Of a segment: a thread has places of [K, join_columns].
+inline BlockWork join_work(const KernelArgs& args) {
+    const double places = args.K * join_columns;
     KernelWork block, step;
-    block.input_bytes = args.initial_state.given ? places * static_cast<double>(size_of(args.initial_state.dtype)) : 0;
-    block.memory_waits = turns;
-    step.saved_bytes = 2 * 4 * places + (delta ? 4.0 * args.K * args.K : 8);
-    step.memory_waits = turns * (delta ? 1 + args.K / 32.0 : 1);
-    if (delta) {
-        const double terms = places / warp_lanes * args.K;
-        step.fma_flop = terms * 2 * warp_lanes;
-        step.tile_bytes = 2 * 128 * terms;
-        step.tile_waits = turns * args.K / 8;
-        step.barriers = 2;
-    }
+    block.input_bytes = bytes_of(args.initial_state, places);
+    block.memory_waits = 1;
+    step.saved_bytes = 2 * 4 * places;
     return {block, step};
+}
+BlockWork decay_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    BlockWork work = join_work(args);
+    work.step.saved_bytes += 8;
+    work.step.memory_waits = 1;
+    return work;
 }
 
 }  // namespace headrace::cuda

@@ -52,13 +52,13 @@ struct CountedWalkerOps {
     Decayed erases(const Inputs&) const { return {}; }
     Decayed to_end(Rows) const { return {}; }
     void add_read(Tile, Tile, Decayed, State) {
-        read_state();
+        read_state(exact);
         products.add(0, steps, 0);  // v
     }
     void solve(Tile, Tile) { products.add(3 * lower, lower, 2); }
     void scale_value_rows(Tile, Tile, const float*) { products.access(tiles, 0); }
     void read_and_score(Tile, Decayed, State, Tile, Tile) {
-        read_state();
+        read_state(0);
         products.add(2 * lower, lower / 2, 1);
         products.access(2 * tiles, 0);
     }
@@ -69,8 +69,8 @@ struct CountedWalkerOps {
     }
 
   private:
-    void read_state() {
-        products.add((1 + exact) * tiles * K / 16, tiles / 2 * K / 16, 2);
+    void read_state(double extra) {
+        products.add((1 + extra) * tiles * K / 16, tiles / 2 * K / 16, 2);
         products.access(tiles, 0);
     }
 };
@@ -111,12 +111,8 @@ BlockWork tensor_walk_work(const KernelArgs& args, std::size_t /*shared_limit*/)
     const double values = values_of_block(args, args.value_columns);
     KernelWork block = tensor_state_work(args, values);
     block.barriers = 0;
-    double exact = 0;  // all segments but the first of a sequence
-    if (args.segments.tokens > 0) {
-        block.saved_bytes = 4 * args.K * values;
-        exact = 1 - static_cast<double>(args.N) / static_cast<double>(args.segments.slots);
-    }
-    return {block, walk_chunk_work<K>(args, values, args.o.given, exact)};
+    if (args.segments.tokens > 0) block.saved_bytes = 4 * args.K * values;
+    return {block, walk_chunk_work<K>(args, values, args.o.given, 0)};
 }
 
 // On the mean of the blocks of values, and of those of transitions, which read none.
@@ -125,48 +121,67 @@ BlockWork tensor_walk_states_work(const KernelArgs& args, std::size_t /*shared_l
     KernelWork block;
     block.saved_bytes = 4 * args.K * values_of_block(args, args.value_columns);
     block.memory_waits = 1;
-    const double blocks = static_cast<double>(args.segments.blocks);
-    return {block, walk_chunk_work<K>(args, args.V / blocks, false, 1)};
+    const double blocks = static_cast<double>(args.segments.blocks),
+                 transitions = quotient_up(args.K, args.value_columns) / blocks;
+    return {block, walk_chunk_work<K>(args, args.V / blocks, false, transitions)};
 }
 
-// Follows PrepareKernel::run.
+// Of TransitionJoin at a segment: a thread has a row of the transition, which arrives by halves, the next one
+// meanwhile.
+template <int K>
+BlockWork transition_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    constexpr double warps = 2 * block_warps, columns = join_columns * K / (warps * warp_lanes);
+    const double channels = quotient_up(args.K, 4) * 4;
+    BlockWork work = join_work(args);
+    KernelWork& step = work.step;
+    step.saved_bytes += 4 * args.K * channels;
+    step.fma_flop = 2 * warps * warp_lanes * columns * channels;
+    // pieces as copies write them; those of a row four by four; of the state, the same in all lanes of a warp
+    step.tile_bytes =
+        4 * args.K * channels + warps * channels * (512.0 / 4 + columns / 4 * 128) + warps * columns * 128;
+    step.tile_waits = 4;
+    step.barriers = 4;
+    return work;
+}
+
+// Follows PrepareKernel::run: a chunk of some value heads of a key head, on the mean.
 template <int K>
 BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    const double C = tensor_chunk, key_rows = args.undecayed_error ? 3 : 2;
+    const double C = tensor_chunk, heads = args.group / quotient_up(args.group, prepared_heads), blocks = 10,
+                 key_rows = args.undecayed_error ? 3 : 2;
     TileCounter counter;
     KernelWork& work = counter.work;
     WarpProducts products{counter, block_warps};
-    work.input_bytes = key_rows * C * args.K * 2 + bytes_of(args.g, C) + bytes_of(args.beta, C);
+    work.input_bytes = key_rows * C * args.K * 2 + heads * (bytes_of(args.g, C) + bytes_of(args.beta, C));
     work.memory_waits = 2;
     work.tile_bytes = key_rows * C * K * 2;
-    // decays: sums of doubles, exponentials
-    work.tile_bytes += 128 * (2 * 5 + 2 + 10 + 2);
-    work.tile_waits += 12;
     counter.barrier();
-    // norms and energies, two turns of 32 rows
-    const double dots = (args.undecayed_error ? 3 : 1) + (args.l2norm ? 1 : 0);
-    const double loads = (args.undecayed_error ? 2 : 1) + (args.l2norm ? 1 : 0);
-    products.access(2 * (4 * loads * K / 32 + 2 * dots + 6), 2 * 4);
-    products.access(K / 4.0 + 2, 6);
+    // norms, two turns of 32 rows; energies
+    const double dots = (args.undecayed_error ? 3 : 1) + (args.l2norm ? 1 : 0),
+                 loads = (args.undecayed_error ? 2 : 1) + (args.l2norm ? 1 : 0);
+    products.access(2 * (4 * loads * K / 32 + 2 * dots + 5), 2 * 4);
+    products.access(K / 4.0 + 2, 4);
+    // products of rows, of ten blocks, three one after another
+    work.tensor_flop += blocks * 4 * K / 16 * WarpProducts::flop_of_product;
+    work.tile_bytes += (blocks + 2 * 5) * K / 16 * WarpProducts::bytes_of_operand;
+    work.tile_waits += 3 * (K / 32.0 + 1);
     counter.barrier();
-    // factors; numbers, by one warp
-    work.tile_bytes += 2 * 128 * 9 + 128 * (30 + 4.0 * K / 32);
-    work.tile_waits += 2;
-    // scores of ten blocks, three one after another
-    work.tensor_flop += 10 * 4 * K / 16.0 * WarpProducts::flop_of_product;
-    work.tile_bytes += 10 * (3 * K / 16.0 * 512 + 2 * 8 * 7 * 128.0);
-    work.tile_waits += 3 * (K / 32.0 + 3);
-    counter.barrier(), counter.barrier();
-    work.tile_bytes += 10 * 8 * 2 * 128;
-    // the inverse: substitution; 3 x 4 and 7 x 8 and 4 products of fp32 tiles (join_16, join_32)
-    work.tile_bytes += 4 * (15 * 8 + 16) * 128;
-    work.tile_waits += 15 + 2 * 3 + 3 * 3;
-    constexpr double of_16 = 3 * 3, of_32 = 3 * (4 * 1.5 + 2 * 1.5);
-    work.tensor_flop += 4 * (of_16 + 2 * of_32) * WarpProducts::flop_of_product;
-    for (int i = 0; i < 3; ++i) counter.barrier();
-    work.tile_bytes += 4 * 3 * 2 * 512;
-    work.tile_waits += 3;
-    work.saved_bytes = prepared_bytes(3);
+    // decays, factors and numbers, a value head for each warp
+    work.tile_bytes += heads * 128 * (2 * 12 + 6 + 9 + 40 + 2 * K / 32.0 + 4.0 * K / 32);
+    work.tile_waits += 40;
+    counter.barrier();
+    // scores and -l Diag(beta): numbers of rows and columns, elements
+    work.tile_bytes += heads * blocks * (2 * (2 + 4) + 2 + 8) * 128;
+    if (args.l2norm) work.tile_bytes += blocks * 12 * 128;
+    work.tile_waits += heads * 4;
+    // the inverse: substitution; 3 x 4 and 7 x 8 and 4 products of fp32 tiles (join_16, join_32); its pieces
+    work.tile_bytes += heads * 128 * (2 * (15 * 8 + 16) + 4 * (8 + 8 + 4 + 4) + 4 * (1.5 * (8 + 16) + 1.5 * 8 + 8));
+    work.tile_waits += heads * (15 + 6 + 9);
+    work.tensor_flop += heads * 4 * (9 + 3 * (1.5 * 4 + 2 * 1.5)) * WarpProducts::flop_of_product;
+    work.tile_bytes += heads * block_warps * 3 * 2 * 512;
+    work.tile_waits += heads * 2;
+    work.barriers += heads * 4;
+    work.saved_bytes = heads * prepared_bytes(3);
     return {{}, work};
 }
 

@@ -11,11 +11,12 @@ namespace headrace::cuda {
 template <int K>
 struct PrepareKernel {
     using Ops = PrepareOps<K>;
+    static_assert(prepared_heads == block_warps);
 
     const KernelArgs& args;
     Matrix<K> q, k, e;
     float *q_norm, *k_norm, *e_norm;  // [C]
-    float* beta;                      // [block_warps,C] of as many value heads
+    float* beta;                      // [prepared_heads,C]
     ScalarDecays decays;              // of the first of them
     cuda::Tile<float> n, inverse;     // [C,C]; inverse may lie where the rows were
     ChunkNumbers<K> numbers;
@@ -36,12 +37,12 @@ struct PrepareKernel {
         for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
         e_norm = args.undecayed_error ? arena.take<float>(tensor_chunk) : k_norm;
         numbers.carve(arena, n.data);
-        for (float** vectors : {&beta, &decays.high, &decays.low})
-            *vectors = arena.take<float>(block_warps * tensor_chunk);
+        beta = arena.take<float>(prepared_heads * tensor_chunk);
+        decays.powers = arena.take<ScalarDecays::Power>(prepared_heads * tensor_chunk);
     }
 
-    // Chunk `row` of all sequences' (part_at), one key head.
-    HEADRACE_DEVICE void run(std::int64_t row, std::int64_t key_head) {
+    // Chunk `row` of all sequences' (part_at); value heads [first, first + prepared_heads) of a key head's group.
+    HEADRACE_DEVICE void run(std::int64_t row, std::int64_t key_head, int first) {
         const PartAt at = part_at(args, row, tensor_chunk);
         const TokenRange sequence = sequence_of(args, at.n);
         if (at.part * tensor_chunk >= sequence.end - sequence.begin) return;
@@ -50,22 +51,19 @@ struct PrepareKernel {
         copy_tokens(k, args.k, range, key_head, 0, args.K);
         if (args.undecayed_error) copy_tokens(e, args.p, range, key_head, 0, args.K);
         ptx::end_copies();
-        const std::int64_t first_head = key_head * args.group;
-        Tokens next = tokens_of(range, first_head, warp());
+        const int heads = args.group - first < prepared_heads ? args.group - first : prepared_heads;
+        const std::int64_t head = key_head * args.group + first, place = row * args.HV + head;
+        const Tokens tokens = warp() < heads ? tokens_of(range, head + warp()) : Tokens{};
         ptx::wait_for_copies<0>();
         ptx::sync_block();
         weigh_rows();
+        ptx::sync_block();
+        if (warp() < heads) store_tokens_of(tokens, place + warp());
         ops.multiply_rows(q, k, e);
+        if (args.l2norm) ops.normalise(q_norm, k_norm, e_norm);
         ptx::sync_block();
         HEADRACE_ROLLED
-        for (int first = 0; first < args.group; first += block_warps) {
-            const std::int64_t place = row * args.HV + first_head + first;
-            if (first + warp() < args.group) store_tokens_of(next, place + warp());
-            next = tokens_of(range, first_head, first + block_warps + warp());
-            ptx::sync_block();
-            HEADRACE_ROLLED
-            for (int head = 0; head < block_warps && first + head < args.group; ++head) solve(head, place + head);
-        }
+        for (int i = 0; i < heads; ++i) solve(i, place + i);
     }
 
   private:
@@ -75,21 +73,18 @@ struct PrepareKernel {
     struct Tokens {
         float log_decay[2], beta[2];
     };
-    HEADRACE_DEVICE Tokens tokens_of(const ChunkRange& range, std::int64_t first_head, int head) const {
+    HEADRACE_DEVICE Tokens tokens_of(const ChunkRange& range, std::int64_t head) const {
         Tokens of{};
-        if (head >= args.group) return of;
 #pragma unroll
         for (int token = 0; token < 2; ++token) {
             const int i = 2 * lane() + token;
             if (i >= range.length) continue;
-            of.log_decay[token] = token_log_decay(args, range, i, first_head + head);
-            of.beta[token] = beta_value<float>(args, range.row, range.token(i), first_head + head, 0).value;
+            of.log_decay[token] = token_log_decay(args, range, i, head);
+            of.beta[token] = beta_value<float>(args, range.row, range.token(i), head, 0).value;
         }
         return of;
     }
-    HEADRACE_DEVICE ScalarDecays decays_of(int head) const {
-        return {decays.high + head * tensor_chunk, decays.low + head * tensor_chunk};
-    }
+    HEADRACE_DEVICE ScalarDecays decays_of(int head) const { return {decays.powers + head * tensor_chunk}; }
     // What a chunk's tokens and their gates say, of the value head of this warp.
     HEADRACE_DEVICE void store_tokens_of(const Tokens& tokens, std::int64_t place) const {
         const ScalarDecays::OfLane of = decays_of(warp()).prepare(tokens.log_decay[0], tokens.log_decay[1]);
@@ -117,13 +112,8 @@ struct PrepareKernel {
     HEADRACE_DEVICE void solve(int head, std::int64_t place) {
         ops.decays = decays_of(head);
         const typename Ops::Tile P{{args.prepared.scores + place * matrix_size}, {}}, l{{}, n};
-        const algorithms::ChunkInputs<Ops> in{{q, q_norm},
-                                              {k, k_norm},
-                                              {e, e_norm},
-                                              {},
-                                              beta + head * tensor_chunk,
-                                              static_cast<float>(args.scale),
-                                              args.undecayed_error};
+        const algorithms::ChunkInputs<Ops> in{
+            {}, {}, {}, {}, beta + head * tensor_chunk, static_cast<float>(args.scale), args.undecayed_error};
         algorithms::chunk_scores<true>(ops, in, {P, l, l, {}, {}});
         UnitLowerInverse{n, inverse}.compute();
         store_inverse(place);

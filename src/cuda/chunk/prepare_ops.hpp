@@ -10,23 +10,25 @@
 
 namespace headrace::cuda {
 
-// Blocks of 16 x 16 on and below the diagonal of [64,64], row by row.
+// Blocks of 16 x 16 on and below the diagonal of [64,64], up to three for each of four warps, one after another; those
+// of the first three warps share their rows.
 struct LowerBlock {
-    static constexpr int count = 10;
+    static constexpr int turns = 3;
     int row, column;  // of its first element
-    HEADRACE_DEVICE explicit LowerBlock(int number) {
-        const int i = number < 1 ? 0 : number < 3 ? 1 : number < 6 ? 2 : 3;
-        row = 16 * i, column = 16 * (number - i * (i + 1) / 2);
+    bool there, new_rows;
+    HEADRACE_DEVICE explicit LowerBlock(int turn) {
+        const bool corners = warp() == 3;  // of the diagonal
+        row = corners ? 48 * (1 - turn) : 16 * (3 - warp());
+        column = corners ? row : 16 * turn;
+        there = corners || warp() == 2 ? turn < 2 : true;
+        new_rows = turn == 0 || corners;
     }
 };
 
 template <int K>
 struct PrepareOps {
     using T = float;
-    struct Rows {
-        Matrix<K> matrix;
-        const float* inverse_norm;
-    };
+    struct Rows {};  // of which only products are left
     // P, which is stored at once, as the image of a matrix; or l and what becomes of it, in fp32.
     struct Tile {
         Matrix<64> image;
@@ -36,119 +38,114 @@ struct PrepareOps {
     struct State {};
     using Inputs = algorithms::ChunkInputs<PrepareOps>;
 
-    static constexpr int turns = (LowerBlock::count + block_warps - 1) / block_warps;
-
-    ScalarDecays decays;                       // of the value head
-    float q_k[turns][2][4], e_k[turns][2][4];  // this lane's products of rows
+    ScalarDecays decays;                                               // of the value head
+    float q_k[LowerBlock::turns][2][4], e_k[LowerBlock::turns][2][4];  // this lane's products of rows
 
     // Products of rows, of the blocks of this warp.
     HEADRACE_DEVICE void multiply_rows(Matrix<K> q, Matrix<K> k, Matrix<K> e) {
-        each_block([&](int turn, LowerBlock at) {
 #pragma unroll
+        for (int turn = 0; turn < LowerBlock::turns; ++turn)
             for (int tile = 0; tile < 2; ++tile)
                 for (int place = 0; place < 4; ++place) q_k[turn][tile][place] = e_k[turn][tile][place] = 0;
-#pragma unroll 2
-            for (int d = 0; d < K; d += 16) {
-                std::uint32_t left_q[4], left_e[4], right[4];
-                load_a(left_q, q, at.row, d);
-                load_a(left_e, e, at.row, d);
+        HEADRACE_ROLLED
+        for (int d = 0; d < K; d += 16) {
+            std::uint32_t left_q[4], left_e[4];
+            each_block([&](int turn, LowerBlock at) {
+                if (at.new_rows) load_a(left_q, q, at.row, d), load_a(left_e, e, at.row, d);
+                std::uint32_t right[4];
                 load_b_transposed(right, k, d, at.column);
 #pragma unroll
                 for (int tile = 0; tile < 2; ++tile) {
                     ptx::multiply_bf16(q_k[turn][tile], left_q, {right[2 * tile], right[2 * tile + 1]});
                     ptx::multiply_bf16(e_k[turn][tile], left_e, {right[2 * tile], right[2 * tile + 1]});
                 }
-            }
+            });
+        }
+    }
+    // The same of unit vectors.
+    HEADRACE_DEVICE void normalise(const float* q_norm, const float* k_norm, const float* e_norm) {
+        each_block([&](int turn, LowerBlock block) {
+            each_score(block, [&](int tile, int place, int i, int j) {
+                q_k[turn][tile][place] *= q_norm[i] * k_norm[j];
+                e_k[turn][tile][place] *= e_norm[i] * k_norm[j];
+            });
         });
     }
 
     // ---- what the page asks for ----
     // P; l is made where it is scaled.
     HEADRACE_DEVICE void scores(Tile P, Tile, const Inputs& in) {
-        inputs = in;
+        undecayed_error = in.undecayed_error;
         each_block([&](int turn, LowerBlock block) {
-            Tokens<4> keys = keys_of(block);
-            Tokens<2> queries;
-            each_row(block, [&](int half, int i) {
-                queries.power[half] = decays.at(i);
-                queries.factor[half] = in.scale * in.q.inverse_norm[i];
-            });
-            float score[2][4];
-            each_score(block, [&](int tile, int place, int i, int j) {
-                score[tile][place] = j <= i ? q_k[turn][tile][place] * weight(queries, keys, tile, place) : 0.0f;
-            });
-            each_score(block, [&](int tile, int place, int i, int j) {
-                if (place % 2 == 0) P.image.pair(i, j) = ptx::round_to_bf16(score[tile][place], score[tile][place + 1]);
+            const Between between(decays, block, 0);
+            each_score_pair(block, [&](int tile, int place, int i, int j) {
+                const auto score = [&](int odd) {
+                    return j + odd <= i ? in.scale * q_k[turn][tile][place + odd] * between.decay(tile, place + odd)
+                                        : 0.0f;
+                };
+                P.image.pair(i, j) = ptx::round_to_bf16(score(0), score(1));
             });
         });
     }
     HEADRACE_DEVICE void scale_columns(Tile dst, Tile, const float* factors, float factor) const {
         each_block([&](int turn, LowerBlock block) {
-            Tokens<4> keys = keys_of(block);
-            each_key(block, [&](int c, int j) { keys.factor[c] *= factors[j] * factor; });
-            Tokens<2> erased;
-            each_row(block, [&](int half, int i) {
-                erased.power[half] = decays.at(inputs.undecayed_error && i > 0 ? i - 1 : i);
-                erased.factor[half] = inputs.e.inverse_norm[i];
-            });
-            each_score(block, [&](int tile, int place, int i, int j) {
-                dst.exact.at(i, j) = j < i ? e_k[turn][tile][place] * weight(erased, keys, tile, place) : 0.0f;
+            const Between between(decays, block, undecayed_error ? 1 : 0);
+            each_score_pair(block, [&](int tile, int place, int i, int j) {
+                const float2 of = *reinterpret_cast<const float2*>(factors + j);
+                const auto score = [&](int odd, float scaled) {
+                    return j + odd < i ? e_k[turn][tile][place + odd] * between.decay(tile, place + odd) * scaled
+                                       : 0.0f;
+                };
+                *reinterpret_cast<float2*>(&dst.exact.at(i, j)) = {score(0, of.x * factor), score(1, of.y * factor)};
             });
         });
         ptx::sync_block();
     }
 
   private:
-    Inputs inputs{};
+    bool undecayed_error = false;
 
-    // Of the rows or columns that a lane has of a block.
-    template <int count>
-    struct Tokens {
-        ScalarDecays::Power power[count];
-        float factor[count];
+    // Decays of a lane's pairs of tokens in a block, up to `earlier` tokens before that of the row.
+    struct Between {
+        ScalarDecays::Power rows[2], columns[4];
+        HEADRACE_DEVICE Between(const ScalarDecays& decays, LowerBlock block, int earlier) {
+            const LanePlace at;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int i = block.row + at.row + 8 * half - earlier;
+                rows[half] = decays.at(i > 0 ? i : 0);
+            }
+#pragma unroll
+            for (int c = 0; c < 4; ++c) columns[c] = decays.at(block.column + c / 2 * 8 + at.column + c % 2);
+        }
+        HEADRACE_DEVICE float decay(int tile, int place) const {
+            return ScalarDecays::between(rows[place / 2], columns[2 * tile + place % 2]);
+        }
     };
-    HEADRACE_DEVICE static float weight(const Tokens<2>& rows, const Tokens<4>& columns, int tile, int place) {
-        const int row = place / 2, column = 2 * tile + place % 2;
-        return rows.factor[row] * columns.factor[column] *
-               ScalarDecays::between(rows.power[row], columns.power[column]);
-    }
-    template <class F>
-    HEADRACE_DEVICE static void each_row(LowerBlock block, F f) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) f(half, block.row + LanePlace().row + 8 * half);
-    }
-    template <class F>
-    HEADRACE_DEVICE static void each_key(LowerBlock block, F f) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) f(c, block.column + c / 2 * 8 + LanePlace().column + c % 2);
-    }
-    HEADRACE_DEVICE Tokens<4> keys_of(LowerBlock block) const {
-        Tokens<4> keys;
-        each_key(block, [&](int c, int j) {
-            keys.power[c] = decays.at(j);
-            keys.factor[c] = inputs.k.inverse_norm[j];
-        });
-        return keys;
-    }
 
     // f(turn, block) for the blocks of this warp
     template <class F>
     HEADRACE_DEVICE static void each_block(F f) {
 #pragma unroll
-        for (int turn = 0; turn < turns; ++turn) {
-            const int number = turn * block_warps + warp();
-            if (number < LowerBlock::count) f(turn, LowerBlock(number));
+        for (int turn = 0; turn < LowerBlock::turns; ++turn) {
+            const LowerBlock block(turn);
+            if (block.there) f(turn, block);
         }
     }
-    // f(tile, place, i, j) for this lane's accumulators of a block
+    // f(tile, place, i, j) for this lane's accumulators of a block; the other one by two neighbours in a row.
     template <class F>
     HEADRACE_DEVICE static void each_score(LowerBlock block, F f) {
+        each_score_pair(block,
+                        [&](int tile, int place, int i, int j) { f(tile, place, i, j), f(tile, place + 1, i, j + 1); });
+    }
+    template <class F>
+    HEADRACE_DEVICE static void each_score_pair(LowerBlock block, F f) {
         const LanePlace at;
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
-            for (int place = 0; place < 4; ++place)
-                f(tile, place, block.row + at.row + place / 2 * 8, block.column + 8 * tile + at.column + place % 2);
+            for (int place = 0; place < 4; place += 2)
+                f(tile, place, block.row + at.row + place / 2 * 8, block.column + 8 * tile + at.column);
         }
     }
 };

@@ -31,16 +31,14 @@ struct ScalarDecays {
         float start[2], before[2], end[2];
         double through;
     };
-    // Of a token, for those between two.
+    // G_i, for decays between two tokens.
     struct Power {
         float high, low;
     };
 
-    float *high, *low;  // [C]
+    Power* powers;  // [C]
 
-    __host__ __device__ void carve(Arena& arena) {
-        for (float** vector : {&high, &low}) *vector = arena.take<float>(tensor_chunk);
-    }
+    __host__ __device__ void carve(Arena& arena) { powers = arena.take<Power>(tensor_chunk); }
     // From the log decays of tokens 2 lane and 2 lane + 1, zero behind the chunk's length. By one warp.
     HEADRACE_DEVICE OfLane prepare(float log_decay, float next_log_decay) const {
         const int i = 2 * lane();
@@ -56,8 +54,8 @@ struct ScalarDecays {
 #pragma unroll
         for (int token = 0; token < 2; ++token) {
             const double power = sums[token] * log2_e;
-            high[i + token] = static_cast<float>(power);
-            low[i + token] = static_cast<float>(power - high[i + token]);
+            const float high = static_cast<float>(power);
+            powers[i + token] = {high, static_cast<float>(power - high)};
             of.start[token] = power_of_two(static_cast<float>(power));
             of.before[token] = power_of_two(static_cast<float>((sums[token] - own[token]) * log2_e));
             of.end[token] = power_of_two(static_cast<float>((total - sums[token]) * log2_e));
@@ -65,7 +63,10 @@ struct ScalarDecays {
         of.through = exp(total);
         return of;
     }
-    HEADRACE_DEVICE Power at(int i) const { return {high[i], low[i]}; }
+    HEADRACE_DEVICE Power at(int i) const {
+        const float2 of = *reinterpret_cast<const float2*>(powers + i);
+        return {of.x, of.y};
+    }
     // e^{G_i - G_j}, j <= i
     HEADRACE_DEVICE static float between(Power i, Power j) { return power_of_two((i.high - j.high) + (i.low - j.low)); }
     HEADRACE_DEVICE float between(int i, int j) const { return between(at(i), at(j)); }

@@ -57,8 +57,8 @@ class Tensor : public CudaImplementation {
         args.segments.states =
             static_cast<float*>(carver.take("segment states", DType::f32, {slots, problem.HV, problem.K, problem.V}));
         if (args.delta) {
-            args.segments.transitions = static_cast<float*>(
-                carver.take("segment transitions", DType::f32, {slots, problem.HV, problem.K, problem.K}));
+            args.segments.transitions = static_cast<float*>(carver.take(
+                "segment transitions", DType::f32, {slots, problem.HV, problem.K, (problem.K + 3) / 4 * 4}));
         } else {
             args.segments.decays = static_cast<double*>(carver.take("segment decays", DType::f64, {slots, problem.HV}));
         }
@@ -121,7 +121,8 @@ class Tensor : public CudaImplementation {
                            joined = problem.N * problem.HV * ((args.V + join_columns - 1) / join_columns);
         Steps steps = steps_along(problem, tensor_chunk, problem.N * problem.HV * values);
         if (args.delta) {
-            const std::int64_t chunks = parts_of(problem, tensor_chunk) * problem.H;
+            const std::int64_t chunks =
+                parts_of(problem, tensor_chunk) * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
             launches.push_back({kernels.prepare, args, chunks, launched_threads, {1, static_cast<double>(chunks)}});
         }
         if (tokens > 0) {
@@ -133,7 +134,8 @@ class Tensor : public CudaImplementation {
             of_segments.all *= leaving;
             segments.all *= leaving, --segments.longest;
             launches.push_back({kernels.states, of_states, state_blocks, state_threads, of_segments});
-            launches.push_back({kernels.join, args, joined, launched_threads, segments});
+            launches.push_back(
+                {kernels.join, args, joined, args.delta ? 2 * launched_threads : launched_threads, segments});
         }
         launches.push_back({kernels.forward, args, blocks, threads, steps});
     }

@@ -72,7 +72,8 @@ struct WalkerKernel {
         if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
         const int values = round_up(args.V, args.value_columns);
         const bool transition = first >= values;
-        const Columns columns{transition ? first - values : first, transition ? args.K : args.V, !transition};
+        const Columns columns{transition ? first - values : first, transition ? round_up(args.K, 4) : args.V,
+                              !transition};
         load({}, 0, 0, columns);
         run(walk, head, columns, false, transition);
         float* const to = transition ? args.segments.transitions : args.segments.states;

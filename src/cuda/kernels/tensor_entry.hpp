@@ -3,6 +3,7 @@
 
 #include "cuda/chunk/gate_terms.hpp"
 #include "cuda/chunk/prepare_kernel.hpp"
+#include "cuda/chunk/segment_join.hpp"
 #include "cuda/chunk/tensor_kernel.hpp"
 #include "cuda/chunk/walker_kernel.hpp"
 #include "cuda/kernels/kernels.hpp"
@@ -35,7 +36,8 @@ __global__ void __launch_bounds__(block_threads, prepare_blocks)
     tensor_prepare(const __grid_constant__ KernelArgs args) {
     Arena arena{block_memory, nullptr, ~std::size_t{0}};
     Kernel kernel(args, arena);
-    kernel.run(blockIdx.x / args.H, blockIdx.x % args.H);
+    const std::int64_t parts = (args.group + prepared_heads - 1) / prepared_heads, task = blockIdx.x;
+    kernel.run(task / parts / args.H, task / parts % args.H, static_cast<int>(task % parts) * prepared_heads);
 }
 template <class Kernel>
 __global__ void __launch_bounds__(walker_threads, 1) tensor_walk(const __grid_constant__ KernelArgs args) {
@@ -54,12 +56,21 @@ __global__ void __launch_bounds__(walker_threads, 1) tensor_walk_states(const __
                   static_cast<int>(task % blocks) * args.value_columns);
 }
 
-template <bool delta>
-__global__ void __launch_bounds__(block_threads) tensor_join(const __grid_constant__ KernelArgs args) {
+template <class Join>
+__device__ void join_segments(const KernelArgs& args) {
     Arena arena{block_memory, nullptr, ~std::size_t{0}};
-    SegmentJoin<delta> join(args, arena);
+    Join join(args, arena);
     const std::int64_t blocks = (args.V + join_columns - 1) / join_columns, task = blockIdx.x;
     join.join(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * join_columns);
+}
+template <class Join>
+__global__ void __launch_bounds__(block_threads) tensor_join(const __grid_constant__ KernelArgs args) {
+    join_segments<Join>(args);
+}
+template <int K>
+__global__ void __launch_bounds__(2 * block_threads, 1)
+    tensor_join_transitions(const __grid_constant__ KernelArgs args) {
+    join_segments<TransitionJoin<K>>(args);
 }
 
 // Left alone, ptxas takes 48 registers and spills.
@@ -76,12 +87,6 @@ BlockMemory shared_memory_of(const KernelArgs& args, std::size_t /*shared_limit*
     Arena arena{nullptr, nullptr, ~std::size_t{0}};
     Block(args, arena);
     return {arena.shared_used, 0};
-}
-
-template <bool delta>
-Kernel tensor_join_kernel() {
-    return {"tensor_join", reinterpret_cast<const void*>(&tensor_join<delta>), registers_allowed(block_threads, 1),
-            &shared_memory_of<SegmentJoin<delta>>, &tensor_join_work<delta>};
 }
 
 }  // namespace headrace::cuda

@@ -29,7 +29,7 @@ struct Segments {
     std::int64_t slots;
     std::int64_t blocks;  // of 64 columns of a slot and head: values, then those of transitions
     float* states;        // [slots,HV,K,V] what leaves a segment that no state enters; then what enters it
-    float* transitions;   // [slots,HV,K,K] of the delta rule: what leaves it of the state that enters
+    float* transitions;   // [slots,HV,K,K up to a multiple of 4] delta rule: what leaves it of the state that enters
     double* decays;       // [slots,HV] the same of the additive rule: one number
 };
 

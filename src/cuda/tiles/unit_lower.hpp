@@ -12,7 +12,7 @@ struct UnitLowerInverse {
     Tile<float> n, inverse;
 
     HEADRACE_DEVICE void compute() const {
-        if (warp() < 4) invert_diagonal(16 * warp());
+        if (warp() < 2) invert_diagonal(32 * warp() + lane() / 16 * 16);
         ptx::sync_block();
         if (warp() < 4) join_16(32 * (warp() / 2), 8 * (warp() % 2));
         ptx::sync_block();
@@ -21,7 +21,7 @@ struct UnitLowerInverse {
     }
 
   private:
-    // A lane has a column.
+    // A lane has a column of one of two blocks.
     HEADRACE_DEVICE void invert_diagonal(int first) const {
         const int column = lane() % 16;
         float x[16];
@@ -32,7 +32,6 @@ struct UnitLowerInverse {
 #pragma unroll
             for (int i = m + 1; i < 16; ++i) x[i] = fmaf(n.at(first + i, first + m), x[m], x[i]);
         }
-        if (lane() >= 16) return;
 #pragma unroll
         for (int i = 0; i < 16; ++i) inverse.at(first + i, first + column) = x[i];
     }

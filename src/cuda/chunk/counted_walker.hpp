@@ -108,9 +108,9 @@ KernelWork walk_chunk_work(const KernelArgs& args, double values, bool outputs, 
 
 template <int K>
 BlockWork tensor_walk_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    const double values = values_of_block(args, args.value_columns);
+    const double values = args.V / quotient_up(args.V, args.value_columns);  // on the mean of the blocks
     KernelWork block = tensor_state_work(args, values);
-    block.barriers = 0;
+    block.barriers = 1;
     if (args.segments.tokens > 0) block.saved_bytes = 4 * args.K * values;
     return {block, walk_chunk_work<K>(args, values, args.o.given, 0)};
 }
@@ -121,6 +121,7 @@ BlockWork tensor_walk_states_work(const KernelArgs& args, std::size_t /*shared_l
     KernelWork block;
     block.saved_bytes = 4 * args.K * values_of_block(args, args.value_columns);
     block.memory_waits = 1;
+    block.barriers = 1;
     const double blocks = static_cast<double>(args.segments.blocks),
                  transitions = quotient_up(args.K, args.value_columns) / blocks;
     return {block, walk_chunk_work<K>(args, args.V / blocks, false, transitions)};
@@ -147,7 +148,8 @@ BlockWork transition_join_work(const KernelArgs& args, std::size_t /*shared_limi
 // Follows PrepareKernel::run: a chunk of some value heads of a key head, on the mean.
 template <int K>
 BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    const double C = tensor_chunk, heads = args.group / quotient_up(args.group, prepared_heads), blocks = 10,
+    constexpr double blocks = 10;  // of 16 x 16, on and below the diagonal
+    const double C = tensor_chunk, heads = args.group / quotient_up(args.group, prepared_heads),
                  key_rows = args.undecayed_error ? 3 : 2;
     TileCounter counter;
     KernelWork& work = counter.work;
@@ -157,29 +159,25 @@ BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t /*shared_limit
     work.tile_bytes = key_rows * C * K * 2;
     counter.barrier();
     // norms, two turns of 32 rows; energies
-    const double dots = (args.undecayed_error ? 3 : 1) + (args.l2norm ? 1 : 0),
-                 loads = (args.undecayed_error ? 2 : 1) + (args.l2norm ? 1 : 0);
-    products.access(2 * (4 * loads * K / 32 + 2 * dots + 5), 2 * 4);
+    const double rows = (args.undecayed_error ? 4 : 1) + (args.l2norm ? 1 : 0),
+                 dots = (args.undecayed_error ? 3 : 1) + (args.l2norm ? 1 : 0);
+    products.access(2 * (4 * rows * K / 32 + 2 * dots + 5), 2 * 4);
     products.access(K / 4.0 + 2, 4);
-    // products of rows, of ten blocks, three one after another
+    counter.barrier();
+    // products of rows, of ten blocks, up to three one after another; the first of a row loads it
     work.tensor_flop += blocks * 4 * K / 16 * WarpProducts::flop_of_product;
     work.tile_bytes += (blocks + 2 * 5) * K / 16 * WarpProducts::bytes_of_operand;
     work.tile_waits += 3 * (K / 32.0 + 1);
+    if (args.l2norm) work.tile_bytes += blocks * 8 * 128;
     counter.barrier();
-    // decays, factors and numbers, a value head for each warp
-    work.tile_bytes += heads * 128 * (2 * 12 + 6 + 9 + 40 + 2 * K / 32.0 + 4.0 * K / 32);
-    work.tile_waits += 40;
-    counter.barrier();
-    // scores and -l Diag(beta): numbers of rows and columns, elements
-    work.tile_bytes += heads * blocks * (2 * (2 + 4) + 2 + 8) * 128;
-    if (args.l2norm) work.tile_bytes += blocks * 12 * 128;
-    work.tile_waits += heads * 4;
-    // the inverse: substitution; 3 x 4 and 7 x 8 and 4 products of fp32 tiles (join_16, join_32); its pieces
-    work.tile_bytes += heads * 128 * (2 * (15 * 8 + 16) + 4 * (8 + 8 + 4 + 4) + 4 * (1.5 * (8 + 16) + 1.5 * 8 + 8));
-    work.tile_waits += heads * (15 + 6 + 9);
+    // decays, factors and numbers, a value head for each warp; scores and -l Diag(beta); the inverse: substitution of
+    // two blocks by each of two warps; 3 x 4 and 7 x 8 and 4 products of fp32 tiles (join_16, join_32); its pieces
+    constexpr double of_decays = 2 * 12 + 4 + 8 + 22 + K / 32.0, of_scores = blocks * (2 * (2 + 4) + 2 + 4),
+                     of_substitution = 2 * (15 * 8 + 16),
+                     of_joins = 4 * (4 + 8 + 4 + 4) + 4 * (1.5 * (4 + 16) + 1.5 * 8 + 8), of_pieces = 10 * 2 * 4;
+    work.tile_bytes += heads * 128 * (of_decays + of_scores + of_substitution + of_joins + of_pieces);
+    work.tile_waits += 40 + heads * (4 + 15 + 6 + 9 + 2);
     work.tensor_flop += heads * 4 * (9 + 3 * (1.5 * 4 + 2 * 1.5)) * WarpProducts::flop_of_product;
-    work.tile_bytes += heads * block_warps * 3 * 2 * 512;
-    work.tile_waits += heads * 2;
     work.barriers += heads * 4;
     work.saved_bytes = heads * prepared_bytes(3);
     return {{}, work};

@@ -127,14 +127,16 @@ struct PrepareKernel {
             const float e_e = args.undecayed_error ? dot(e, e, i) : k_k;
             const float k_e = args.undecayed_error ? dot(k, e, i) : k_k;
             const float q_q = args.l2norm ? dot(q, q, i) : 1.0f;
-            if (lane() % 4 != 0) continue;
             const float of_k = args.l2norm ? inverse_norm(k_k) : 1.0f, of_e = args.l2norm ? inverse_norm(e_e) : 1.0f;
-            q_norm[i] = args.l2norm ? inverse_norm(q_q) : 1.0f, k_norm[i] = of_k;
-            if (args.undecayed_error) e_norm[i] = of_e;
-            numbers.k_k[i] = k_k * of_k * of_k;
-            numbers.e_e[i] = e_e * of_e * of_e;
-            numbers.k_e[i] = k_e * of_k * of_e;
+            if (lane() % 4 == 0) {
+                q_norm[i] = args.l2norm ? inverse_norm(q_q) : 1.0f, k_norm[i] = of_k;
+                if (args.undecayed_error) e_norm[i] = of_e;
+                numbers.k_k[i] = k_k * of_k * of_k;
+                numbers.e_e[i] = e_e * of_e * of_e;
+                numbers.k_e[i] = k_e * of_k * of_e;
+            }
         }
+        ptx::sync_warp();
         numbers.add_up(k);
     }
     HEADRACE_DEVICE static float dot(Matrix<K> a, Matrix<K> b, int i) {
@@ -155,17 +157,16 @@ struct PrepareKernel {
     HEADRACE_DEVICE void store_inverse(std::int64_t place) const {
         const Matrix<64> high{args.prepared.solve_high + place * matrix_size},
             low{args.prepared.solve_low + place * matrix_size};
-        each_piece<64>(tensor_chunk, [&](int i, int j) {
-            if (j / 16 > i / 16) return;
-            const float* const from = &inverse.at(i, j);
-            std::uint32_t upper[4], lower[4];
+        each_lower_piece([&](int i, int j) {
+            const float4* const from = reinterpret_cast<const float4*>(&inverse.at(i, j));
+            const float4 x = from[0], y = from[1];
+            const float elements[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
 #pragma unroll
-            for (int pair = 0; pair < 4; ++pair) {
-                const SplitPair both = split_pair(from[2 * pair], from[2 * pair + 1]);
-                upper[pair] = both.high, lower[pair] = both.low;
+            for (int c = 0; c < 8; c += 2) {
+                const SplitPair both = split_pair(elements[c], elements[c + 1]);
+                (&high.pair(i, j))[c / 2] = both.high;
+                (&low.pair(i, j))[c / 2] = both.low;
             }
-            *reinterpret_cast<uint4*>(&high.pair(i, j)) = {upper[0], upper[1], upper[2], upper[3]};
-            *reinterpret_cast<uint4*>(&low.pair(i, j)) = {lower[0], lower[1], lower[2], lower[3]};
         });
     }
 };

@@ -80,8 +80,8 @@ struct PrepareOps {
             const Between between(decays, block, 0);
             each_score_pair(block, [&](int tile, int place, int i, int j) {
                 const auto score = [&](int odd) {
-                    return j + odd <= i ? in.scale * q_k[turn][tile][place + odd] * between.decay(tile, place + odd)
-                                        : 0.0f;
+                    const float sum = in.scale * q_k[turn][tile][place + odd] * between.decay(tile, place + odd);
+                    return j + odd <= i ? sum : 0.0f;
                 };
                 P.image.pair(i, j) = ptx::round_to_bf16(score(0), score(1));
             });
@@ -93,8 +93,8 @@ struct PrepareOps {
             each_score_pair(block, [&](int tile, int place, int i, int j) {
                 const float2 of = *reinterpret_cast<const float2*>(factors + j);
                 const auto score = [&](int odd, float scaled) {
-                    return j + odd < i ? e_k[turn][tile][place + odd] * between.decay(tile, place + odd) * scaled
-                                       : 0.0f;
+                    const float sum = e_k[turn][tile][place + odd] * between.decay(tile, place + odd) * scaled;
+                    return j + odd < i ? sum : 0.0f;
                 };
                 *reinterpret_cast<float2*>(&dst.exact.at(i, j)) = {score(0, of.x * factor), score(1, of.y * factor)};
             });

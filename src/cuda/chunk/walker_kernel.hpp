@@ -180,15 +180,8 @@ struct WalkerKernel {
         copy_numbers(stage.numbers, args.prepared, place);
         ptx::end_copies();
     }
-    HEADRACE_DEVICE static void copy_lower(Matrix<64> to, const std::uint16_t* from) {
-#pragma unroll
-        for (int rows = 0; rows < tensor_chunk; rows += 16) {
-            const int pieces = rows / 8 + 2;  // of a row up to the diagonal's block
-            each(16 * pieces, [&](int place) {
-                const int i = rows + place / pieces, j = place % pieces * 8;
-                ptx::copy_16(to.piece(i, j), &Matrix<64>{const_cast<std::uint16_t*>(from)}.pair(i, j), 16);
-            });
-        }
+    HEADRACE_DEVICE static void copy_lower(Matrix<64> to, std::uint16_t* from) {
+        each_lower_piece([&](int i, int j) { ptx::copy_16(to.piece(i, j), &Matrix<64>{from}.pair(i, j), 16); });
     }
     HEADRACE_DEVICE static void copy_numbers(float* to, const Prepared& from, std::int64_t place) {
         each(tensor_chunk, [&](int i) {
@@ -204,8 +197,9 @@ struct WalkerKernel {
         ptx::sync_warp();
         const int length = length_of(chunk), column = Ops::first_value() + lane() % 4 * 4,
                   left = columns.all - columns.first - column;
+        // From the tensor's address as the kernel got it, so that stores are known to be to global memory.
         TokenRows o = rows->o.from(chunk * tensor_chunk);
-        o.first += column * o.element;
+        o.first = args.o.data + (o.first - args.o.data) + column * o.element;
         const bool together = left >= 4 && o.in_pieces(8);
 #pragma unroll
         for (int turn = 0; turn < token_steps; ++turn) {

@@ -25,6 +25,16 @@ HEADRACE_DEVICE void each_piece(int rows, F f) {
         f(place / pieces, place % pieces * 8);
 }
 
+// The same of the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal.
+template <class F>
+HEADRACE_DEVICE void each_lower_piece(F f) {
+#pragma unroll
+    for (int rows = 0; rows < tensor_chunk; rows += 16) {
+        const int pieces = rows / 8 + 2;  // of a row
+        each(16 * pieces, [&](int place) { f(rows + place / pieces, place % pieces * 8); });
+    }
+}
+
 // Rows of tokens in running order: the first one's address, bytes to the next one and from an element to the next.
 struct TokenRows {
     char* first;

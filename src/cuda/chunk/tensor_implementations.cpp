@@ -134,8 +134,7 @@ class Tensor : public CudaImplementation {
             of_segments.all *= leaving;
             segments.all *= leaving, --segments.longest;
             launches.push_back({kernels.states, of_states, state_blocks, state_threads, of_segments});
-            launches.push_back(
-                {kernels.join, args, joined, args.delta ? 2 * launched_threads : launched_threads, segments});
+            launches.push_back({kernels.join, args, joined, launched_threads, segments});
         }
         launches.push_back({kernels.forward, args, blocks, threads, steps});
     }

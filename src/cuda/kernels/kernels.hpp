@@ -58,7 +58,7 @@ BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit);
 inline constexpr int tensor_chunk = 64, tensor_threads = 256, tensor_values = 64;
 // prepare: a block of launched_threads has a chunk of so many value heads of a key head.
 inline constexpr int prepared_heads = 4;
-// join: a block of launched_threads, twice as many of the delta rule, has join_columns values of a head.
+// join: a block of launched_threads has join_columns values of a head.
 inline constexpr int join_columns = 16;
 struct TensorKernels {
     Kernel prepare,  // delta rule: what no state enters of each chunk and value head

@@ -10,6 +10,7 @@ namespace {
 
 constexpr double reserved_shared = 1024;  // of a block: CUDA C++ Programming Guide, shared memory, 8.x and 9.0
 constexpr int registers = 65536, most_threads = 2048, most_blocks = 32;  // of a multiprocessor, ibid.
+constexpr double tensor_cores = 4;                                       // of a multiprocessor, ibid.
 constexpr double bytes_of_cycle = 128;  // that a multiprocessor's load/store units move: 32 banks of 4 bytes
 
 // Sources. Shared memory: CUDA C++ Programming Guide. Multiprocessors, clock and peaks (dense): NVIDIA's papers on H100
@@ -55,10 +56,13 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
     const double fma_flop = launch.arithmetic == DType::f64 ? gpu.f64_flop : gpu.f32_flop;
     const double tile_bytes = bytes_of_cycle * gpu.clock * processors;
 
-    // A block waits for what it loads and at its barriers, and shares the multiprocessor with others.
-    const double beside = std::min<double>(time.at_once, up(blocks, processors));
+    // A block waits for what it loads and at its barriers, and shares the multiprocessor with others. A warp's products
+    // go to one of the multiprocessor's tensor cores, one after another.
+    const double beside = std::min<double>(time.at_once, up(blocks, processors)), warps = launch.threads / 32.0,
+                 tensor_core = gpu.tensor_flop / processors / tensor_cores;
     const auto waits = [&](const KernelWork& work) -> std::vector<Floor> {
-        return {{"tiles", work.tile_waits * gpu.tile_latency / gpu.clock},
+        return {{"products", work.tensor_flop / warps / tensor_core},
+                {"tiles", work.tile_waits * gpu.tile_latency / gpu.clock},
                 {"spilled", work.spill_waits * gpu.l2_latency / gpu.clock},
                 {"tensors", work.memory_waits * gpu.memory_latency / gpu.clock},
                 {"barriers", work.barriers * gpu.barrier / gpu.clock}};

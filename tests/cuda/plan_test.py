@@ -54,48 +54,58 @@ class Plan(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return json.loads(done.stdout)["gpu"]["launches"]
 
-    def compared(self, problem, below=EXACT, same_in=EXACT, same_out=EXACT):
-        """The launches agree; counts agree to 1 %, or lie below by no more than `below` (bytes: `same_`). Returns the first launch."""
+    def compared(self, problem, below=EXACT):
+        """The launches agree; counts agree to 1 %, or lie below by no more than `below`. Returns the first launch."""
         launches, counts = self.run_on_stand_in(problem)
         planned = self.planned(problem)
         self.assertEqual(len(launches), len(planned), launches)
         for (symbol, *grid), launch in zip(launches, planned):
             self.assertIn(launch["kernel"], symbol)
             self.assertEqual(grid, [launch[key] for key in ("blocks", "threads", "shared_bytes")])
-        launch = next(launch for launch in planned if launch["kernel"] != "numbers")
-        executed = counts[next(symbol for symbol, *_ in launches if launch["kernel"] in symbol)]
+        working = [launch for launch in planned if launch["kernel"] != "numbers"]
+        for launch in working:
+            executed = counts[next(symbol for symbol, *_ in launches if launch["kernel"] in symbol)]
+            self.compare(problem, launch, executed, below)
+        return working[0]
 
+    def compare(self, problem, launch, executed, below):
         def total(pattern, weight=lambda instruction: 1):
             return sum(count * weight(name) for name, count in executed.items() if re.fullmatch(pattern, name))
 
         def moved(kind):
             def size(name):
-                return 32 * BYTES[name.rsplit(".", 1)[1]] * (4 if ".v4." in name else 1)
+                return 32 * BYTES[name.rsplit(".", 1)[1]] * (4 if ".v4." in name else 2 if ".v2." in name else 1)
             return total(rf"{kind}\.global\.[\w.]+", size)
 
         def of_tile(instruction):
-            """Accesses of 128 bytes: 512 of a matrix or of 16 bytes a lane, 256 of doubles where a tile has them."""
-            wide = ".x4." in instruction or ".v4." in instruction or instruction.startswith("cp.async")
+            """Accesses of 128 bytes: 512 of a matrix or of 16 bytes a lane, 256 of doubles where a tile has them. Pairs of
+            floats are factors of columns, which eight lanes share."""
+            wide = ".x4." in instruction or ".v4." in instruction or instruction.startswith("cp.async.cg")
             return 4 if wide else 2 if instruction.endswith("f64") and launch["arithmetic"] == "f64" else 1
 
-        saved = launch["saved_bytes"] / 2  # written and read
-        tiles = r"(ld|st)(\.shared)?(\.v4)?\.[fu](32|64)|shfl.*|ldmatrix.*|cp\.async\.c[ag]\..*"
+        # Written by one part of a launch and read by another; or by launches of their own.
+        saved_in = {"tensor_prepare": 0, "tensor_walk": 1}.get(launch["kernel"], 0.5) * launch["saved_bytes"]
+        saved_out = launch["saved_bytes"] - saved_in
+        tiles = r"(ld|st)(\.shared)?(\.v[24])?\.[fu](32|64)|shfl.*|ldmatrix.*|cp\.async\.c[ag]\..*"
         if launch["arithmetic"] == "f32":
             tiles = tiles.replace("(32|64)", "32")
         pairs = {
             "products on tensor cores": (launch["tensor_flop"] / 4096, total(r"mma\.sync.*"), EXACT),
             "barriers": (launch["barriers"], total(r"bar\.sync") / (launch["threads"] / 32), EXACT),
             "accesses": (launch["tile_bytes"] / 128, total(tiles, of_tile), max(2 * below, 0.07)),
-            "bytes in": (launch["input_bytes"] + saved, moved("ld") + 512 * total(r"cp\.async\.c[ag]\..*"), same_in),
-            "bytes out": (launch["output_bytes"] + saved, moved("st"), same_out),
+            "bytes in": (launch["input_bytes"] + saved_in, moved("ld") + 512 * total(r"cp\.async\.cg\..*") + 128 * total(r"cp\.async\.ca\..*"), EXACT),
+            "bytes out": (launch["output_bytes"] + saved_out, moved("st"), EXACT),
         }
+        # a lane has a few numbers; lanes read the same
+        idle = {"tensor_prepare": 0.05, "tensor_walk": 0.12, "recurrent_forward": 0.8}.get(launch["kernel"], EXACT)
+        for name in ("bytes in", "bytes out"):
+            pairs[name] = (*pairs[name][:2], idle)
         if launch["tensor_flop"] == 0:  # else of elementwise work
             pairs["multiply-adds"] = launch["fma_flop"] / 64, total(rf"fma\.rn\.{launch['arithmetic']}"), below
         for name, (expected, found, low) in pairs.items():
             with self.subTest(problem=problem, count=name):
                 self.assertGreaterEqual(expected, (1 - low) * found)
                 self.assertLessEqual(expected, 1.01 * found)
-        return launch
 
     def test_forwards(self):
         self.compared("gated_delta_rule:fwd t64 h2 k64 v64 bf16 force=cuda.walk cuda")
@@ -103,8 +113,7 @@ class Plan(unittest.TestCase):
         self.compared("kda:fwd t64 h2 k64 v64 bf16 force=cuda.walk cuda")
         spilled = self.compared("comba:fwd t64 h2 k128 v128 bf16 state=inout force=cuda.walk cuda")
         self.assertGreater(spilled["spill_bytes"], 0)
-        # lanes that share a column read the same numbers, and one of them stores
-        self.compared("gla:fwd t32 h1 k64 v64 bf16 force=cuda.recurrent cuda", below=0.07, same_in=0.4, same_out=0.8)
+        self.compared("gla:fwd t32 h1 k64 v64 bf16 force=cuda.recurrent cuda", below=0.07)
 
     def test_tensor_cores(self):
         """Of 64 heads, which need no segments; a forward in segments and a backward launch what is planned."""
@@ -112,13 +121,14 @@ class Plan(unittest.TestCase):
         self.assertGreater(launch["tensor_flop"], 0)
         self.compared("simple_gla:fwd t256 h1 k128 v64 bf16 force=cuda.tensor cuda")
         self.compared("gated_delta_rule:fwd t256 h1 k128 v64 bf16 l2norm force=cuda.tensor cuda")
-        for problem in ("gated_delta_rule:fwd t2048 h1 k64 v64 bf16", "simple_gla:fwd t1024 h1 k64 v64 bf16 state=inout",
-                        "linear_attention:bwd t128 h1 k64 v64 bf16"):
+        self.compared("comba:fwd t128 h1 hv4 k128 v128 bf16 force=cuda.tensor cuda")
+        for problem, count in {"gated_delta_rule:fwd t2048 h1 k64 v64 bf16": 4, "linear_attention:bwd t128 h1 k64 v64 bf16": 3,
+                               "simple_gla:fwd t1024 h1 k64 v64 bf16 state=inout": 3}.items():
             launches, _ = self.run_on_stand_in(problem + " force=cuda.tensor cuda")
             planned = self.planned(problem + " force=cuda.tensor cuda")
             self.assertEqual([list(grid) for _, *grid in launches],
                              [[launch[key] for key in ("blocks", "threads", "shared_bytes")] for launch in planned])
-            self.assertEqual(len(launches), 3, problem)
+            self.assertEqual(len(launches), count, problem)
 
     def test_split(self):
         problem = "gated_delta_rule:bwd t128 h1 hv2 k64 v64 bf16 gate=step+head force=cuda.split cuda"

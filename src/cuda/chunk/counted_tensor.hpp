@@ -1,5 +1,5 @@
-// counted_tensor: what a block of TensorKernel does at a whole chunk and beside its chunks, and one of SegmentJoin at a
-// segment, counted on the host.
+// counted_tensor: what a block of TensorKernel does at a whole chunk and beside its chunks, and one of DecayJoin at
+// a segment, counted on the host.
 #pragma once
 
 #include "algorithms/chunk.hpp"
@@ -8,9 +8,8 @@
 
 namespace headrace::cuda {
 
-// The primitives of TensorOps, one by one, of all eight warps. `exact`: with the products that DeltaExactness adds;
-// what it decides from the numbers of a chunk is not known here.
-template <int K, bool delta>
+// The primitives of TensorOps, one by one, of all eight warps.
+template <int K>
 struct CountedTensorOps {
     using T = float;
     struct Rows {};
@@ -29,14 +28,13 @@ struct CountedTensorOps {
     static constexpr double lower_steps = 2 * (1 + 2 + 3 + 4);
 
     TileCounter& counter;
-    double exact;
 
     // Of all warps, and of the longest: steps of 16 of the depth, each of which waits for its products, and every
     // second for operands.
-    void products(double steps, double longest, double columns, double products_of_tile = 1) {
-        counter.work.tensor_flop += steps * columns * products_of_tile * flop_of_product;
-        counter.work.tile_bytes += steps * (1 + columns / 2) * bytes_of_operand * (products_of_tile == 1 ? 1 : 2);
-        counter.work.tile_waits += 1.5 * longest * products_of_tile;
+    void products(double steps, double longest, double columns) {
+        counter.work.tensor_flop += steps * columns * flop_of_product;
+        counter.work.tile_bytes += steps * (1 + columns / 2) * bytes_of_operand;
+        counter.work.tile_waits += 1.5 * longest;
     }
     // Pairs of the sums of all warps: `accesses` each of them.
     void pairs(double columns, double accesses) {
@@ -45,87 +43,61 @@ struct CountedTensorOps {
     }
 
     State right_state(State) {
-        pairs(state_tiles, 1 + exact);
+        pairs(state_tiles, 1);
         counter.barrier();
         return {};
     }
-    void scores(Tile P, Tile l, const Inputs&) {
-        for (int i = 0; i < (P ? 1 : 0) + (l ? 1 : 0); ++i) {
+    void scores(Tile P, Tile, const Inputs&) {
+        if (P) {
             products(6 * steps_of_keys, steps_of_keys, tiles);  // two warps lie above the diagonal
             pairs(tiles, 6);
         }
         counter.barrier();
     }
     Decayed reads(const Inputs&) const { return {}; }
-    Decayed erases(const Inputs&) const { return {}; }
     Decayed to_end(Rows) const { return {}; }
-    void add_read(Tile, Tile, Decayed, State) {
-        read_state();
-        pairs(tiles, 3);
-    }
-    void scale_columns(Tile, Tile, const float*, float) {
-        const double visits = tensor_chunk * tensor_chunk / warp_lanes;
-        counter.work.tile_bytes += 3 * visits * 128;
-        counter.work.tile_waits += visits / warps;
-        counter.barrier();
-    }
-    // The inverse: substitution, then 3 x 4 and 7 x 8 and 4 products of fp32 tiles (join_16, join_32); its product.
-    void solve(Tile, Tile) {
-        pairs(tiles, 2);
-        counter.work.tile_waits += 15;
-        counter.work.tile_bytes += 4 * (15 * 8 + 16) * 128;
-        constexpr double of_tiles = 4 * 3 + 4 * 5 + 2 + 4 * 9 + 2;
-        products(of_tiles, 12, 1, 3);
-        for (int i = 0; i < 3; ++i) counter.barrier();
-        products(lower_steps, steps_of_tokens, tiles, 3);
-    }
-    void scale_value_rows(Tile, Tile, const float*) {
-        pairs(tiles, 4);
-        counter.barrier();
-    }
     void read_and_score(Tile, Decayed, State, Tile, Tile) {
         read_state();
-        for (int i = 0; i < (delta ? 2 : 1); ++i) products(lower_steps, steps_of_tokens, tiles);
+        products(lower_steps, steps_of_tokens, tiles);
         pairs(tiles, 3);
         counter.barrier();
     }
     void decay_and_write(State, State, Decayed, Tile) {
-        pairs(tiles, 4 + exact);
+        pairs(tiles, 4);
         counter.barrier();
-        products((1 + exact) * warps * steps_of_tokens, (1 + exact) * steps_of_tokens, state_tiles);
+        products(warps * steps_of_tokens, steps_of_tokens, state_tiles);
         counter.fma(2 * warps * state_tiles * 4);
     }
 
   private:
-    void read_state() { products((1 + exact) * warps * steps_of_keys, (1 + exact) * steps_of_keys, tiles); }
+    void read_state() { products(warps * steps_of_keys, steps_of_keys, tiles); }
 };
 
+inline double bytes_of(const Strided& tensor, double count) {
+    return tensor.given ? count * static_cast<double>(size_of(tensor.dtype)) : 0.0;
+}
+
 // Follows TensorKernel::run: `values` of v are read, and outputs stored where they are wanted.
-template <int K, bool delta>
-KernelWork tensor_chunk_work(const KernelArgs& args, double values, bool outputs, double exact) {
-    using Ops = CountedTensorOps<K, delta>;
-    const auto bytes_of = [](const Strided& tensor, double count) {
-        return tensor.given ? count * static_cast<double>(size_of(tensor.dtype)) : 0.0;
-    };
+template <int K>
+KernelWork tensor_chunk_work(const KernelArgs& args, double values, bool outputs) {
+    using Ops = CountedTensorOps<K>;
     const double C = tensor_chunk;
     TileCounter counter;
-    Ops ops{counter, delta ? exact : 0};
+    Ops ops{counter};
     counter.work.input_bytes = bytes_of(args.q, C * args.K) + bytes_of(args.k, C * args.K) +
-                               bytes_of(args.p, C * args.K) + bytes_of(args.v, C * values) + bytes_of(args.g, C) +
-                               bytes_of(args.beta, C);
+                               bytes_of(args.v, C * values) + bytes_of(args.g, C);
     if (args.stages == 1) counter.work.memory_waits = 1;
-    counter.work.tile_bytes += C * ((args.undecayed_error ? 3 : 2) * K + tensor_values) * 2;  // as copies write them
-    for (int i = 0; i < 3; ++i) counter.barrier();  // the copies, the numbers of tokens, the decays
-    if (delta || args.l2norm) {
-        const double rows = args.undecayed_error ? 3 : args.l2norm ? 2 : 1;
-        counter.work.tile_bytes += rows * C * (K / 64.0 * 2 + 5) * 128;
-        counter.work.tile_waits += rows * C / Ops::warps * 6;
+    counter.work.tile_bytes += C * (2 * K + tensor_values) * 2;  // as copies write them
+    for (int i = 0; i < 3; ++i) counter.barrier();               // the copies, the numbers of tokens, the decays
+    if (args.l2norm) {
+        counter.work.tile_bytes += 2 * C * (K / 64.0 * 2 + 5) * 128;
+        counter.work.tile_waits += 2 * C / Ops::warps * 6;
     }
-    counter.work.tile_waits += 40;  // one warp sums the decays and decides
+    counter.work.tile_waits += 20;  // one warp sums the decays
     const typename Ops::Tile given{true}, o{outputs};
     const algorithms::ForwardTiles<Ops> tiles{given, given, given, given, given};
-    const algorithms::ChunkInputs<Ops> in{{}, {}, {}, given, nullptr, 1.0f, args.undecayed_error};
-    algorithms::chunk_forward<delta>(ops, in, tiles, {}, {}, o);
+    const algorithms::ChunkInputs<Ops> in{{}, {}, {}, given, nullptr, 1.0f, false};
+    algorithms::chunk_forward<false>(ops, in, tiles, {}, {}, o);
     if (outputs) {
         counter.work.output_bytes = bytes_of(args.o, C * values);
         counter.work.tile_bytes += C * values * 2;
@@ -136,30 +108,25 @@ KernelWork tensor_chunk_work(const KernelArgs& args, double values, bool outputs
 // Of a state of so many values: the one that enters and the one that leaves; rows of the first chunk are waited for,
 // those of others arrive meanwhile.
 inline KernelWork tensor_state_work(const KernelArgs& args, double values) {
-    const auto bytes_of = [&](const Strided& tensor) {
-        return tensor.given ? args.K * values * static_cast<double>(size_of(tensor.dtype)) : 0.0;
-    };
     KernelWork work;
-    work.input_bytes = bytes_of(args.initial_state);
-    work.output_bytes = bytes_of(args.final_state);
+    work.input_bytes = bytes_of(args.initial_state, args.K * values);
+    work.output_bytes = bytes_of(args.final_state, args.K * values);
     work.memory_waits = 2;
     work.barriers = args.final_state.given ? 4 : 2;
     return work;
 }
 
-inline double values_of_block(const KernelArgs& args) { return args.V < tensor_values ? args.V : tensor_values; }
+inline double values_of_block(const KernelArgs& args, int columns = tensor_values) {
+    return args.V < columns ? args.V : columns;
+}
 
-template <int K, bool delta>
+template <int K>
 BlockWork tensor_forward_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
     const double values = values_of_block(args);
     KernelWork block = tensor_state_work(args, values);
-    double exact = 0;  // all segments but the first of a sequence
-    if (args.segments.tokens > 0) {
-        block.saved_bytes = 4 * args.K * values;
-        exact = 1 - static_cast<double>(args.N) / static_cast<double>(args.segments.slots);
-    }
+    if (args.segments.tokens > 0) block.saved_bytes = 4 * args.K * values;
     const bool terms = args.gate_walk.terms != GateTerms::none;
-    KernelWork step = tensor_chunk_work<K, delta>(args, values, args.o.given || terms, exact);
+    KernelWork step = tensor_chunk_work<K>(args, values, args.o.given || terms);
     if (terms) {  // rows of the output's partner, and a state that one walk leaves to the other
         step.input_bytes += tensor_chunk * values * 2;
         step.saved_bytes += 4.0 * K * tensor_values + 3 * 4 * tensor_chunk;
@@ -167,15 +134,14 @@ BlockWork tensor_forward_work(const KernelArgs& args, std::size_t /*shared_limit
     return {block, step};
 }
 
-// On the mean of the blocks of values, and of those of transitions, which read none.
-template <int K, bool delta>
+template <int K>
 BlockWork tensor_states_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
     KernelWork block;
     block.saved_bytes = 4 * args.K * values_of_block(args);
     block.memory_waits = 1;
     block.barriers = 4;
     const double blocks = static_cast<double>(args.segments.blocks);
-    return {block, tensor_chunk_work<K, delta>(args, args.V / blocks, false, 1)};
+    return {block, tensor_chunk_work<K>(args, args.V / blocks, false)};
 }
 
 // Of a chunk, whose terms one warp adds up.
@@ -190,23 +156,20 @@ BlockWork tensor_gate_work(const KernelArgs& args, std::size_t /*shared_limit*/)
     return {{}, step};
 }
 
-// Of a segment: a thread has places of [K, join_columns]. A transition's row lies in lines of 32 numbers in L1.
-template <bool delta>
-BlockWork tensor_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    const double places = args.K * join_columns, turns = quotient_up(places, block_threads);
+// Of a segment: a thread has places of [K, join_columns].
+inline BlockWork join_work(const KernelArgs& args) {
+    const double places = args.K * join_columns;
     KernelWork block, step;
-    block.input_bytes = args.initial_state.given ? places * static_cast<double>(size_of(args.initial_state.dtype)) : 0;
-    block.memory_waits = turns;
-    step.saved_bytes = 2 * 4 * places + (delta ? 4.0 * args.K * args.K : 8);
-    step.memory_waits = turns * (delta ? 1 + args.K / 32.0 : 1);
-    if (delta) {
-        const double terms = places / warp_lanes * args.K;
-        step.fma_flop = terms * 2 * warp_lanes;
-        step.tile_bytes = 2 * 128 * terms;
-        step.tile_waits = turns * args.K / 8;
-        step.barriers = 2;
-    }
+    block.input_bytes = bytes_of(args.initial_state, places);
+    block.memory_waits = 1;
+    step.saved_bytes = 2 * 4 * places;
     return {block, step};
+}
+BlockWork decay_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    BlockWork work = join_work(args);
+    work.step.saved_bytes += 8;
+    work.step.memory_waits = 1;
+    return work;
 }
 
 }  // namespace headrace::cuda

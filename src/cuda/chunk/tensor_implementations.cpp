@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/chunk/prepared.hpp"
 #include "cuda/implementations.hpp"
 #include "cuda/plumbing/cuda_implementation.hpp"
 
@@ -28,6 +29,8 @@ class Tensor : public CudaImplementation {
         if (std::string reason = backward ? backward_refusal(problem) : ""; !reason.empty()) return reason;
         KernelArgs args{};
         args.undecayed_error = problem.erase_with_p;
+        args.value_columns = tensor_values;
+        args.o.given = true;
         args.stages = 1;
         if (shared(tensor(problem, std::max(problem.K, backward ? problem.V : 0)), args) > memory_limit(problem))
             return "needs more shared memory than the GPU has";
@@ -44,7 +47,9 @@ class Tensor : public CudaImplementation {
         const bool backward = direction_ == Direction::backward;
         const std::int64_t chunks = parts_of(problem, tensor_chunk);
         KernelArgs args = make_args(problem, carver, backward ? chunks : -1);
+        args.value_columns = value_columns(problem);
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
+        if (args.delta) args.prepared = take_prepared(problem, carver, chunks);
         const int tokens = args.segments.tokens = segment_tokens(problem);
         if (tokens == 0) return args;
         const std::int64_t slots = parts_of(problem, tokens);
@@ -52,8 +57,8 @@ class Tensor : public CudaImplementation {
         args.segments.states =
             static_cast<float*>(carver.take("segment states", DType::f32, {slots, problem.HV, problem.K, problem.V}));
         if (args.delta) {
-            args.segments.transitions = static_cast<float*>(
-                carver.take("segment transitions", DType::f32, {slots, problem.HV, problem.K, problem.K}));
+            args.segments.transitions = static_cast<float*>(carver.take(
+                "segment transitions", DType::f32, {slots, problem.HV, problem.K, (problem.K + 3) / 4 * 4}));
         } else {
             args.segments.decays = static_cast<double*>(carver.take("segment decays", DType::f64, {slots, problem.HV}));
         }
@@ -68,7 +73,19 @@ class Tensor : public CudaImplementation {
         return tensor.forward.memory(args, 0).shared;
     }
     static std::size_t memory_limit(const Problem& problem) { return shared_memory_limit(named_views(problem)); }
-    static std::int64_t blocks_of(std::int64_t columns) { return (columns + tensor_values - 1) / tensor_values; }
+    static std::int64_t blocks_of(std::int64_t columns, int of_block = tensor_values) {
+        return (columns + of_block - 1) / of_block;
+    }
+    // Values of a block that walks to the outputs: fewer where each multiprocessor of an H100 still gets one block at
+    // most, as a block's operands then pass through its shared memory for fewer warps. No bit depends on it.
+    static int value_columns(const Problem& problem) {
+        constexpr std::int64_t multiprocessors = 132;
+        constexpr int few = 48;
+        const int tokens = segment_tokens(problem);
+        const std::int64_t walks = tokens > 0 ? parts_of(problem, tokens) : problem.N,
+                           blocks = walks * problem.HV * blocks_of(problem.V, few);
+        return problem.rule == Rule::delta && blocks <= multiprocessors ? few : tensor_values;
+    }
 
     static std::string backward_refusal(const Problem& problem) {
         const Gradients& grads = problem.grads;
@@ -91,25 +108,35 @@ class Tensor : public CudaImplementation {
         const TensorKernels kernels = tensor(problem, args.K);
         args.stages = 2;
         if (shared(kernels, args) > memory_limit(problem)) args.stages = 1;
-        args.segments.blocks = blocks_of(args.V) + (args.delta ? blocks_of(args.K) : 0);
+        const std::int64_t values = blocks_of(args.V, args.value_columns);
+        const int threads = args.delta ? 2 * args.value_columns : tensor_threads;
+        KernelArgs of_states = args;
+        of_states.o = {}, of_states.value_columns = tensor_values;
+        of_states.segments.blocks = blocks_of(args.V) + (args.delta ? blocks_of(args.K) : 0);
+        const int state_threads = args.delta ? 2 * tensor_values : tensor_threads;
         const int tokens = args.segments.tokens;
         const std::int64_t walks = tokens > 0 ? args.segments.slots : problem.N;
-        const std::int64_t blocks = walks * problem.HV * blocks_of(args.V),
-                           of_states = walks * problem.HV * args.segments.blocks,
+        const std::int64_t blocks = walks * problem.HV * values,
+                           state_blocks = walks * problem.HV * of_states.segments.blocks,
                            joined = problem.N * problem.HV * ((args.V + join_columns - 1) / join_columns);
-        Steps steps = steps_along(problem, tensor_chunk, problem.N * problem.HV * blocks_of(args.V));
+        Steps steps = steps_along(problem, tensor_chunk, problem.N * problem.HV * values);
+        if (args.delta) {
+            const std::int64_t chunks =
+                parts_of(problem, tensor_chunk) * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
+            launches.push_back({kernels.prepare, args, chunks, launched_threads, {1, static_cast<double>(chunks)}});
+        }
         if (tokens > 0) {
-            Steps of_segments = steps_along(problem, tensor_chunk, problem.N * problem.HV * args.segments.blocks);
+            Steps of_segments = steps_along(problem, tensor_chunk, problem.N * problem.HV * of_states.segments.blocks);
             Steps segments = steps_along(problem, tokens, joined);
             steps.longest = of_segments.longest = tokens / tensor_chunk;
             // the last segment of a sequence leaves no state to another
             const double leaving = static_cast<double>(segments.longest - 1) / static_cast<double>(segments.longest);
             of_segments.all *= leaving;
             segments.all *= leaving, --segments.longest;
-            launches.push_back({kernels.states, args, of_states, tensor_threads, of_segments});
+            launches.push_back({kernels.states, of_states, state_blocks, state_threads, of_segments});
             launches.push_back({kernels.join, args, joined, launched_threads, segments});
         }
-        launches.push_back({kernels.forward, args, blocks, tensor_threads, steps});
+        launches.push_back({kernels.forward, args, blocks, threads, steps});
     }
 
     // Of the additive rule each gradient is the output of a forward (math.md, section 5): d_q of queries d_o, keys v

@@ -8,29 +8,26 @@
 
 namespace headrace::cuda {
 
-template <int K, bool delta>
+// The additive rule.
+template <int K>
 struct TensorKernel {
-    using Ops = TensorOps<K, delta>;
+    using Ops = TensorOps<K>;
 
     // The rows of a chunk as they came.
     struct Stage {
-        Matrix<K> q, k, e;
+        Matrix<K> q, k;
         Matrix<tensor_values> v, partner;
         HEADRACE_DEVICE Stage behind(std::int64_t elements) const {
-            return {{q.data + elements},
-                    {k.data + elements},
-                    {e.data + elements},
-                    {v.data + elements},
-                    {partner.data + elements}};
+            return {{q.data + elements}, {k.data + elements}, {v.data + elements}, {partner.data + elements}};
         }
     };
 
     const KernelArgs& args;
     Stage first_stage;
-    std::int64_t stage_elements;             // from a stage to the next
-    float *q_norm, *k_norm, *e_norm, *beta;  // [C]
-    double* segment_decay;                   // [1] of all chunks so far
-    float* warp_sums;                        // [tensor_warps]
+    std::int64_t stage_elements;          // from a stage to the next
+    float *q_norm, *k_norm, *log_decays;  // [C]
+    double* segment_decay;                // [1] of all chunks so far
+    float* warp_sums;                     // [tensor_warps]
     Ops ops;
     algorithms::ForwardTiles<Ops> tiles{};
     typename Ops::Tile o;
@@ -40,30 +37,20 @@ struct TensorKernel {
         first_stage.q = Matrix<K>::take(arena, tensor_chunk);
         first_stage.k = Matrix<K>::take(arena, tensor_chunk);
         first_stage.v = Matrix<tensor_values>::take(arena, tensor_chunk);
-        first_stage.e = args.undecayed_error ? Matrix<K>::take(arena, tensor_chunk) : first_stage.k;
-        const bool terms = !delta && args.gate_walk.terms != GateTerms::none;
+        const bool terms = args.gate_walk.terms != GateTerms::none;
         first_stage.partner = terms ? Matrix<tensor_values>::take(arena, tensor_chunk) : first_stage.v;
         stage_elements = static_cast<std::int64_t>((arena.shared_used - before) / sizeof(std::uint16_t));
         if (args.stages == 2) arena.take<std::uint16_t>(static_cast<std::size_t>(stage_elements));
-        for (float** vector : {&q_norm, &k_norm, &beta}) *vector = arena.take<float>(tensor_chunk);
-        e_norm = args.undecayed_error ? arena.take<float>(tensor_chunk) : k_norm;
+        for (float** vector : {&q_norm, &k_norm, &log_decays}) *vector = arena.take<float>(tensor_chunk);
         segment_decay = arena.take<double>(1);
-        ops.diagonal_apart = !delta && args.gate_walk.diagonal_apart;
+        ops.diagonal_apart = args.gate_walk.diagonal_apart;
         ops.write_scale = static_cast<float>(args.write_scale);
         ops.carve(arena);
-        if (!delta) {
-            for (float** dots : {&ops.from_state, &ops.in_all}) *dots = arena.take<float>(2 * tensor_chunk);
-            ops.diagonal = arena.take<float>(tensor_chunk);
-            warp_sums = arena.take<float>(tensor_warps);
-        }
+        for (float** dots : {&ops.from_state, &ops.in_all}) *dots = arena.take<float>(2 * tensor_chunk);
+        ops.diagonal = arena.take<float>(tensor_chunk);
+        warp_sums = arena.take<float>(tensor_warps);
         o.high = Matrix<tensor_values>::take(arena, tensor_chunk);
         tiles.P.high = Matrix<tensor_values>::take(arena, tensor_chunk);
-        if (!delta) return;
-        tiles.l.exact = tiles.solver.exact = Ops::exact_tile(arena);
-        tiles.residual.high = Matrix<tensor_values>::take(arena, tensor_chunk);
-        tiles.residual.low = Matrix<tensor_values>::take(arena, tensor_chunk);
-        tiles.d.high = Matrix<tensor_values>::take(arena, tensor_chunk);
-        tiles.d.low = Matrix<tensor_values>::take(arena, tensor_chunk);
     }
 
     // One value head, values [first, first + 64): of sequence `place`, or of the segment of that slot.
@@ -74,31 +61,26 @@ struct TensorKernel {
         const bool in_between = walk.first_chunk > 0;
         const Strided entering = in_between ? segment_tensor(args.segments.states, args.V) : args.initial_state;
         load(entering, in_between ? place : walk.n, head, first, count);
-        run(walk, head, first, count, args.o.given || args.gate_walk.terms != GateTerms::none, in_between);
+        run(walk, head, first, count, args.o.given || args.gate_walk.terms != GateTerms::none);
         if (walk.last && args.late_gate && walk.end_chunk > 0) decay_by_last(walk, head);
         if (walk.last) store(args.final_state, walk.n, head, first, count);
     }
 
-    // What leaves the segment of a slot: of its own values, 64 from `first` on; or, behind the blocks of values, of 64
-    // channels of the state that enters (delta rule).
+    // What leaves the segment of a slot that no state enters, of 64 values.
     HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int first) {
         const Walk walk = walk_of(args, slot);
         if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
-        const int values = round_up(args.V, tensor_values);
-        const bool transition = first >= values;
-        const int column = transition ? first - values : first, columns = transition ? args.K : args.V;
-        const int count = columns - column < tensor_values ? columns - column : tensor_values;
-        load({}, 0, 0, column, 0, transition);
-        run(walk, head, column, transition ? 0 : count, false, true);
-        float* const to = transition ? args.segments.transitions : args.segments.states;
-        store(segment_tensor(to, columns), slot, head, column, count);
-        if (!delta && first == 0 && threadIdx.x == 0) args.segments.decays[slot * args.HV + head] = *segment_decay;
+        const int count = args.V - first < tensor_values ? args.V - first : tensor_values;
+        load({}, 0, 0, first, 0);
+        run(walk, head, first, count, false);
+        store(segment_tensor(args.segments.states, args.V), slot, head, first, count);
+        if (first == 0 && threadIdx.x == 0) args.segments.decays[slot * args.HV + head] = *segment_decay;
     }
 
   private:
     // Of one token.
     struct Numbers {
-        float log_decay, beta;
+        float log_decay;
     };
 
     HEADRACE_DEVICE Strided segment_tensor(float* data, int columns) const {
@@ -107,8 +89,7 @@ struct TensorKernel {
     }
 
     // The walk's chunks, from the state in registers to that behind them; `count` values of v, the others zero.
-    // `exact`: the delta rule in every chunk, as what other segments left in a state is not known.
-    HEADRACE_DEVICE void run(const Walk& walk, std::int64_t head, int first, int count, bool outputs, bool exact) {
+    HEADRACE_DEVICE void run(const Walk& walk, std::int64_t head, int first, int count, bool outputs) {
         const TokenRange& sequence = walk.sequence;
         const std::int64_t chunks = walk.end_chunk;
         if (walk.first_chunk < chunks) fetch(sequence, head, first, count, walk.first_chunk);
@@ -121,27 +102,31 @@ struct TensorKernel {
             if (more && args.stages == 2) fetch(sequence, head, first, count, chunk + 1);
             const Stage now = stage_of(chunk);
             publish(next);
-            if (delta || args.l2norm) weigh_rows(now);
+            if (args.l2norm) weigh_rows(now);
             ptx::sync_block();
             if (warp() == 0) {
-                ops.decays.prepare();
+                const ScalarDecays::OfLane of = ops.decays.prepare(log_decays[2 * lane()], log_decays[2 * lane() + 1]);
+                for (int token = 0; token < 2; ++token) {
+                    ops.start[2 * lane() + token] = of.start[token];
+                    ops.end[2 * lane() + token] = of.end[token];
+                }
+                if (lane() == 0) *ops.through = of.through;
                 ptx::sync_warp();
-                if constexpr (delta) ops.exactness.decide(ops.decays, beta, exact);
-                if (!delta && lane() == 0) *segment_decay *= *ops.decays.through;
+                if (lane() == 0) *segment_decay *= *ops.through;
             }
             ptx::sync_block();
             if (more) next = numbers(range_of(sequence, chunk + 1), head);
             ops.partner = now.partner;
-            ops.dots_wanted = !delta && outputs && args.gate_walk.terms != GateTerms::none;
+            ops.dots_wanted = outputs && args.gate_walk.terms != GateTerms::none;
             if (ops.dots_wanted) cross_chunk(walk, chunk, head, first);
             const algorithms::ChunkInputs<Ops> in{{now.q, q_norm},
                                                   {now.k, k_norm},
-                                                  {now.e, e_norm},
-                                                  {now.v, {}, {}},
-                                                  beta,
+                                                  {now.k, k_norm},
+                                                  {now.v},
+                                                  nullptr,
                                                   static_cast<float>(args.scale),
-                                                  args.undecayed_error};
-            algorithms::chunk_forward<delta>(ops, in, tiles, {}, {}, outputs ? o : typename Ops::Tile{});
+                                                  false};
+            algorithms::chunk_forward<false>(ops, in, tiles, {}, {}, outputs ? o : typename Ops::Tile{});
             if (ops.dots_wanted) store_gate_terms(walk, chunk, head, first);
             if (outputs && args.o.given) store_matrix(args.o, o.high, range_of(sequence, chunk), head, first, count);
             if (more && args.stages == 1) {
@@ -159,9 +144,7 @@ struct TensorKernel {
             return {s.row,        s.begin,     s.end, tokens - end, static_cast<int>(end - back * tensor_chunk),
                     tensor_chunk, args.reverse};
         }
-        const std::int64_t first = chunk * tensor_chunk, left = s.end - s.begin - first;
-        return {s.row,        s.begin,     s.end, first, static_cast<int>(left < tensor_chunk ? left : tensor_chunk),
-                tensor_chunk, args.reverse};
+        return chunk_range(args, s, chunk);
     }
     HEADRACE_DEVICE Stage stage_of(std::int64_t chunk) const {
         return first_stage.behind(args.stages == 2 ? chunk % 2 * stage_elements : 0);
@@ -173,31 +156,25 @@ struct TensorKernel {
         const std::int64_t key_head = head / args.group;
         copy_tokens(stage.q, args.q, range, key_head, 0, args.K);
         copy_tokens(stage.k, args.k, range, key_head, 0, args.K);
-        if (args.undecayed_error) copy_tokens(stage.e, args.p, range, key_head, 0, args.K);
         copy_tokens(stage.v, args.v, range, head, first, count);
-        if (!delta && args.gate_walk.terms != GateTerms::none)
+        if (args.gate_walk.terms != GateTerms::none)
             copy_tokens(stage.partner, args.gate_walk.partner, range, key_head, first, count);
         ptx::end_copies();
     }
     // The first threads have a token each.
     HEADRACE_DEVICE Numbers numbers(const ChunkRange& range, std::int64_t head) const {
         const int i = static_cast<int>(threadIdx.x);
-        Numbers of{0, 0};
+        Numbers of{0};
         if (i >= range.length) return of;
         if (!args.late_gate) {
             of.log_decay = log_decay(range, i, head);
         } else if (range.first + i > 0) {
             of.log_decay = log_decay(range, i - 1, head);
         }
-        if (delta) of.beta = beta_value<float>(args, range.row, range.token(i), head, 0).value;
         return of;
     }
     HEADRACE_DEVICE float log_decay(const ChunkRange& range, int i, std::int64_t head) const {
-        const GateParameters<float> gate = gate_parameters<float>(args, head);
-        float sum = 0;
-        if (args.g.given)
-            sum = accepted(args, gate_value(pre_activation<float>(args, range.row, range.token(i), head, 0), gate));
-        return args.g_gamma.given ? sum + accepted(args, gate.gamma) : sum;
+        return token_log_decay(args, range, i, head);
     }
     HEADRACE_DEVICE void decay_by_last(const Walk& walk, std::int64_t head) {
         const ChunkRange range = range_of(walk.sequence, walk.end_chunk - 1);
@@ -209,8 +186,7 @@ struct TensorKernel {
     HEADRACE_DEVICE void publish(const Numbers& of) const {
         const int i = static_cast<int>(threadIdx.x);
         if (i >= tensor_chunk) return;
-        ops.decays.log_decay[i] = of.log_decay;
-        beta[i] = of.beta;
+        log_decays[i] = of.log_decay;
     }
 
     // ---- terms of a gate's gradient ----
@@ -263,7 +239,7 @@ struct TensorKernel {
         HEADRACE_ROLLED
         for (int w = 0; w < tensor_warps; ++w) total += warp_sums[w];
         const ChunkRange range = range_of(walk.sequence, chunk);
-        const double decay = *ops.decays.through * exp(static_cast<double>(log_decay(range, range.length - 1, head)));
+        const double decay = *ops.through * exp(static_cast<double>(log_decay(range, range.length - 1, head)));
         args.gate_walk.crossing[place] = static_cast<float>(total * decay);
     }
     HEADRACE_DEVICE void store_gate_terms(const Walk& walk, std::int64_t chunk, std::int64_t head, int first) const {
@@ -283,31 +259,12 @@ struct TensorKernel {
         }
     }
 
-    // Inverse norms, and the sums of products that tell the delta rule's exactness.
     HEADRACE_DEVICE void weigh_rows(const Stage& rows) const {
         HEADRACE_ROLLED
         for (int i = warp(); i < tensor_chunk; i += tensor_warps) {
-            const float k_k = dot(rows.k, rows.k, i);
-            const float e_e = args.undecayed_error ? dot(rows.e, rows.e, i) : k_k;
-            const float k_e = args.undecayed_error ? dot(rows.k, rows.e, i) : k_k;
-            const float q_q = args.l2norm ? dot(rows.q, rows.q, i) : 1.0f;
-            if (lane() != 0) continue;
-            float of_k = 1, of_e = 1;
-            if (args.l2norm) {
-                of_k = inverse_norm(k_k), of_e = args.undecayed_error ? inverse_norm(e_e) : of_k;
-                q_norm[i] = inverse_norm(q_q), k_norm[i] = of_k;
-                if (args.undecayed_error) e_norm[i] = of_e;
-            }
-            if constexpr (delta) {
-                ops.exactness.k_k[i] = k_k * of_k * of_k;
-                ops.exactness.e_e[i] = e_e * of_e * of_e;
-                ops.exactness.k_e[i] = k_e * of_k * of_e;
-            }
+            const float k_k = dot(rows.k, rows.k, i), q_q = dot(rows.q, rows.q, i);
+            if (lane() == 0) q_norm[i] = inverse_norm(q_q), k_norm[i] = inverse_norm(k_k);
         }
-        if constexpr (delta) ops.exactness.add_up(rows.k);
-    }
-    HEADRACE_DEVICE static float inverse_norm(float square) {
-        return static_cast<float>(1 / sqrt(static_cast<double>(square) + 1e-6));
     }
     HEADRACE_DEVICE static float dot(Matrix<K> a, Matrix<K> b, int i) {
         float sum = 0;
@@ -324,19 +281,15 @@ struct TensorKernel {
         static_assert(K * (tensor_values + 1) * 4 <= (2 * K + tensor_values) * tensor_chunk * 2);
         return {reinterpret_cast<float*>(first_stage.q.data), tensor_values + 1};
     }
-    // From a tensor; without one columns of the unit matrix, or zeros.
-    HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n, std::int64_t head, int first, int count,
-                              bool identity = false) {
+    // From a tensor; without one zeros.
+    HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n, std::int64_t head, int first, int count) {
         if (threadIdx.x == 0) *segment_decay = 1;
         if (static_cast<int>(threadIdx.x) < tensor_chunk) {
             q_norm[threadIdx.x] = k_norm[threadIdx.x] = 1;
-            if (args.undecayed_error) e_norm[threadIdx.x] = 1;
         }
-        if constexpr (delta) ops.exactness.start_sequence();
         const cuda::Tile<float> S = passage();
         for_each(S, K, tensor_values, [&](int c, int j) {
-            if (!tensor.given) return identity && c == first + j && c < args.K ? 1.0f : 0.0f;
-            const bool inside = c < args.K && j < count;
+            const bool inside = tensor.given && c < args.K && j < count;
             return inside ? load_element<float>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, first + j))
                           : 0.0f;
         });

@@ -52,26 +52,41 @@ BlockWork walk_forward_work(const KernelArgs& args, std::size_t shared_limit);
 template <class T, bool delta, bool channel_gate>
 BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit);
 
-// The chunk form on tensor cores: bf16 tensors, a scalar gate, up to 128 key channels. A block of tensor_threads walks
-// the chunks of a sequence, or of a segment (Segments), of a head and of 64 values.
+// The chunk form on tensor cores: bf16 tensors, a scalar gate, up to 128 key channels. A block walks the chunks of a
+// sequence, or of a segment (Segments), of a head and some of its values: of the delta rule args.value_columns, 64 or
+// 32, with a thread for every half; of the additive one 64, with tensor_threads.
 inline constexpr int tensor_chunk = 64, tensor_threads = 256, tensor_values = 64;
+// prepare: a block of launched_threads has a chunk of so many value heads of a key head.
+inline constexpr int prepared_heads = 4;
 // join: a block of launched_threads has join_columns values of a head.
-inline constexpr int join_columns = 8;
+inline constexpr int join_columns = 16;
 struct TensorKernels {
-    Kernel forward,  // outputs; from segments[].states where there are segments; its memory depends on args.stages
+    Kernel prepare,  // delta rule: what no state enters of each chunk and value head
+        forward,     // outputs; from segments[].states where there are segments; its memory depends on args.stages
         states,      // of segments that no state enters, and behind the values' blocks those of the transitions
         gate,        // additive rule: the gradient of the gate of a chunk, of what the walks left (GateWalk)
         join;        // from what leaves segments to what enters them
 };
 template <bool delta>
 TensorKernels tensor_kernels(std::int64_t K);
-template <int K, bool delta>
+template <>
+TensorKernels tensor_kernels<false>(std::int64_t K);
+template <>
+TensorKernels tensor_kernels<true>(std::int64_t K);
+template <int K>
 BlockWork tensor_forward_work(const KernelArgs& args, std::size_t shared_limit);
-template <int K, bool delta>
+template <int K>
 BlockWork tensor_states_work(const KernelArgs& args, std::size_t shared_limit);
+template <int K>
+BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t shared_limit);
+template <int K>
+BlockWork tensor_walk_work(const KernelArgs& args, std::size_t shared_limit);
+template <int K>
+BlockWork tensor_walk_states_work(const KernelArgs& args, std::size_t shared_limit);
 BlockWork tensor_gate_work(const KernelArgs& args, std::size_t shared_limit);
-template <bool delta>
-BlockWork tensor_join_work(const KernelArgs& args, std::size_t shared_limit);
+BlockWork decay_join_work(const KernelArgs& args, std::size_t shared_limit);
+template <int K>
+BlockWork transition_join_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The backward of the chunk form in two launches. Sweeps: a block for each sequence, value head and value_columns walks
 // the chunks, backwards for the gradients of states, forwards for the states, which only a launch of twice as many

@@ -2,7 +2,30 @@
 #include "cuda/kernels/tensor_entry.hpp"
 
 namespace headrace::cuda {
+namespace {
 
-template TensorKernels tensor_kernels<false>(std::int64_t K);
+template <int K>
+TensorKernels additive_kernels() {
+    static_assert(tensor_threads == tensor_warps * warp_lanes);
+    using Block = TensorKernel<K>;
+    TensorKernels kernels{};
+    kernels.forward = {"tensor_forward", reinterpret_cast<const void*>(&tensor_forward<Block>),
+                       registers_allowed(tensor_threads, 1), &shared_memory_of<Block>, &tensor_forward_work<K>};
+    kernels.states = {"tensor_states", reinterpret_cast<const void*>(&tensor_states<Block>),
+                      registers_allowed(tensor_threads, 1), &shared_memory_of<Block>, &tensor_states_work<K>};
+    kernels.gate = {"tensor_gate", reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>),
+                    registers_allowed(block_threads, gate_blocks), &shared_memory_of<GateTermsKernel>,
+                    &tensor_gate_work};
+    kernels.join = {"tensor_join", reinterpret_cast<const void*>(&tensor_join<DecayJoin>),
+                    registers_allowed(block_threads, 1), &shared_memory_of<DecayJoin>, &decay_join_work};
+    return kernels;
+}
+
+}  // namespace
+
+template <>
+TensorKernels tensor_kernels<false>(std::int64_t K) {
+    return K <= 64 ? additive_kernels<64>() : additive_kernels<128>();
+}
 
 }  // namespace headrace::cuda

@@ -2,7 +2,31 @@
 #include "cuda/kernels/tensor_entry.hpp"
 
 namespace headrace::cuda {
+namespace {
 
-template TensorKernels tensor_kernels<true>(std::int64_t K);
+template <int K>
+TensorKernels delta_kernels() {
+    using Chunk = PrepareKernel<K>;
+    using Block = WalkerKernel<K>;
+    TensorKernels kernels{};
+    kernels.prepare = {"tensor_prepare", reinterpret_cast<const void*>(&tensor_prepare<Chunk>),
+                       registers_allowed(block_threads, prepare_blocks), &shared_memory_of<Chunk>,
+                       &tensor_prepare_work<K>};
+    kernels.forward = {"tensor_walk", reinterpret_cast<const void*>(&tensor_walk<Block>),
+                       registers_allowed(walker_threads, 1), &shared_memory_of<Block>, &tensor_walk_work<K>};
+    kernels.states = {"tensor_walk_states", reinterpret_cast<const void*>(&tensor_walk_states<Block>),
+                      registers_allowed(walker_threads, 1), &shared_memory_of<Block>, &tensor_walk_states_work<K>};
+    kernels.join = {"tensor_join_transitions", reinterpret_cast<const void*>(&tensor_join_transitions<K>),
+                    registers_allowed(block_threads, 1), &shared_memory_of<TransitionJoin<K>>,
+                    &transition_join_work<K>};
+    return kernels;
+}
+
+}  // namespace
+
+template <>
+TensorKernels tensor_kernels<true>(std::int64_t K) {
+    return K <= 64 ? delta_kernels<64>() : delta_kernels<128>();
+}
 
 }  // namespace headrace::cuda

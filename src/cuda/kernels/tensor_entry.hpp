@@ -1,13 +1,17 @@
-// tensor_entry: the kernels of the chunk form on tensor cores for one rule.
+// tensor_entry: the kernels of the chunk form on tensor cores.
 #pragma once
 
 #include "cuda/chunk/gate_terms.hpp"
+#include "cuda/chunk/prepare_kernel.hpp"
+#include "cuda/chunk/segment_join.hpp"
 #include "cuda/chunk/tensor_kernel.hpp"
+#include "cuda/chunk/walker_kernel.hpp"
 #include "cuda/kernels/kernels.hpp"
 
 namespace headrace::cuda {
 
-extern __shared__ __align__(16) char block_memory[];
+// Matrices begin at multiples of their rows.
+extern __shared__ __align__(256) char block_memory[];
 
 template <class Kernel>
 __global__ void __launch_bounds__(tensor_threads, 1) tensor_forward(const __grid_constant__ KernelArgs args) {
@@ -25,12 +29,48 @@ __global__ void __launch_bounds__(tensor_threads, 1) tensor_states(const __grid_
     kernel.states(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * tensor_values);
 }
 
-template <bool delta>
-__global__ void __launch_bounds__(block_threads) tensor_join(const __grid_constant__ KernelArgs args) {
+// Chunks of the delta rule, and blocks of args.value_columns values that walk them.
+inline constexpr int prepare_blocks = 3, walker_threads = 128;
+template <class Kernel>
+__global__ void __launch_bounds__(block_threads, prepare_blocks)
+    tensor_prepare(const __grid_constant__ KernelArgs args) {
     Arena arena{block_memory, nullptr, ~std::size_t{0}};
-    SegmentJoin<delta> join(args, arena);
+    Kernel kernel(args, arena);
+    const std::int64_t parts = (args.group + prepared_heads - 1) / prepared_heads, task = blockIdx.x;
+    kernel.run(task / parts / args.H, task / parts % args.H, static_cast<int>(task % parts) * prepared_heads);
+}
+template <class Kernel>
+__global__ void __launch_bounds__(walker_threads, 1) tensor_walk(const __grid_constant__ KernelArgs args) {
+    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Kernel kernel(args, arena);
+    const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, task = blockIdx.x;
+    kernel.forward(task / blocks / args.HV, task / blocks % args.HV,
+                   static_cast<int>(task % blocks) * args.value_columns);
+}
+template <class Kernel>
+__global__ void __launch_bounds__(walker_threads, 1) tensor_walk_states(const __grid_constant__ KernelArgs args) {
+    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Kernel kernel(args, arena);
+    const std::int64_t blocks = args.segments.blocks, task = blockIdx.x;
+    kernel.states(task / blocks / args.HV, task / blocks % args.HV,
+                  static_cast<int>(task % blocks) * args.value_columns);
+}
+
+template <class Join>
+__device__ void join_segments(const KernelArgs& args) {
+    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Join join(args, arena);
     const std::int64_t blocks = (args.V + join_columns - 1) / join_columns, task = blockIdx.x;
     join.join(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * join_columns);
+}
+template <class Join>
+__global__ void __launch_bounds__(block_threads) tensor_join(const __grid_constant__ KernelArgs args) {
+    join_segments<Join>(args);
+}
+template <int K>
+__global__ void __launch_bounds__(2 * block_threads, 1)
+    tensor_join_transitions(const __grid_constant__ KernelArgs args) {
+    join_segments<TransitionJoin<K>>(args);
 }
 
 // Left alone, ptxas takes 48 registers and spills.
@@ -47,30 +87,6 @@ BlockMemory shared_memory_of(const KernelArgs& args, std::size_t /*shared_limit*
     Arena arena{nullptr, nullptr, ~std::size_t{0}};
     Block(args, arena);
     return {arena.shared_used, 0};
-}
-
-template <int K, bool delta>
-TensorKernels tensor_kernels_of() {
-    static_assert(tensor_threads == tensor_warps * warp_lanes);
-    using Block = TensorKernel<K, delta>;
-    constexpr int registers = registers_allowed(tensor_threads, 1), few_threads = registers_allowed(block_threads, 1);
-    Kernel gate{};
-    if constexpr (!delta) {
-        gate = {"tensor_gate", reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>),
-                registers_allowed(block_threads, gate_blocks), &shared_memory_of<GateTermsKernel>, &tensor_gate_work};
-    }
-    return {{"tensor_forward", reinterpret_cast<const void*>(&tensor_forward<Block>), registers,
-             &shared_memory_of<Block>, &tensor_forward_work<K, delta>},
-            {"tensor_states", reinterpret_cast<const void*>(&tensor_states<Block>), registers, &shared_memory_of<Block>,
-             &tensor_states_work<K, delta>},
-            gate,
-            {"tensor_join", reinterpret_cast<const void*>(&tensor_join<delta>), few_threads,
-             &shared_memory_of<SegmentJoin<delta>>, &tensor_join_work<delta>}};
-}
-
-template <bool delta>
-TensorKernels tensor_kernels(std::int64_t K) {
-    return K <= 64 ? tensor_kernels_of<64, delta>() : tensor_kernels_of<128, delta>();
 }
 
 }  // namespace headrace::cuda

@@ -3,6 +3,7 @@
 #include "cuda/chunk/counted_split.hpp"
 #include "cuda/chunk/counted_tensor.hpp"
 #include "cuda/chunk/counted_walk.hpp"
+#include "cuda/chunk/counted_walker.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/recurrent/counted_tokens.hpp"
 
@@ -40,14 +41,14 @@ HEADRACE_WORK(float, true);
 HEADRACE_WORK(double, false);
 HEADRACE_WORK(double, true);
 
-#define HEADRACE_TENSOR_WORK(K, delta)                                                     \
-    template BlockWork tensor_forward_work<K, delta>(const KernelArgs& args, std::size_t); \
-    template BlockWork tensor_states_work<K, delta>(const KernelArgs& args, std::size_t)
-HEADRACE_TENSOR_WORK(64, false);
-HEADRACE_TENSOR_WORK(64, true);
-HEADRACE_TENSOR_WORK(128, false);
-HEADRACE_TENSOR_WORK(128, true);
-template BlockWork tensor_join_work<false>(const KernelArgs& args, std::size_t);
-template BlockWork tensor_join_work<true>(const KernelArgs& args, std::size_t);
+#define HEADRACE_TENSOR_WORK(K)                                                         \
+    template BlockWork tensor_forward_work<K>(const KernelArgs& args, std::size_t);     \
+    template BlockWork tensor_states_work<K>(const KernelArgs& args, std::size_t);      \
+    template BlockWork tensor_prepare_work<K>(const KernelArgs& args, std::size_t);     \
+    template BlockWork tensor_walk_work<K>(const KernelArgs& args, std::size_t);        \
+    template BlockWork tensor_walk_states_work<K>(const KernelArgs& args, std::size_t); \
+    template BlockWork transition_join_work<K>(const KernelArgs& args, std::size_t)
+HEADRACE_TENSOR_WORK(64);
+HEADRACE_TENSOR_WORK(128);
 
 }  // namespace headrace::cuda

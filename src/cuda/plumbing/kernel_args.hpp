@@ -29,7 +29,7 @@ struct Segments {
     std::int64_t slots;
     std::int64_t blocks;  // of 64 columns of a slot and head: values, then those of transitions
     float* states;        // [slots,HV,K,V] what leaves a segment that no state enters; then what enters it
-    float* transitions;   // [slots,HV,K,K] of the delta rule: what leaves it of the state that enters
+    float* transitions;   // [slots,HV,K,K up to a multiple of 4] delta rule: what leaves it of the state that enters
     double* decays;       // [slots,HV] the same of the additive rule: one number
 };
 
@@ -48,6 +48,18 @@ struct GateWalk {
     char* states;             // [blocks, chunks, HV, 128 or 64, 64], elements in the order of a block's threads
     DType state_dtype;        // f32 or bf16
     std::int64_t chunks;      // of all sequences, by an upper bound
+};
+
+// What a chunk's walk on tensor cores reads and no state enters (chunk/prepared.hpp): of each chunk of 64 tokens and
+// value head at saved_place (tiles/token_tiles.hpp). Matrices lie as in shared memory (tiles/matrices.hpp), so that a
+// walk copies pieces; K stands for 64 or 128 columns. Of [64,64] the blocks of 16 above the diagonal are not there.
+struct Prepared {
+    std::uint16_t* scores;                   // [places,64,64] P
+    std::uint16_t *solve_high, *solve_low;   // [places,64,64] (I + l Diag(beta))^-1, of the delta rule
+    float* factors;                          // [places,4,64] of rows read, erased and written; beta
+    float* decay;                            // [places,2], of channel gates [places,K,2]: SplitDecay of the chunk
+    float* numbers;                          // [places,4] added, kept, reflects, through (DeltaExactness)
+    std::uint16_t *reads, *erases, *writes;  // [places,64,K] decayed rows, of channel gates
 };
 
 struct KernelArgs {
@@ -69,6 +81,7 @@ struct KernelArgs {
     int stages;         // tensor cores: chunks whose rows are in shared memory, 1 or 2
     Segments segments;
     GateWalk gate_walk;
+    Prepared prepared;
 
     Strided q, k, p, v, g, gv, beta, g_gamma, A_log, dt_bias, o, initial_state, final_state;
     Strided d_o, d_final_state, d_q, d_k, d_p, d_v, d_g, d_gv, d_beta, d_initial_state;

@@ -1,6 +1,7 @@
 // token_matrices: moves bf16 rows between the caller's tensors and matrices in shared memory.
 #pragma once
 
+#include "cuda/kernels/kernels.hpp"
 #include "cuda/tiles/matrices.hpp"
 #include "cuda/tiles/rows.hpp"
 
@@ -24,29 +25,57 @@ HEADRACE_DEVICE void each_piece(int rows, F f) {
         f(place / pieces, place % pieces * 8);
 }
 
-// Queues copies of `count` columns of the range's tokens, from first_column on; the rest of [rows, columns] becomes
-// zero. They are there behind ptx::wait_for_copies and a barrier.
+// The same of the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal.
+template <class F>
+HEADRACE_DEVICE void each_lower_piece(F f) {
+#pragma unroll
+    for (int rows = 0; rows < tensor_chunk; rows += 16) {
+        const int pieces = rows / 8 + 2;  // of a row
+        each(16 * pieces, [&](int place) { f(rows + place / pieces, place % pieces * 8); });
+    }
+}
+
+// Rows of tokens in running order: the first one's address, bytes to the next one and from an element to the next.
+struct TokenRows {
+    char* first;
+    std::int64_t step, element;
+    HEADRACE_DEVICE TokenRows from(std::int64_t token) const { return {first + token * step, step, element}; }
+    // Whether they can be moved in pieces of so many bytes.
+    HEADRACE_DEVICE bool in_pieces(int bytes) const {
+        return element == 2 && step % bytes == 0 && reinterpret_cast<std::uintptr_t>(first) % bytes == 0;
+    }
+};
+HEADRACE_DEVICE TokenRows rows_of(const Strided& tensor, const ChunkRange& range, std::int64_t head, int first_column) {
+    return {row_of(tensor, range, 0, head, first_column), 2 * (range.reverse ? -tensor.stride[1] : tensor.stride[1]),
+            2 * tensor.stride[3]};
+}
+
+// Queues copies of `count` columns of `length` rows; the rest of [tensor_chunk, width] becomes zero. They are there
+// behind ptx::wait_for_copies and a barrier.
+template <int columns>
+HEADRACE_DEVICE void copy_rows(Matrix<columns> to, TokenRows rows, int length, int count, int width = columns) {
+    const bool pieces = rows.in_pieces(16);
+    each_piece<columns>(tensor_chunk, [&](int i, int j) {
+        if (j >= width) return;
+        const char* const from = rows.first + i * rows.step;
+        if (pieces) {
+            const int left = i < length ? (count - j < 8 ? count - j : 8) : 0;
+            ptx::copy_16(to.piece(i, j), left > 0 ? from + 2 * j : rows.first, left > 0 ? 2 * left : 0);
+            return;
+        }
+        HEADRACE_ROLLED
+        for (int c = 0; c < 8; ++c) {
+            const bool inside = i < length && j + c < count;
+            to.at(i, j + c) =
+                inside ? *reinterpret_cast<const std::uint16_t*>(from + (j + c) * rows.element) : std::uint16_t{0};
+        }
+    });
+}
+// Of the range's tokens, from first_column on.
 template <int columns>
 HEADRACE_DEVICE void copy_tokens(Matrix<columns> to, const Strided& tensor, const ChunkRange& range, std::int64_t head,
                                  int first_column, int count) {
-    const std::int64_t step = 2 * (range.reverse ? -tensor.stride[1] : tensor.stride[1]);
-    const char* const first = row_of(tensor, range, 0, head, first_column);
-    if (in_pieces(tensor, first)) {
-        each_piece<columns>(range.rows, [&](int i, int j) {
-            const int left = i < range.length ? (count - j < 8 ? count - j : 8) : 0;
-            ptx::copy_16(to.piece(i, j), left > 0 ? first + i * step + 2 * j : first, left > 0 ? 2 * left : 0);
-        });
-        return;
-    }
-    each_piece<columns>(range.rows, [&](int i, int j) {
-        HEADRACE_ROLLED
-        for (int c = 0; c < 8; ++c) {
-            const bool inside = i < range.length && j + c < count;
-            to.at(i, j + c) =
-                inside ? *reinterpret_cast<const std::uint16_t*>(first + i * step + 2 * (j + c) * tensor.stride[3])
-                       : std::uint16_t{0};
-        }
-    });
+    copy_rows(to, rows_of(tensor, range, head, first_column), range.length, count);
 }
 
 // The other way; columns past `count` are left alone.

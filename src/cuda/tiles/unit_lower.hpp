@@ -7,21 +7,21 @@ namespace headrace::cuda {
 
 // inverse <- (I - n)^-1, its blocks of 16 on and below the diagonal; the others are not written. Diagonal blocks by
 // substitution in fp32, then [[A, 0], [-B, D]]^-1 = [[A^-1, 0], [D^-1 B A^-1, D^-1]] twice, from 16 to 32 and 64 rows.
-// Called by eight warps; ends with a barrier.
+// Called by four warps or more; ends with a barrier.
 struct UnitLowerInverse {
     Tile<float> n, inverse;
 
     HEADRACE_DEVICE void compute() const {
-        if (warp() < 4) invert_diagonal(16 * warp());
+        if (warp() < 2) invert_diagonal(32 * warp() + lane() / 16 * 16);
         ptx::sync_block();
         if (warp() < 4) join_16(32 * (warp() / 2), 8 * (warp() % 2));
         ptx::sync_block();
-        join_32(32 + 16 * (warp() / 4), 8 * (warp() % 4));
+        if (warp() < 4) join_32(32 + 16 * (warp() / 2), 16 * (warp() % 2));
         ptx::sync_block();
     }
 
   private:
-    // A lane has a column.
+    // A lane has a column of one of two blocks.
     HEADRACE_DEVICE void invert_diagonal(int first) const {
         const int column = lane() % 16;
         float x[16];
@@ -32,7 +32,6 @@ struct UnitLowerInverse {
 #pragma unroll
             for (int i = m + 1; i < 16; ++i) x[i] = fmaf(n.at(first + i, first + m), x[m], x[i]);
         }
-        if (lane() >= 16) return;
 #pragma unroll
         for (int i = 0; i < 16; ++i) inverse.at(first + i, first + column) = x[i];
     }
@@ -45,18 +44,22 @@ struct UnitLowerInverse {
         multiply(z, split_a(y[0], y[1]), split_b(inverse, first, first + j));
         store(first + 16, first + j, z);
     }
-    // Rows [i, i + 16), i 32 or 48, columns [j, j + 8), j < 32.
+    // Rows [i, i + 16), i 32 or 48, columns [j, j + 16), j 0 or 16.
     HEADRACE_DEVICE void join_32(int i, int j) const {
-        float y[4][4] = {}, z[4] = {};
+        float y[4][4] = {}, z[2][4] = {};
         HEADRACE_ROLLED
         for (int d = 32; d <= i; d += 16) {
             const SplitA lower = split_a(inverse, i, d);
 #pragma unroll
             for (int tile = 0; tile < 4; ++tile) multiply(y[tile], lower, split_b(n, d, 8 * tile));
         }
-        if (j < 16) multiply(z, split_a(y[0], y[1]), split_b(inverse, 0, j));
-        multiply(z, split_a(y[2], y[3]), split_b(inverse, 16, j));
-        store(i, j, z);
+        const SplitA first = split_a(y[0], y[1]), second = split_a(y[2], y[3]);
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+            if (j == 0) multiply(z[tile], first, split_b(inverse, 0, 8 * tile));
+            multiply(z[tile], second, split_b(inverse, 16, j + 8 * tile));
+            store(i, j + 8 * tile, z[tile]);
+        }
     }
     HEADRACE_DEVICE void store(int i, int j, const float (&z)[4]) const {
         const LanePlace at;

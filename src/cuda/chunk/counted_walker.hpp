@@ -1,0 +1,186 @@
+// counted_walker: what a block of PrepareKernel does at a chunk, and one of WalkerKernel at a whole chunk and beside
+// its chunks, counted on the host.
+#pragma once
+
+#include "cuda/chunk/counted_tensor.hpp"
+
+namespace headrace::cuda {
+
+// Products of warps on tensor cores. Waits are those of one warp, where nothing else is in flight: sums of eight tiles
+// hide each other's products and the operands that follow.
+struct WarpProducts {
+    static constexpr double flop_of_product = 2 * 16 * 8 * 16, bytes_of_operand = 512, bytes_of_pairs = 128;
+
+    TileCounter& counter;
+    double warps;
+
+    // Of each warp: products of 16 x 8 x 16, and operands loaded for them.
+    void add(double products, double operands, double waits) {
+        counter.work.tensor_flop += warps * products * flop_of_product;
+        counter.work.tile_bytes += warps * operands * bytes_of_operand;
+        counter.work.tile_waits += waits;
+    }
+    // Accesses of each warp to pairs or numbers of lanes.
+    void access(double count, double waits) {
+        counter.work.tile_bytes += warps * count * bytes_of_pairs;
+        counter.work.tile_waits += waits;
+    }
+};
+
+// The primitives of WalkerOps, one by one, of all warps of a block. `exact`: the share of chunks with the products that
+// DeltaExactness adds; what it decides from the numbers of a chunk is not known here.
+template <int K>
+struct CountedWalkerOps {
+    using T = float;
+    struct Rows {};
+    struct Decayed {};
+    struct State {};
+    struct Tile {
+        bool given = false;
+        explicit operator bool() const { return given; }
+    };
+    using Inputs = algorithms::ChunkInputs<CountedWalkerOps>;
+
+    static constexpr double tiles = tensor_chunk / 8.0, steps = tensor_chunk / 16.0;
+    static constexpr double lower = 8 + 6 + 4 + 2;  // products of [16,64] and a lower triangular [64,64]
+
+    WarpProducts products;
+    double exact;
+
+    State right_state(State) const { return {}; }
+    Decayed reads(const Inputs&) const { return {}; }
+    Decayed erases(const Inputs&) const { return {}; }
+    Decayed to_end(Rows) const { return {}; }
+    void add_read(Tile, Tile, Decayed, State) {
+        read_state(exact);
+        products.add(0, steps, 0);  // v
+    }
+    void solve(Tile, Tile) { products.add(3 * lower, lower, 2); }
+    void scale_value_rows(Tile, Tile, const float*) { products.access(tiles, 0); }
+    void read_and_score(Tile, Decayed, State, Tile, Tile) {
+        read_state(0);
+        products.add(2 * lower, lower / 2, 1);
+        products.access(2 * tiles, 0);
+    }
+    void decay_and_write(State, State, Decayed, Tile) {
+        products.access(tiles, 0);
+        products.add((1 + exact) * steps * K / 8, steps * K / 16, 1.0 + K / 64);
+        products.counter.fma(products.warps * 2 * K / 8 * 4);
+    }
+
+  private:
+    void read_state(double extra) {
+        products.add((1 + extra) * tiles * K / 16, tiles / 2 * K / 16, 2);
+        products.access(tiles, 0);
+    }
+};
+
+// What a chunk finds prepared: `matrices` lower triangular ones, factors, decay, numbers.
+inline double prepared_bytes(double matrices) {
+    constexpr double lower_pieces = 16 * (2 + 4 + 6 + 8);
+    return matrices * lower_pieces * 16 + 4 * (4 * tensor_chunk + 2 + 4);
+}
+
+// Follows WalkerKernel::run: `values` of v are read, and outputs stored where they are wanted.
+template <int K>
+KernelWork walk_chunk_work(const KernelArgs& args, double values, bool outputs, double exact) {
+    using Ops = CountedWalkerOps<K>;
+    const double C = tensor_chunk, columns = args.value_columns;
+    TileCounter counter;
+    Ops ops{{counter, columns / 16}, exact};
+    const double key_rows = (outputs ? 2 : 1) + (args.undecayed_error ? 1 : 0);
+    counter.work.input_bytes = key_rows * C * args.K * 2 + bytes_of(args.v, C * values);
+    counter.work.saved_bytes = prepared_bytes(outputs ? 3 : 2);
+    counter.work.tile_bytes = key_rows * C * K * 2 + C * 64 * 2 + prepared_bytes(outputs ? 3 : 2);
+    if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
+    counter.barrier();
+    ops.products.access(5, 2);  // what tells exactness, and the decay
+    const typename Ops::Tile given{true};
+    const algorithms::ForwardTiles<Ops> tiles{given, given, given, given, given};
+    const algorithms::ChunkInputs<Ops> in{{}, {}, {}, given, nullptr, 1.0f, args.undecayed_error};
+    algorithms::chunk_states<true>(ops, in, tiles, {}, {}, {outputs});
+    if (outputs) {
+        counter.work.output_bytes = bytes_of(args.o, C * values);
+        ops.products.add(0, 4, 1);
+    }
+    return counter.work;
+}
+
+template <int K>
+BlockWork tensor_walk_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    const double values = args.V / quotient_up(args.V, args.value_columns);  // on the mean of the blocks
+    KernelWork block = tensor_state_work(args, values);
+    block.barriers = 1;
+    if (args.segments.tokens > 0) block.saved_bytes = 4 * args.K * values;
+    return {block, walk_chunk_work<K>(args, values, args.o.given, 0)};
+}
+
+// On the mean of the blocks of values, and of those of transitions, which read none.
+template <int K>
+BlockWork tensor_walk_states_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    KernelWork block;
+    block.saved_bytes = 4 * args.K * values_of_block(args, args.value_columns);
+    block.memory_waits = 1;
+    block.barriers = 1;
+    const double blocks = static_cast<double>(args.segments.blocks),
+                 transitions = quotient_up(args.K, args.value_columns) / blocks;
+    return {block, walk_chunk_work<K>(args, args.V / blocks, false, transitions)};
+}
+
+// Of TransitionJoin at a segment: a thread has two rows of the transition, which arrives by halves, the next one
+// meanwhile.
+template <int K>
+BlockWork transition_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    constexpr double warps = block_warps, columns = join_columns * K / 2.0 / (warps * warp_lanes);
+    const double channels = quotient_up(args.K, 4) * 4;
+    BlockWork work = join_work(args);
+    KernelWork& step = work.step;
+    step.saved_bytes += 4 * args.K * channels;
+    step.fma_flop = 2 * warps * warp_lanes * 2 * columns * channels;
+    // pieces as copies write them; those of two rows four by four; of the state, the same in all lanes of a warp
+    step.tile_bytes =
+        4 * args.K * channels + warps * channels * (2 * 512.0 / 4 + columns / 4 * 128) + warps * 2 * columns * 128;
+    step.tile_waits = 4;
+    step.barriers = 4;
+    return work;
+}
+
+// Follows PrepareKernel::run: a chunk of some value heads of a key head, on the mean.
+template <int K>
+BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    constexpr double blocks = 10;  // of 16 x 16, on and below the diagonal
+    const double C = tensor_chunk, heads = args.group / quotient_up(args.group, prepared_heads),
+                 key_rows = args.undecayed_error ? 3 : 2;
+    TileCounter counter;
+    KernelWork& work = counter.work;
+    WarpProducts products{counter, block_warps};
+    work.input_bytes = key_rows * C * args.K * 2 + heads * (bytes_of(args.g, C) + bytes_of(args.beta, C));
+    work.memory_waits = 2;
+    work.tile_bytes = key_rows * C * K * 2;
+    counter.barrier();
+    // norms, two turns of 32 rows; energies
+    const double rows = (args.undecayed_error ? 4 : 1) + (args.l2norm ? 1 : 0),
+                 dots = (args.undecayed_error ? 3 : 1) + (args.l2norm ? 1 : 0);
+    products.access(2 * (4 * rows * K / 32 + 2 * dots + 5), 2 * 4);
+    products.access(K / 4.0 + 2, 4);
+    counter.barrier();
+    // products of rows, of ten blocks, up to three one after another; the first of a row loads it
+    work.tensor_flop += blocks * 4 * K / 16 * WarpProducts::flop_of_product;
+    work.tile_bytes += (blocks + 2 * 5) * K / 16 * WarpProducts::bytes_of_operand;
+    work.tile_waits += 3 * (K / 32.0 + 1);
+    if (args.l2norm) work.tile_bytes += blocks * 8 * 128;
+    counter.barrier();
+    // decays, factors and numbers, a value head for each warp; scores and -l Diag(beta); the inverse: substitution of
+    // two blocks by each of two warps; 3 x 4 and 7 x 8 and 4 products of fp32 tiles (join_16, join_32); its pieces
+    constexpr double of_decays = 2 * 12 + 4 + 8 + 22 + K / 32.0, of_scores = blocks * (2 * (2 + 4) + 2 + 4),
+                     of_substitution = 2 * (15 * 8 + 16),
+                     of_joins = 4 * (4 + 8 + 4 + 4) + 4 * (1.5 * (4 + 16) + 1.5 * 8 + 8), of_pieces = 10 * 2 * 4;
+    work.tile_bytes += heads * 128 * (of_decays + of_scores + of_substitution + of_joins + of_pieces);
+    work.tile_waits += 40 + heads * (4 + 15 + 6 + 9 + 2);
+    work.tensor_flop += heads * 4 * (9 + 3 * (1.5 * 4 + 2 * 1.5)) * WarpProducts::flop_of_product;
+    work.barriers += heads * 4;
+    work.saved_bytes = heads * prepared_bytes(3);
+    return {{}, work};
+}
+
+}  // namespace headrace::cuda

@@ -1,0 +1,112 @@
+// delta_exactness: which products of a chunk of the delta rule are computed as exactly as fp32 would: decision 3,
+// "Reads that come back" and "Writes into states that hardly forget". The estimate is that of the CPU's StateRoundings,
+// of which a scalar gate leaves one number for all channels.
+#pragma once
+
+#include "cuda/chunk/tensor_decays.hpp"
+
+namespace headrace::cuda {
+
+// What a chunk by itself says, as Prepared::numbers has it: `added`, what it adds to the errors in the state; `kept`,
+// the share of the earlier ones that its tokens leave; `reflects`, whether some beta k.e exceeds 1; `through`, its
+// decay.
+template <int K>
+struct ChunkNumbers {
+    static constexpr float most = 1e6f;
+    static constexpr int parts = 2 * block_threads / K;  // of the tokens: a thread has two channels of one of them
+
+    float *k_k, *e_e, *k_e;  // [C] squares of norms, k.e
+    float* energy;           // [parts, K] sums of squares of k over the tokens of a part
+
+    __host__ __device__ void carve(Arena& arena, float* energies) {
+        for (float** vector : {&k_k, &e_e, &k_e}) *vector = arena.take<float>(tensor_chunk);
+        energy = energies;
+    }
+    // By all warps: the energies of the channels.
+    HEADRACE_DEVICE void add_up(Matrix<K> k) const {
+        const int part = static_cast<int>(threadIdx.x) / (K / 2), c = static_cast<int>(threadIdx.x) % (K / 2) * 2;
+        const int tokens = tensor_chunk / parts;
+        float low = 0, high = 0;
+#pragma unroll 8
+        for (int i = part * tokens; i < (part + 1) * tokens; ++i) {
+            const std::uint32_t pair = k.pair(i, c);
+            low = fmaf(low_half(pair), low_half(pair), low);
+            high = fmaf(high_half(pair), high_half(pair), high);
+        }
+        energy[part * K + c] = low;
+        energy[part * K + c + 1] = high;
+    }
+    // numbers [4], by one warp, of a lane's two tokens.
+    HEADRACE_DEVICE void store(float* numbers, const ScalarDecays::OfLane& decays, const float (&beta)[2]) const {
+        const float share = share_of_channels();
+        float written = 0, kept = 1;
+        bool reflects = false;
+#pragma unroll
+        for (int token = 0; token < 2; ++token) {
+            const int i = 2 * lane() + token;
+            const float of_token = beta[token] * beta[token] * k_k[i] * e_e[i],
+                        left = 1 - (2 * beta[token] * k_e[i] - of_token) * share;
+            written = fmaf(of_token, decays.end[token] * decays.end[token], written);
+            kept *= left < 1 ? left : 1.0f;
+            reflects |= beta[token] * k_e[i] > 1;
+        }
+        written = sum_of_warp(written);
+#pragma unroll
+        for (int distance = warp_lanes / 2; distance > 0; distance /= 2) kept *= ptx::shuffle_xor(kept, distance);
+        reflects = sum_of_warp(reflects ? 1 : 0) > 0;
+        if (lane() != 0) return;
+        const float added = written * share;
+        *reinterpret_cast<float4*>(numbers) = {added < most ? added : most, kept, reflects ? 1.0f : 0.0f,
+                                               static_cast<float>(decays.through)};
+    }
+
+  private:
+    // Of one channel in the energy of all, on the mean over the energy: 1 / K where all have as much.
+    HEADRACE_DEVICE float share_of_channels() const {
+        float all = 0, squares = 0;
+#pragma unroll
+        for (int c = lane(); c < K; c += warp_lanes) {
+            float sum = 0;
+#pragma unroll
+            for (int part = 0; part < parts; ++part) sum += energy[part * K + c];
+            all += sum;
+            squares = fmaf(sum, sum, squares);
+        }
+        all = sum_of_warp(all), squares = sum_of_warp(squares);
+        return all > 0 ? squares / (all * all) : 0.0f;
+    }
+};
+
+// What a walk makes of the numbers of its chunks, the same in each thread.
+struct DeltaExactness {
+    static constexpr float limit = 0.75f, hardly_forgets = 0.6f;  // e^{-0.008 C}
+
+    float held = 0, latest = 0;  // errors in the state; what a chunk like the last would add
+    bool reads = false, writes = false;
+
+    // Of the next chunk. `always`: whatever its numbers.
+    HEADRACE_DEVICE void decide(float4 of, bool always) {
+        const float added = of.x, kept = of.y, reflects = of.z, through = of.w;
+        const bool fine = held + latest > limit;
+        held = held * kept * through * through + (fine ? 0.0f : added);
+        latest = added;
+        reads = always || fine;
+        writes = always || (reflects > 0 && through > hardly_forgets);
+    }
+    // Past `chunks` that another walk has, whose numbers lie `step` floats apart. By whole warps.
+    HEADRACE_DEVICE void pass(const float* numbers, std::int64_t step, std::int64_t chunks) {
+        HEADRACE_ROLLED
+        for (std::int64_t first = 0; first < chunks; first += warp_lanes) {
+            const int count = static_cast<int>(chunks - first < warp_lanes ? chunks - first : warp_lanes);
+            float4 of{};
+            if (lane() < count) of = *reinterpret_cast<const float4*>(numbers + (first + lane()) * step);
+            HEADRACE_ROLLED
+            for (int chunk = 0; chunk < count; ++chunk)
+                decide({ptx::shuffle_from(of.x, chunk), ptx::shuffle_from(of.y, chunk), ptx::shuffle_from(of.z, chunk),
+                        ptx::shuffle_from(of.w, chunk)},
+                       false);
+        }
+    }
+};
+
+}  // namespace headrace::cuda

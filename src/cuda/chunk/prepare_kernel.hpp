@@ -1,0 +1,174 @@
+// PrepareKernel: a thread block computes what no state enters of a chunk of the delta rule, for a value head
+// (Prepared).
+#pragma once
+
+#include "cuda/chunk/prepare_ops.hpp"
+#include "cuda/chunk/segments.hpp"
+#include "cuda/tiles/token_matrices.hpp"
+
+namespace headrace::cuda {
+
+template <int K>
+struct PrepareKernel {
+    using Ops = PrepareOps<K>;
+    static_assert(prepared_heads == block_warps);
+
+    const KernelArgs& args;
+    Matrix<K> q, k, e;
+    float *q_norm, *k_norm, *e_norm;  // [C]
+    float* beta;                      // [prepared_heads,C]
+    ScalarDecays decays;              // of the first of them
+    cuda::Tile<float> n, inverse;     // [C,C]; inverse may lie where the rows were
+    ChunkNumbers<K> numbers;
+    Ops ops;
+
+    __host__ __device__ PrepareKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
+        q = Matrix<K>::take(arena, tensor_chunk);
+        k = Matrix<K>::take(arena, tensor_chunk);
+        e = args.undecayed_error ? Matrix<K>::take(arena, tensor_chunk) : k;
+        constexpr int row = tensor_chunk + 8;  // lanes of a fragment meet different banks
+        if (K == 128) {
+            inverse = {reinterpret_cast<float*>(q.data), row};
+            static_assert(K < 128 || 2 * K * 2 >= row * 4);
+        } else {
+            inverse = {arena.take<float>(std::size_t{tensor_chunk} * row), row};
+        }
+        n = {arena.take<float>(std::size_t{tensor_chunk} * row), row};
+        for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
+        e_norm = args.undecayed_error ? arena.take<float>(tensor_chunk) : k_norm;
+        numbers.carve(arena, n.data);
+        beta = arena.take<float>(prepared_heads * tensor_chunk);
+        decays.powers = arena.take<ScalarDecays::Power>(prepared_heads * tensor_chunk);
+    }
+
+    // Chunk `row` of all sequences' (part_at); value heads [first, first + prepared_heads) of a key head's group.
+    HEADRACE_DEVICE void run(std::int64_t row, std::int64_t key_head, int first) {
+        const PartAt at = part_at(args, row, tensor_chunk);
+        const TokenRange sequence = sequence_of(args, at.n);
+        if (at.part * tensor_chunk >= sequence.end - sequence.begin) return;
+        const ChunkRange range = chunk_range(args, sequence, at.part);
+        copy_tokens(q, args.q, range, key_head, 0, args.K);
+        copy_tokens(k, args.k, range, key_head, 0, args.K);
+        if (args.undecayed_error) copy_tokens(e, args.p, range, key_head, 0, args.K);
+        ptx::end_copies();
+        const int heads = args.group - first < prepared_heads ? args.group - first : prepared_heads;
+        const std::int64_t head = key_head * args.group + first, place = row * args.HV + head;
+        const Tokens tokens = warp() < heads ? tokens_of(range, head + warp()) : Tokens{};
+        ptx::wait_for_copies<0>();
+        ptx::sync_block();
+        weigh_rows();
+        ptx::sync_block();
+        if (warp() < heads) store_tokens_of(tokens, place + warp());
+        ops.multiply_rows(q, k, e);
+        if (args.l2norm) ops.normalise(q_norm, k_norm, e_norm);
+        ptx::sync_block();
+        HEADRACE_ROLLED
+        for (int i = 0; i < heads; ++i) solve(i, place + i);
+    }
+
+  private:
+    static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk;
+
+    // A lane's two, of a value head.
+    struct Tokens {
+        float log_decay[2], beta[2];
+    };
+    HEADRACE_DEVICE Tokens tokens_of(const ChunkRange& range, std::int64_t head) const {
+        Tokens of{};
+#pragma unroll
+        for (int token = 0; token < 2; ++token) {
+            const int i = 2 * lane() + token;
+            if (i >= range.length) continue;
+            of.log_decay[token] = token_log_decay(args, range, i, head);
+            of.beta[token] = beta_value<float>(args, range.row, range.token(i), head, 0).value;
+        }
+        return of;
+    }
+    HEADRACE_DEVICE ScalarDecays decays_of(int head) const { return {decays.powers + head * tensor_chunk}; }
+    // What a chunk's tokens and their gates say, of the value head of this warp.
+    HEADRACE_DEVICE void store_tokens_of(const Tokens& tokens, std::int64_t place) const {
+        const ScalarDecays::OfLane of = decays_of(warp()).prepare(tokens.log_decay[0], tokens.log_decay[1]);
+        float* const to = args.prepared.factors + 4 * tensor_chunk * place;
+        float factors[4][2];
+#pragma unroll
+        for (int token = 0; token < 2; ++token) {
+            const int i = 2 * lane() + token;
+            beta[warp() * tensor_chunk + i] = tokens.beta[token];
+            factors[0][token] = static_cast<float>(args.scale) * of.start[token] * q_norm[i];
+            factors[1][token] = -(args.undecayed_error ? of.before[token] : of.start[token]) * e_norm[i];
+            factors[2][token] = of.end[token] * k_norm[i];
+            factors[3][token] = tokens.beta[token];
+        }
+#pragma unroll
+        for (int factor = 0; factor < 4; ++factor)
+            *reinterpret_cast<float2*>(to + factor * tensor_chunk + 2 * lane()) = {factors[factor][0],
+                                                                                   factors[factor][1]};
+        numbers.store(args.prepared.numbers + 4 * place, of, tokens.beta);
+        if (lane() != 0) return;
+        const SplitDecay<float> decay = split_decay<float>(of.through);
+        *reinterpret_cast<float2*>(args.prepared.decay + 2 * place) = {decay.whole, decay.part};
+    }
+    // Scores and the inverse, of the value head whose tokens a warp has stored.
+    HEADRACE_DEVICE void solve(int head, std::int64_t place) {
+        ops.decays = decays_of(head);
+        const typename Ops::Tile P{{args.prepared.scores + place * matrix_size}, {}}, l{{}, n};
+        const algorithms::ChunkInputs<Ops> in{
+            {}, {}, {}, {}, beta + head * tensor_chunk, static_cast<float>(args.scale), args.undecayed_error};
+        algorithms::chunk_scores<true>(ops, in, {P, l, l, {}, {}});
+        UnitLowerInverse{n, inverse}.compute();
+        store_inverse(place);
+    }
+
+    // Inverse norms, and the sums of products that tell the delta rule's exactness. Four lanes have a row.
+    HEADRACE_DEVICE void weigh_rows() const {
+#pragma unroll 1
+        for (int i = 8 * warp() + lane() / 4; i < tensor_chunk; i += 8 * block_warps) {
+            const float k_k = dot(k, k, i);
+            const float e_e = args.undecayed_error ? dot(e, e, i) : k_k;
+            const float k_e = args.undecayed_error ? dot(k, e, i) : k_k;
+            const float q_q = args.l2norm ? dot(q, q, i) : 1.0f;
+            const float of_k = args.l2norm ? inverse_norm(k_k) : 1.0f, of_e = args.l2norm ? inverse_norm(e_e) : 1.0f;
+            if (lane() % 4 == 0) {
+                q_norm[i] = args.l2norm ? inverse_norm(q_q) : 1.0f, k_norm[i] = of_k;
+                if (args.undecayed_error) e_norm[i] = of_e;
+                numbers.k_k[i] = k_k * of_k * of_k;
+                numbers.e_e[i] = e_e * of_e * of_e;
+                numbers.k_e[i] = k_e * of_k * of_e;
+            }
+        }
+        ptx::sync_warp();
+        numbers.add_up(k);
+    }
+    HEADRACE_DEVICE static float dot(Matrix<K> a, Matrix<K> b, int i) {
+        float sum = 0;
+#pragma unroll
+        for (int c = 8 * (lane() % 4); c < K; c += 32) {
+            const uint4 x = *reinterpret_cast<const uint4*>(&a.pair(i, c)),
+                        y = *reinterpret_cast<const uint4*>(&b.pair(i, c));
+            const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+            for (int pair = 0; pair < 4; ++pair)
+                sum = fmaf(low_half(xs[pair]), low_half(ys[pair]), fmaf(high_half(xs[pair]), high_half(ys[pair]), sum));
+        }
+        sum += ptx::shuffle_xor(sum, 1);
+        return sum + ptx::shuffle_xor(sum, 2);
+    }
+    // The blocks on and below the diagonal, as high + low.
+    HEADRACE_DEVICE void store_inverse(std::int64_t place) const {
+        const Matrix<64> high{args.prepared.solve_high + place * matrix_size},
+            low{args.prepared.solve_low + place * matrix_size};
+        each_lower_piece([&](int i, int j) {
+            const float4* const from = reinterpret_cast<const float4*>(&inverse.at(i, j));
+            const float4 x = from[0], y = from[1];
+            const float elements[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+#pragma unroll
+            for (int c = 0; c < 8; c += 2) {
+                const SplitPair both = split_pair(elements[c], elements[c + 1]);
+                (&high.pair(i, j))[c / 2] = both.high;
+                (&low.pair(i, j))[c / 2] = both.low;
+            }
+        });
+    }
+};
+
+}  // namespace headrace::cuda

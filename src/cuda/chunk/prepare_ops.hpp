@@ -1,0 +1,153 @@
+// PrepareOps: the primitives of the algorithm page chunk_scores on tensor cores, for scalar gates and the delta rule.
+//
+// Four warps share the ten blocks of 16 x 16 tokens on and below the diagonal. q, k and e enter products as they came,
+// once for all value heads of a key head; decays and norms are factors of the sums.
+#pragma once
+
+#include "algorithms/chunk.hpp"
+#include "cuda/chunk/delta_exactness.hpp"
+#include "cuda/tiles/unit_lower.hpp"
+
+namespace headrace::cuda {
+
+// Blocks of 16 x 16 on and below the diagonal of [64,64], up to three for each of four warps, one after another; those
+// of the first three warps share their rows.
+struct LowerBlock {
+    static constexpr int turns = 3;
+    int row, column;  // of its first element
+    bool there, new_rows;
+    HEADRACE_DEVICE explicit LowerBlock(int turn) {
+        const bool corners = warp() == 3;  // of the diagonal
+        row = corners ? 48 * (1 - turn) : 16 * (3 - warp());
+        column = corners ? row : 16 * turn;
+        there = corners || warp() == 2 ? turn < 2 : true;
+        new_rows = turn == 0 || corners;
+    }
+};
+
+template <int K>
+struct PrepareOps {
+    using T = float;
+    struct Rows {};  // of which only products are left
+    // P, which is stored at once, as the image of a matrix; or l and what becomes of it, in fp32.
+    struct Tile {
+        Matrix<64> image;
+        cuda::Tile<float> exact;
+        HEADRACE_DEVICE explicit operator bool() const { return image || exact; }
+    };
+    struct State {};
+    using Inputs = algorithms::ChunkInputs<PrepareOps>;
+
+    ScalarDecays decays;                                               // of the value head
+    float q_k[LowerBlock::turns][2][4], e_k[LowerBlock::turns][2][4];  // this lane's products of rows
+
+    // Products of rows, of the blocks of this warp.
+    HEADRACE_DEVICE void multiply_rows(Matrix<K> q, Matrix<K> k, Matrix<K> e) {
+#pragma unroll
+        for (int turn = 0; turn < LowerBlock::turns; ++turn)
+            for (int tile = 0; tile < 2; ++tile)
+                for (int place = 0; place < 4; ++place) q_k[turn][tile][place] = e_k[turn][tile][place] = 0;
+        HEADRACE_ROLLED
+        for (int d = 0; d < K; d += 16) {
+            std::uint32_t left_q[4], left_e[4];
+            each_block([&](int turn, LowerBlock at) {
+                if (at.new_rows) load_a(left_q, q, at.row, d), load_a(left_e, e, at.row, d);
+                std::uint32_t right[4];
+                load_b_transposed(right, k, d, at.column);
+#pragma unroll
+                for (int tile = 0; tile < 2; ++tile) {
+                    ptx::multiply_bf16(q_k[turn][tile], left_q, {right[2 * tile], right[2 * tile + 1]});
+                    ptx::multiply_bf16(e_k[turn][tile], left_e, {right[2 * tile], right[2 * tile + 1]});
+                }
+            });
+        }
+    }
+    // The same of unit vectors.
+    HEADRACE_DEVICE void normalise(const float* q_norm, const float* k_norm, const float* e_norm) {
+        each_block([&](int turn, LowerBlock block) {
+            each_score(block, [&](int tile, int place, int i, int j) {
+                q_k[turn][tile][place] *= q_norm[i] * k_norm[j];
+                e_k[turn][tile][place] *= e_norm[i] * k_norm[j];
+            });
+        });
+    }
+
+    // ---- what the page asks for ----
+    // P; l is made where it is scaled.
+    HEADRACE_DEVICE void scores(Tile P, Tile, const Inputs& in) {
+        undecayed_error = in.undecayed_error;
+        each_block([&](int turn, LowerBlock block) {
+            const Between between(decays, block, 0);
+            each_score_pair(block, [&](int tile, int place, int i, int j) {
+                const auto score = [&](int odd) {
+                    const float sum = in.scale * q_k[turn][tile][place + odd] * between.decay(tile, place + odd);
+                    return j + odd <= i ? sum : 0.0f;
+                };
+                P.image.pair(i, j) = ptx::round_to_bf16(score(0), score(1));
+            });
+        });
+    }
+    HEADRACE_DEVICE void scale_columns(Tile dst, Tile, const float* factors, float factor) const {
+        each_block([&](int turn, LowerBlock block) {
+            const Between between(decays, block, undecayed_error ? 1 : 0);
+            each_score_pair(block, [&](int tile, int place, int i, int j) {
+                const float2 of = *reinterpret_cast<const float2*>(factors + j);
+                const auto score = [&](int odd, float scaled) {
+                    const float sum = e_k[turn][tile][place + odd] * between.decay(tile, place + odd) * scaled;
+                    return j + odd < i ? sum : 0.0f;
+                };
+                *reinterpret_cast<float2*>(&dst.exact.at(i, j)) = {score(0, of.x * factor), score(1, of.y * factor)};
+            });
+        });
+        ptx::sync_block();
+    }
+
+  private:
+    bool undecayed_error = false;
+
+    // Decays of a lane's pairs of tokens in a block, up to `earlier` tokens before that of the row.
+    struct Between {
+        ScalarDecays::Power rows[2], columns[4];
+        HEADRACE_DEVICE Between(const ScalarDecays& decays, LowerBlock block, int earlier) {
+            const LanePlace at;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int i = block.row + at.row + 8 * half - earlier;
+                rows[half] = decays.at(i > 0 ? i : 0);
+            }
+#pragma unroll
+            for (int c = 0; c < 4; ++c) columns[c] = decays.at(block.column + c / 2 * 8 + at.column + c % 2);
+        }
+        HEADRACE_DEVICE float decay(int tile, int place) const {
+            return ScalarDecays::between(rows[place / 2], columns[2 * tile + place % 2]);
+        }
+    };
+
+    // f(turn, block) for the blocks of this warp
+    template <class F>
+    HEADRACE_DEVICE static void each_block(F f) {
+#pragma unroll
+        for (int turn = 0; turn < LowerBlock::turns; ++turn) {
+            const LowerBlock block(turn);
+            if (block.there) f(turn, block);
+        }
+    }
+    // f(tile, place, i, j) for this lane's accumulators of a block; the other one by two neighbours in a row.
+    template <class F>
+    HEADRACE_DEVICE static void each_score(LowerBlock block, F f) {
+        each_score_pair(block,
+                        [&](int tile, int place, int i, int j) { f(tile, place, i, j), f(tile, place + 1, i, j + 1); });
+    }
+    template <class F>
+    HEADRACE_DEVICE static void each_score_pair(LowerBlock block, F f) {
+        const LanePlace at;
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+            for (int place = 0; place < 4; place += 2)
+                f(tile, place, block.row + at.row + place / 2 * 8, block.column + 8 * tile + at.column);
+        }
+    }
+};
+
+}  // namespace headrace::cuda

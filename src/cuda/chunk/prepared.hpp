@@ -1,0 +1,33 @@
+// prepared: the part of the workspace where the chunks of the form on tensor cores leave what their walks read.
+#pragma once
+
+#include "core/problem.hpp"
+#include "core/workspace.hpp"
+#include "cuda/kernels/kernels.hpp"
+
+namespace headrace::cuda {
+
+// Places for `rows` chunks (parts_of(problem, tensor_chunk)) of each value head.
+inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64_t rows) {
+    const std::int64_t places = rows * problem.HV, C = tensor_chunk, K = problem.K <= 64 ? 64 : 128;
+    const bool delta = problem.rule == Rule::delta;
+    const auto matrix = [&](const char* name, std::int64_t columns) {
+        return static_cast<std::uint16_t*>(carver.take(name, DType::bf16, {places, C, columns}));
+    };
+    const auto numbers = [&](const char* name, std::int64_t count) {
+        return static_cast<float*>(carver.take(name, DType::f32, {places, count}));
+    };
+    Prepared to{};
+    to.scores = matrix("prepared scores", C);
+    if (delta) to.solve_high = matrix("prepared solve, high", C), to.solve_low = matrix("prepared solve, low", C);
+    to.factors = numbers("prepared factors", 4 * C);
+    to.decay = numbers("prepared decay", problem.channel_gate ? 2 * K : 2);
+    if (delta) to.numbers = numbers("prepared numbers", 4);
+    if (!problem.channel_gate) return to;
+    to.reads = matrix("prepared reads", K);
+    if (delta) to.erases = matrix("prepared erases", K);
+    to.writes = matrix("prepared writes", K);
+    return to;
+}
+
+}  // namespace headrace::cuda

@@ -1,0 +1,266 @@
+// WalkerKernel: a thread block walks the chunks of one sequence or segment, value head and some of its values on tensor
+// cores; each warp has 16 of the values and needs no other, while the next chunk arrives.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/chunk/delta_exactness.hpp"
+#include "cuda/chunk/segments.hpp"
+#include "cuda/chunk/walker_ops.hpp"
+#include "cuda/tiles/token_matrices.hpp"
+
+namespace headrace::cuda {
+
+// The delta rule with a scalar gate.
+template <int K>
+struct WalkerKernel {
+    using Ops = WalkerOps<K>;
+    static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk;
+    // Numbers of a chunk in a stage: factors, the decay, what tells exactness; up to a multiple of a matrix's row.
+    static constexpr int decay_at = 4 * tensor_chunk, numbers_at = decay_at + 4, stage_numbers = 5 * tensor_chunk;
+
+    // What has arrived of a chunk.
+    struct Stage {
+        Matrix<K> q, k, e;
+        Matrix<64> v, scores;
+        SplitMatrix solve;
+        float* numbers;
+    };
+
+    // Where the tokens of this walk's sequence lie: in shared memory, as registers are few.
+    struct Rows {
+        TokenRows q, k, e, v, o;
+        std::int64_t tokens, first_place;  // of the sequence; where its first chunk was prepared
+    };
+
+    const KernelArgs& args;
+    Rows* rows;
+    char* first_stage;
+    std::size_t stage_bytes;
+    OutputPatch patch;  // of this warp
+    DeltaExactness exactness;
+    Ops ops;
+
+    __host__ __device__ WalkerKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
+        const std::size_t column = 2 * tensor_chunk, of_outputs = args.o.given ? 1 : 0,
+                          of_keys = (args.undecayed_error ? 2 : 1) + of_outputs;
+        stage_bytes = column * (of_keys * K + (3 + of_outputs) * 64) + 4 * stage_numbers;
+        first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
+        patch.matrix = Matrix<64>::take(arena, args.value_columns);
+        rows = arena.take<Rows>(1);
+#ifdef __CUDA_ARCH__
+        patch.matrix.data += Ops::first_value() * 64;
+#endif
+    }
+
+    // One value head, values [first, first + value_columns): of sequence `place`, or of the segment of that slot.
+    HEADRACE_DEVICE void forward(std::int64_t place, std::int64_t head, int first) {
+        const Walk walk = walk_of(args, place);
+        if (walk.first_chunk < 0) return;
+        const bool in_between = walk.first_chunk > 0;
+        const Strided entering = in_between ? segment_tensor(args.segments.states, args.V) : args.initial_state;
+        const Columns columns{first, args.V, true};
+        load(entering, in_between ? place : walk.n, head, columns);
+        run(walk, head, columns, args.o.given, false);
+        if (walk.last) store(args.final_state, walk.n, head, columns);
+    }
+
+    // What leaves the segment of a slot: of its own values, value_columns from `first` on; or, behind the blocks of
+    // values, of as many channels of the state that enters.
+    HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int first) {
+        const Walk walk = walk_of(args, slot);
+        if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
+        const int values = round_up(args.V, args.value_columns);
+        const bool transition = first >= values;
+        const Columns columns{transition ? first - values : first, transition ? round_up(args.K, 4) : args.V,
+                              !transition};
+        load({}, 0, 0, columns);
+        run(walk, head, columns, false, transition);
+        float* const to = transition ? args.segments.transitions : args.segments.states;
+        store(segment_tensor(to, columns.all), slot, head, columns);
+    }
+
+  private:
+    // Of the state, from `first` on of `all`: values, or channels of the unit matrix that enters a segment.
+    struct Columns {
+        int first, all;
+        bool of_values;
+    };
+
+    HEADRACE_DEVICE Strided segment_tensor(float* data, int columns) const {
+        const std::int64_t head = static_cast<std::int64_t>(args.K) * columns;
+        return {reinterpret_cast<char*>(data), {args.HV * head, head, columns, 1}, DType::f32, true};
+    }
+
+    // The walk's chunks, from the state in registers to that behind them. `exact`: in every chunk; else where the
+    // numbers of all chunks of the sequence up to it ask for it, as in a walk without segments.
+    HEADRACE_DEVICE void run(const Walk& walk, std::int64_t head, Columns columns, bool outputs, bool exact) {
+        find_rows(walk, head, columns);
+        if (walk.first_chunk < walk.end_chunk) fetch(columns, walk.first_chunk, outputs);
+        exactness.pass(args.prepared.numbers + 4 * rows->first_place, 4 * args.HV, walk.first_chunk);
+        HEADRACE_ROLLED
+        for (std::int64_t chunk = walk.first_chunk; chunk < walk.end_chunk; ++chunk) {
+            ptx::wait_for_copies<0>();
+            ptx::sync_block();
+            const bool more = chunk + 1 < walk.end_chunk;
+            if (more && args.stages == 2) fetch(columns, chunk + 1, outputs);
+            compute(stage_of(chunk), outputs, exact);
+            if (outputs) store_outputs(chunk, columns);
+            if (more && args.stages == 1) {
+                ptx::sync_block();
+                fetch(columns, chunk + 1, outputs);
+            }
+        }
+    }
+    HEADRACE_DEVICE void compute(const Stage& stage, bool outputs, bool exact) {
+        exactness.decide(*reinterpret_cast<const float4*>(stage.numbers + numbers_at), exact);
+        ops.exact_reads = exactness.reads, ops.exact_writes = exactness.writes;
+        const float2 decay = *reinterpret_cast<const float2*>(stage.numbers + decay_at);
+        ops.decay = {decay.x, decay.y};
+        const float* const factors = stage.numbers;
+        ops.read = factors, ops.erase = factors + tensor_chunk, ops.write = factors + 2 * tensor_chunk;
+        const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, {}, true}; };
+        const algorithms::ChunkInputs<Ops> in{
+            {stage.q}, {stage.k}, {stage.e}, tile(stage.v), factors + 3 * tensor_chunk, 1.0f, args.undecayed_error};
+        const algorithms::ForwardTiles<Ops> tiles{tile(stage.scores), {}, {{}, stage.solve, {}, true}, {}, {}};
+        algorithms::chunk_states<true>(ops, in, tiles, {}, {}, {{}, {}, patch, outputs});
+    }
+
+    // ---- what arrives ----
+    HEADRACE_DEVICE Stage stage_of(std::int64_t chunk) const {
+        char* at = first_stage + (args.stages == 2 ? static_cast<std::size_t>(chunk % 2) * stage_bytes : 0);
+        const auto take = [&](int columns) {
+            std::uint16_t* const matrix = reinterpret_cast<std::uint16_t*>(at);
+            at += 2 * tensor_chunk * columns;
+            return matrix;
+        };
+        Stage stage{};
+        stage.k.data = take(K);
+        stage.e.data = args.undecayed_error ? take(K) : stage.k.data;
+        stage.q.data = args.o.given ? take(K) : stage.k.data;
+        stage.scores.data = args.o.given ? take(64) : stage.k.data;
+        stage.v.data = take(64);
+        stage.solve.high.data = take(64), stage.solve.low.data = take(64);
+        stage.numbers = reinterpret_cast<float*>(at);
+        return stage;
+    }
+    HEADRACE_DEVICE void find_rows(const Walk& walk, std::int64_t head, Columns columns) const {
+        if (threadIdx.x == 0) {
+            const TokenRange& s = walk.sequence;
+            const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
+            const std::int64_t key_head = head / args.group;
+            const int first = columns.of_values ? columns.first : 0;
+            *rows = {rows_of(args.q, all, key_head, 0),
+                     rows_of(args.k, all, key_head, 0),
+                     rows_of(args.undecayed_error ? args.p : args.k, all, key_head, 0),
+                     rows_of(args.v, all, head, first),
+                     rows_of(args.o, all, head, first),
+                     s.end - s.begin,
+                     saved_place(args, s, walk.n, head, 0, tensor_chunk)};
+        }
+        ptx::sync_block();
+    }
+    HEADRACE_DEVICE int length_of(std::int64_t chunk) const {
+        const std::int64_t left = rows->tokens - chunk * tensor_chunk;
+        return static_cast<int>(left < tensor_chunk ? left : tensor_chunk);
+    }
+    HEADRACE_DEVICE void fetch(Columns columns, std::int64_t chunk, bool outputs) const {
+        const Stage stage = stage_of(chunk);
+        const std::int64_t first = chunk * tensor_chunk, place = rows->first_place + chunk * args.HV;
+        const int length = length_of(chunk), values = columns.of_values ? columns.all - columns.first : 0;
+        copy_rows(stage.k, rows->k.from(first), length, args.K);
+        if (args.undecayed_error) copy_rows(stage.e, rows->e.from(first), length, args.K);
+        copy_rows(stage.v, rows->v.from(first), length, values, args.value_columns);
+        copy_lower(stage.solve.high, args.prepared.solve_high + place * matrix_size);
+        copy_lower(stage.solve.low, args.prepared.solve_low + place * matrix_size);
+        if (outputs) {
+            copy_rows(stage.q, rows->q.from(first), length, args.K);
+            copy_lower(stage.scores, args.prepared.scores + place * matrix_size);
+        }
+        copy_numbers(stage.numbers, args.prepared, place);
+        ptx::end_copies();
+    }
+    HEADRACE_DEVICE static void copy_lower(Matrix<64> to, std::uint16_t* from) {
+        each_lower_piece([&](int i, int j) { ptx::copy_16(to.piece(i, j), &Matrix<64>{from}.pair(i, j), 16); });
+    }
+    HEADRACE_DEVICE static void copy_numbers(float* to, const Prepared& from, std::int64_t place) {
+        each(tensor_chunk, [&](int i) {
+            ptx::copy_16(ptx::shared_address(to + 4 * i), from.factors + 4 * (tensor_chunk * place + i), 16);
+        });
+        if (threadIdx.x < 2)
+            ptx::copy_4(ptx::shared_address(to + decay_at + threadIdx.x), from.decay + 2 * place + threadIdx.x, 4);
+        if (threadIdx.x == 0) ptx::copy_16(ptx::shared_address(to + numbers_at), from.numbers + 4 * place, 16);
+    }
+
+    // ---- what leaves: values in neighbouring lanes, 32 bytes of a token together ----
+    HEADRACE_DEVICE void store_outputs(std::int64_t chunk, Columns columns) const {
+        ptx::sync_warp();
+        const int length = length_of(chunk), column = Ops::first_value() + lane() % 4 * 4,
+                  left = columns.all - columns.first - column;
+        // From the tensor's address as the kernel got it, so that stores are known to be to global memory.
+        TokenRows o = rows->o.from(chunk * tensor_chunk);
+        o.first = args.o.data + (o.first - args.o.data) + column * o.element;
+        const bool together = left >= 4 && o.in_pieces(8);
+#pragma unroll
+        for (int turn = 0; turn < token_steps; ++turn) {
+            std::uint32_t values[4];
+            patch.load(values, turn);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int i = 16 * turn + 8 * half + lane() / 4;
+                if (i >= length) continue;
+                const std::uint32_t low = values[2 * half], high = values[2 * half + 1];
+                char* const to = o.first + i * o.step;
+                if (together) {
+                    *reinterpret_cast<uint2*>(to) = {low, high};
+                    continue;
+                }
+                const std::uint32_t parts[4] = {low, low >> 16, high, high >> 16};
+#pragma unroll
+                for (int c = 0; c < 4; ++c)
+                    if (c < left)
+                        *reinterpret_cast<std::uint16_t*>(to + c * o.element) = static_cast<std::uint16_t>(parts[c]);
+            }
+        }
+    }
+
+    // ---- the state, between tensors and registers: neighbouring lanes have 8 values each of 4 channels ----
+    // f(element, c, j): of channel c, column j
+    template <class State, class F>
+    HEADRACE_DEVICE static void each_element_of(State& state, Columns columns, F f) {
+        const LanePlace at;
+#pragma unroll
+        for (int tile = 0; tile < K / 8; ++tile) {
+#pragma unroll
+            for (int place = 0; place < 4; ++place)
+                f(state[tile][place], 8 * tile + at.column + place % 2,
+                  columns.first + Ops::first_value() + at.row + place / 2 * 8);
+        }
+    }
+    // From a tensor; without one zeros, or columns of the unit matrix.
+    HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n, std::int64_t head, Columns columns) {
+        each_element_of(ops.state, columns,
+                        [&](float& S, int c, int j) { S = !columns.of_values && c == j && c < args.K ? 1.0f : 0.0f; });
+        if (!tensor.given) return;
+        const std::int64_t first = offset_of(tensor, n, head, 0);
+        as_stored(tensor.data, tensor.dtype, [&](const auto* from) {
+            each_element_of(ops.state, columns, [&](float& S, int c, int j) {
+                if (c < args.K && j < columns.all)
+                    S = static_cast<float>(from[first + c * tensor.stride[2] + j * tensor.stride[3]]);
+            });
+        });
+    }
+    HEADRACE_DEVICE void store(const Strided& tensor, std::int64_t n, std::int64_t head, Columns columns) const {
+        if (!tensor.given) return;
+        const std::int64_t first = offset_of(tensor, n, head, 0);
+        as_stored(tensor.data, tensor.dtype, [&](auto* to) {
+            using Stored = std::remove_reference_t<decltype(*to)>;
+            each_element_of(ops.state, columns, [&](float S, int c, int j) {
+                if (c < args.K && j < columns.all)
+                    to[first + c * tensor.stride[2] + j * tensor.stride[3]] = static_cast<Stored>(S);
+            });
+        });
+    }
+};
+
+}  // namespace headrace::cuda

@@ -1,0 +1,184 @@
+// warp_products: products of one warp that owns 16 values: what it computes has values as rows and tokens or channels
+// as columns and stays in registers, what it multiplies by lies in shared memory. Accumulators become left operands
+// where they are.
+#pragma once
+
+#include "cuda/tiles/matrices.hpp"
+
+namespace headrace::cuda {
+
+// [16 values, 64 tokens] in accumulators (LanePlace). The state, transposed, is [16 values, K channels]: K / 8 tiles.
+inline constexpr int token_tiles = 8, token_steps = 4;  // of 8 tokens; of 16, the depth of a product
+using TokenSums = float[token_tiles][4];
+
+// What is multiplied of a left operand: its upper 8 bits, or 16. A right operand is a matrix, or a sum of two.
+enum class Left { high, both };
+struct SplitMatrix {
+    Matrix<64> high, low;
+};
+
+template <int tiles>
+HEADRACE_DEVICE void clear(float (&sums)[tiles][4]) {
+#pragma unroll
+    for (auto& tile : sums)
+        for (float& sum : tile) sum = 0;
+}
+
+// sums *= factors [64] of their columns
+HEADRACE_DEVICE void scale_tokens(TokenSums& sums, const float* factors) {
+    const LanePlace at;
+#pragma unroll
+    for (int tile = 0; tile < token_tiles; ++tile) {
+        const float2 of = *reinterpret_cast<const float2*>(factors + 8 * tile + at.column);
+        sums[tile][0] *= of.x, sums[tile][1] *= of.y, sums[tile][2] *= of.x, sums[tile][3] *= of.y;
+    }
+}
+
+// ---- operands ----
+
+// Where this lane reaches into operands of a matrix that begins at a multiple of its row: the one at (row, column),
+// multiples of 16, one step away from that at (0, 0).
+template <int columns>
+struct OperandAt {
+    std::uint32_t first;
+
+    // Right operands, depth along rows of the matrix.
+    static HEADRACE_DEVICE OperandAt down(Matrix<columns> m) { return {m.piece(lane() % 16, lane() / 16 * 8)}; }
+    // Right operands, depth along its columns; left ones of the matrix transposed.
+    static HEADRACE_DEVICE OperandAt across(Matrix<columns> m) {
+        return {m.piece(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2 * 8)};
+    }
+    HEADRACE_DEVICE std::uint32_t at(int row, int column) const {
+        return (first ^ static_cast<std::uint32_t>(2 * column)) + 2 * columns * row;
+    }
+};
+
+// Left operands of 16 columns from 16 step on.
+
+template <int tiles>
+HEADRACE_DEVICE SplitA left_operand(const float (&sums)[tiles][4], int step) {
+    return split_a(sums[2 * step], sums[2 * step + 1]);
+}
+// Of m^T, m [64 tokens, 64 values]: Left::high.
+HEADRACE_DEVICE SplitA left_operand(Matrix<64> m, int first_value, int step) {
+    SplitA a;
+    ptx::load_matrix_transposed(a.high, OperandAt<64>::across(m).at(16 * step, first_value));
+    return a;
+}
+
+// sums += m^T, m [64 tokens, 64 values], of the values from first_value on.
+HEADRACE_DEVICE void add_transposed(TokenSums& sums, Matrix<64> m, int first_value) {
+#pragma unroll
+    for (int step = 0; step < token_steps; ++step) {
+        const SplitA a = left_operand(m, first_value, step);
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+            float(&tile)[4] = sums[2 * step + pair / 2];
+            tile[pair % 2 * 2] += low_half(a.high[pair]);
+            tile[pair % 2 * 2 + 1] += high_half(a.high[pair]);
+        }
+    }
+}
+
+// ---- products ----
+
+// Tiles [first, end) of sums += a b, both even; b(registers, column) loads right operands of two tiles.
+template <Left left, int tiles, class B>
+HEADRACE_DEVICE void multiply_tiles(float (&sums)[tiles][4], const SplitA& a, int first, int end, B load_right) {
+    std::uint32_t b[tiles / 2][4];
+#pragma unroll
+    for (int pair = 0; pair < tiles / 2; ++pair)
+        if (2 * pair >= first && 2 * pair < end) load_right(b[pair], 16 * pair);
+#pragma unroll
+    for (int half = left == Left::both ? 0 : 1; half < 2; ++half) {
+#pragma unroll
+        for (int pair = 0; pair < tiles / 2; ++pair) {
+            if (2 * pair < first || 2 * pair >= end) continue;
+            ptx::multiply_bf16(sums[2 * pair], half == 0 ? a.low : a.high, {b[pair][0], b[pair][1]});
+            ptx::multiply_bf16(sums[2 * pair + 1], half == 0 ? a.low : a.high, {b[pair][2], b[pair][3]});
+        }
+    }
+}
+
+// sums += S^T rows^T, rows [64,K]
+template <Left left, int K>
+HEADRACE_DEVICE void add_read(TokenSums& sums, const float (&state)[K / 8][4], Matrix<K> rows) {
+    const auto from = OperandAt<K>::across(rows);
+#pragma unroll
+    for (int d = 0; d < K; d += 16)
+        multiply_tiles<left>(sums, left_operand(state, d / 16), 0, token_tiles,
+                             [&](auto& b, int j) { ptx::load_matrix(b, from.at(j, d)); });
+}
+
+// S^T = decay S^T + a rows, rows [64,K]. a(step) gives left operands; decay(tile, odd) the SplitDecay of channel
+// 8 tile + LanePlace::column, or of the one behind it. Tensor cores cut what they add to; the sum with the state
+// rounds.
+template <Left left, int K, class A, class Decay>
+HEADRACE_DEVICE void decay_and_add(float (&state)[K / 8][4], A a, Matrix<K> rows, Decay decay) {
+    const auto from = OperandAt<K>::down(rows);
+    constexpr int group = 8;  // tiles at once: sums that do not wait for each other
+#pragma unroll
+    for (int first = 0; first < K / 8; first += group) {
+        float sums[group][4] = {};
+#pragma unroll
+        for (int step = 0; step < token_steps; ++step)
+            multiply_tiles<left>(sums, a(step), 0, group, [&](auto& b, int c) {
+                ptx::load_matrix_transposed(b, from.at(16 * step, 8 * first + c));
+            });
+#pragma unroll
+        for (int tile = 0; tile < group; ++tile) {
+#pragma unroll
+            for (int place = 0; place < 4; ++place) {
+                const SplitDecay<float> of = decay(first + tile, place % 2);
+                float& S = state[first + tile][place];
+                S = fmaf(S, of.whole, fmaf(S, of.part, sums[tile][place]));
+            }
+        }
+    }
+}
+
+// sums += a m^T, m [64,64] lower triangular: token i takes of tokens up to i.
+template <Left left, class A>
+HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, Matrix<64> m) {
+    const auto from = OperandAt<64>::across(m);
+#pragma unroll
+    for (int step = 0; step < token_steps; ++step)
+        multiply_tiles<left>(sums, a(step), 2 * step, token_tiles,
+                             [&](auto& b, int i) { ptx::load_matrix(b, from.at(i, 16 * step)); });
+}
+// sums += a m: token j takes of tokens from j on.
+template <Left left, class A>
+HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, Matrix<64> m) {
+    const auto from = OperandAt<64>::down(m);
+#pragma unroll
+    for (int step = 0; step < token_steps; ++step)
+        multiply_tiles<left>(sums, a(step), 0, 2 * step + 2,
+                             [&](auto& b, int j) { ptx::load_matrix_transposed(b, from.at(16 * step, j)); });
+}
+// The same of operands and matrices of 16 bits.
+template <class A>
+HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, SplitMatrix m) {
+    const auto high = OperandAt<64>::across(m.high), low = OperandAt<64>::across(m.low);
+#pragma unroll
+    for (int step = 0; step < token_steps; ++step) {
+        const SplitA left = a(step);
+        multiply_tiles<Left::high>(sums, left, 2 * step, token_tiles,
+                                   [&](auto& b, int i) { ptx::load_matrix(b, low.at(i, 16 * step)); });
+        multiply_tiles<Left::both>(sums, left, 2 * step, token_tiles,
+                                   [&](auto& b, int i) { ptx::load_matrix(b, high.at(i, 16 * step)); });
+    }
+}
+template <class A>
+HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, SplitMatrix m) {
+    const auto high = OperandAt<64>::down(m.high), low = OperandAt<64>::down(m.low);
+#pragma unroll
+    for (int step = 0; step < token_steps; ++step) {
+        const SplitA left = a(step);
+        multiply_tiles<Left::high>(sums, left, 0, 2 * step + 2,
+                                   [&](auto& b, int j) { ptx::load_matrix_transposed(b, low.at(16 * step, j)); });
+        multiply_tiles<Left::both>(sums, left, 0, 2 * step + 2,
+                                   [&](auto& b, int j) { ptx::load_matrix_transposed(b, high.at(16 * step, j)); });
+    }
+}
+
+}  // namespace headrace::cuda

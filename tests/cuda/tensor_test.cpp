@@ -5,8 +5,8 @@
 namespace headrace::test {
 namespace {
 
-// What tensor cores serve: bf16, a gate per token.
-const char* const tensor_operators[] = {"simple_gla", "gated_delta_rule", "comba"};
+// What tensor cores serve: bf16.
+const char* const tensor_operators[] = {"simple_gla", "gated_delta_rule", "comba", "gla", "kda"};
 
 TEST(CudaTensor, N1_N2_Gates) {
     for (const std::string op : tensor_operators) {
@@ -27,6 +27,28 @@ TEST(CudaTensor, N6_Segments) {
         run_there(whole);
         expect_within_bars(whole.call, expected.outputs, format(line));
         for (const std::int64_t length : {400, 512, 520, 1024, 1030}) {
+            run_there(prefix, tokens_of(prefix.call, 0, length));
+            EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
+                        harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
+                << format(line) << ": length " << length;
+        }
+    }
+}
+
+// Channel gates: gates of both kinds, chunks of the delta rule that read and write with 16 bits, prefixes.
+TEST(CudaTensor, N6_ChannelGates) {
+    for (const std::string text :
+         {"gla:fwd t150 h1 hv2 k70 v40 gate=channel+head l2norm reverse",
+          "kda:fwd t200 h1 k96 v80 rawgate gate=channel+head l2norm",
+          "kda:fwd t300 h1 k64 v64 l2norm gates=zero betas=1.9,2", "kda:fwd t500 h1 k128 v40 l2norm gates=lasting",
+          "kda:fwd varlen=0,0,37,200 h2 k80 v33 l2norm strided gates=reset"}) {
+        const ProblemLine line = line_of(text + " bf16 state=inout force=cuda.tensor cuda");
+        const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);
+        const harness::Expected expected = harness::expect(whole.call);
+        run_there(whole);
+        expect_within_bars(whole.call, expected.outputs, format(line));
+        if (line.T <= 200) continue;
+        for (const std::int64_t length : {40, 128, 150, 260}) {
             run_there(prefix, tokens_of(prefix.call, 0, length));
             EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
                         harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
@@ -82,14 +104,15 @@ TEST(CudaTensor, GradientsOfAnotherTypeAreLeftToOthers) {
 
 // Where results rest on long sums of bf16 products, and nothing that it lacks is asked for.
 TEST(CudaTensor, ServesWhatItCan) {
-    for (const char* text : {"linear_attention:fwd t64 k32 v32", "retention:fwd t64", "simple_gla:fwd t64 k128 v256",
-                             "delta_rule:fwd t64", "gated_delta_rule:fwd t64 h2 hv4", "comba:fwd varlen=0,9,64",
-                             "simple_gla:bwd t64 h8", "retention:bwd t64 h8 k32 v128"})
+    for (const char* text :
+         {"linear_attention:fwd t64 k32 v32", "retention:fwd t64", "simple_gla:fwd t64 k128 v256", "delta_rule:fwd t64",
+          "gated_delta_rule:fwd t64 h2 hv4", "comba:fwd varlen=0,9,64", "gla:fwd t64 k32", "kda:fwd t64 h2 hv4",
+          "simple_gla:bwd t64 h8", "retention:bwd t64 h8 k32 v128"})
         EXPECT_EQ(served_by(std::string(text) + " bf16 cuda"), "cuda.tensor") << text;
     for (const char* text :
          {"simple_gla:fwd t64 f16", "simple_gla:fwd t64 f32", "simple_gla:fwd t31 bf16", "simple_gla:fwd t64 k31 bf16",
           "simple_gla:fwd t64 v31 bf16", "delta_rule:fwd t64 k63 bf16", "simple_gla:fwd t64 k129 bf16",
-          "gla:fwd t64 bf16", "kda:fwd t64 bf16", "gated_delta_rule:bwd t64 h8 bf16", "gla:bwd t64 h8 bf16",
+          "gla:fwd t64 k31 bf16", "kda:fwd t64 k63 bf16", "gated_delta_rule:bwd t64 h8 bf16", "gla:bwd t64 h8 bf16",
           "simple_gla:bwd t64 h7 bf16", "simple_gla:bwd t64 h8 hv16 bf16", "simple_gla:bwd t64 h8 l2norm bf16",
           "simple_gla:bwd t64 h8 v129 bf16"})
         EXPECT_NE(served_by(std::string(text) + " cuda"), "cuda.tensor") << text;

@@ -25,8 +25,11 @@ inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64
     if (delta) to.numbers = numbers("prepared numbers", 4);
     if (!problem.channel_gate) return to;
     to.reads = matrix("prepared reads", K);
-    if (delta) to.erases = matrix("prepared erases", K);
     to.writes = matrix("prepared writes", K);
+    if (!delta) return to;
+    to.erases = matrix("prepared erases", K);
+    to.erases_low = matrix("prepared erases, low", K), to.writes_low = matrix("prepared writes, low", K);
+    to.added = numbers("prepared roundings", K);
     return to;
 }
 

@@ -19,7 +19,7 @@ class Tensor : public CudaImplementation {
         const bool delta = problem.rule == Rule::delta, backward = direction_ == Direction::backward;
         if (std::string reason = chunk_refusal(problem); !reason.empty()) return reason;
         if (problem.dtype != DType::bf16) return "the tensor cores' products are in bf16";
-        if (problem.channel_gate) return "serves one gate per token, not gates of channels";
+        if (problem.channel_gate && backward) return "has no backward of channel gates";
         if (problem.options.allow_positive_gates) return "takes no positive gates";
         if (problem.K > 128 || (backward && problem.V > 128))
             return backward ? "takes up to 128 key and value channels" : "takes up to 128 key channels";
@@ -32,13 +32,16 @@ class Tensor : public CudaImplementation {
         args.value_columns = tensor_values;
         args.o.given = true;
         args.stages = 1;
-        if (shared(tensor(problem, std::max(problem.K, backward ? problem.V : 0)), args) > memory_limit(problem))
-            return "needs more shared memory than the GPU has";
+        const std::size_t needed = problem.channel_gate
+                                       ? channel(problem).walk.memory(args, 0).shared
+                                       : shared(tensor(problem, std::max(problem.K, backward ? problem.V : 0)), args);
+        if (needed > memory_limit(problem)) return "needs more shared memory than the GPU has";
         return {};
     }
 
   protected:
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
+        if (problem.channel_gate) return channel_launches(problem, args);
         std::vector<Launch> launches;
         direction_ == Direction::forward ? walk(problem, args, launches) : gradients(problem, args, launches);
         return launches;
@@ -48,6 +51,11 @@ class Tensor : public CudaImplementation {
         const std::int64_t chunks = parts_of(problem, tensor_chunk);
         KernelArgs args = make_args(problem, carver, backward ? chunks : -1);
         args.value_columns = value_columns(problem);
+        if (problem.channel_gate) {
+            args.value_columns = tensor_values;
+            args.prepared = take_prepared(problem, carver, chunks);
+            return args;
+        }
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
         if (args.delta) args.prepared = take_prepared(problem, carver, chunks);
         const int tokens = args.segments.tokens = segment_tokens(problem);
@@ -68,6 +76,26 @@ class Tensor : public CudaImplementation {
   private:
     static TensorKernels tensor(const Problem& problem, std::int64_t K) {
         return problem.rule == Rule::delta ? tensor_kernels<true>(K) : tensor_kernels<false>(K);
+    }
+    static ChannelKernels channel(const Problem& problem) {
+        return problem.rule == Rule::delta ? channel_kernels<true>(problem.K) : channel_kernels<false>(problem.K);
+    }
+    static std::vector<Launch> channel_launches(const Problem& problem, KernelArgs args) {
+        const ChannelKernels kernels = channel(problem);
+        args.stages = 2;
+        if (kernels.walk.memory(args, 0).shared > memory_limit(problem)) args.stages = 1;
+        const std::int64_t chunks = parts_of(problem, tensor_chunk) * problem.HV, heads = problem.N * problem.HV,
+                           warps = launched_threads / 32, walks = heads * blocks_of(problem.V);
+        const Steps once{1, static_cast<double>(chunks)};
+        std::vector<Launch> launches{{kernels.prepare, args, chunks, launched_threads, once}};
+        if (args.delta) {
+            const std::int64_t estimates = (heads + warps - 1) / warps;
+            launches.push_back(
+                {kernels.estimate, args, estimates, launched_threads, steps_along(problem, tensor_chunk, estimates)});
+            launches.push_back({kernels.prepare_low, args, chunks, launched_threads, once});
+        }
+        launches.push_back({kernels.walk, args, walks, 2 * tensor_values, steps_along(problem, tensor_chunk, walks)});
+        return launches;
     }
     static std::size_t shared(const TensorKernels& tensor, const KernelArgs& args) {
         return tensor.forward.memory(args, 0).shared;

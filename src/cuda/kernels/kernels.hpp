@@ -88,6 +88,25 @@ BlockWork decay_join_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K>
 BlockWork transition_join_work(const KernelArgs& args, std::size_t shared_limit);
 
+// The same under channel gates, up to 128 key channels, forward, in launches one behind the other; what they leave each
+// other is KernelArgs::prepared.
+struct ChannelKernels {
+    Kernel prepare,   // a block for each chunk (part_at) and value head
+        estimate,     // delta rule: a warp for each sequence and head finds the chunks that need 16 bits of their rows
+        prepare_low,  // delta rule: their other 8; blocks as prepare's, most with nothing to do
+        walk;         // two threads for each of value_columns; its memory depends on args.stages and value_columns
+};
+template <bool delta>
+ChannelKernels channel_kernels(std::int64_t K);
+template <int K, bool delta>
+BlockWork channel_prepare_work(const KernelArgs& args, std::size_t shared_limit);
+template <int K>
+BlockWork channel_estimate_work(const KernelArgs& args, std::size_t shared_limit);
+template <int K>
+BlockWork channel_prepare_low_work(const KernelArgs& args, std::size_t shared_limit);
+template <int K, bool delta>
+BlockWork channel_walk_work(const KernelArgs& args, std::size_t shared_limit);
+
 // The backward of the chunk form in two launches. Sweeps: a block for each sequence, value head and value_columns walks
 // the chunks, backwards for the gradients of states, forwards for the states, which only a launch of twice as many
 // blocks has. Gradients: blocks, any number of them, share the parts and key heads.

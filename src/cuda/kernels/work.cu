@@ -1,5 +1,6 @@
 // What the blocks of the kernels do, counted on the host: no kernel is compiled here, the pages run on the host.
 #define HEADRACE_PAGES_ON_HOST
+#include "cuda/chunk/counted_channel.hpp"
 #include "cuda/chunk/counted_split.hpp"
 #include "cuda/chunk/counted_tensor.hpp"
 #include "cuda/chunk/counted_walk.hpp"
@@ -50,5 +51,15 @@ HEADRACE_WORK(double, true);
     template BlockWork transition_join_work<K>(const KernelArgs& args, std::size_t)
 HEADRACE_TENSOR_WORK(64);
 HEADRACE_TENSOR_WORK(128);
+
+#define HEADRACE_CHANNEL_WORK(K)                                                              \
+    template BlockWork channel_prepare_work<K, false>(const KernelArgs& args, std::size_t);   \
+    template BlockWork channel_prepare_work<K, true>(const KernelArgs& args, std::size_t);    \
+    template BlockWork channel_estimate_work<K>(const KernelArgs& args, std::size_t);         \
+    template BlockWork channel_prepare_low_work<K>(const KernelArgs& args, std::size_t);      \
+    template BlockWork channel_walk_work<K, false>(const KernelArgs& args, std::size_t);      \
+    template BlockWork channel_walk_work<K, true>(const KernelArgs& args, std::size_t)
+HEADRACE_CHANNEL_WORK(64);
+HEADRACE_CHANNEL_WORK(128);
 
 }  // namespace headrace::cuda

@@ -59,7 +59,11 @@ struct Prepared {
     float* factors;                          // [places,4,64] of rows read, erased and written; beta
     float* decay;                            // [places,2], of channel gates [places,K,2]: SplitDecay of the chunk
     float* numbers;                          // [places,4] added, kept, reflects, through (DeltaExactness)
-    std::uint16_t *reads, *erases, *writes;  // [places,64,K] decayed rows, of channel gates
+    // Of channel gates: decayed rows [places,64,K], of those erased and written what 8 bits leave of them, where
+    // chunks need it; [places,K] what a chunk adds to the errors in the state's channels. Their numbers: kept, whether
+    // writes and reads need 16 bits, the mean of `added`.
+    std::uint16_t *reads, *erases, *writes, *erases_low, *writes_low;
+    float* added;
 };
 
 struct KernelArgs {

@@ -1,0 +1,165 @@
+// ChannelWalk: a thread block walks the chunks of one sequence, value head and some of its values under channel gates,
+// from what ChannelPrepare left of them; each warp has 16 of the values and needs no other, while the next chunk
+// arrives.
+#pragma once
+
+#include "cuda/chunk/channel_walk_ops.hpp"
+#include "cuda/chunk/segments.hpp"
+#include "cuda/chunk/warp_values.hpp"
+#include "cuda/tiles/token_matrices.hpp"
+
+namespace headrace::cuda {
+
+template <int K, bool delta>
+struct ChannelWalk {
+    using Ops = ChannelWalkOps<K, delta>;
+    static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk, rows_size = tensor_chunk * K;
+
+    // What has arrived of a chunk.
+    struct Stage {
+        Matrix<K> reads, erases, writes;
+        Matrix<64> v, scores;
+        SplitMatrix solve;
+        float *decay, *beta, *numbers;  // [K,2], [C], [4]
+    };
+
+    // Where the tokens of this walk's sequence lie: in shared memory, as registers are few.
+    struct Rows {
+        TokenRows v, o;
+        std::int64_t tokens, first_place;  // of the sequence; where its first chunk was prepared
+    };
+
+    const KernelArgs& args;
+    Rows* rows;
+    char* first_stage;
+    std::size_t stage_bytes;
+    OutputPatch patch;  // of this warp
+    Ops ops;
+
+    __host__ __device__ ChannelWalk(const KernelArgs& arguments, Arena& arena) : args(arguments) {
+        stage_at(nullptr, &stage_bytes);
+        first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
+        patch.matrix = Matrix<64>::take(arena, args.value_columns);
+        rows = arena.take<Rows>(1);
+#ifdef __CUDA_ARCH__
+        patch.matrix.data += Ops::first_value() * 64;
+#endif
+    }
+
+    // Values [first, first + value_columns) of a head of sequence n.
+    HEADRACE_DEVICE void forward(std::int64_t n, std::int64_t head, int first) {
+        find_rows(n, head, first);
+        const int own = first + Ops::first_value();
+        load_values(ops.state, args.initial_state, n, head, args.K, own, args.V);
+        run(first);
+        store_values(args.final_state, ops.state, n, head, args.K, own, args.V);
+    }
+
+  private:
+    HEADRACE_DEVICE void find_rows(std::int64_t n, std::int64_t head, int first) const {
+        if (threadIdx.x == 0) {
+            const TokenRange s = sequence_of(args, n);
+            const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
+            *rows = {rows_of(args.v, all, head, first), rows_of(args.o, all, head, first), s.end - s.begin,
+                     saved_place(args, s, n, head, 0, tensor_chunk)};
+        }
+        ptx::sync_block();
+    }
+    HEADRACE_DEVICE std::int64_t place_of(std::int64_t chunk) const { return rows->first_place + chunk * args.HV; }
+    HEADRACE_DEVICE int length_of(std::int64_t chunk) const {
+        const std::int64_t left = rows->tokens - chunk * tensor_chunk;
+        return static_cast<int>(left < tensor_chunk ? left : tensor_chunk);
+    }
+    HEADRACE_DEVICE void run(int first) {
+        const std::int64_t chunks = (rows->tokens + tensor_chunk - 1) / tensor_chunk;
+        if (chunks > 0) fetch(first, 0);
+        HEADRACE_ROLLED
+        for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+            ptx::wait_for_copies<0>();
+            ptx::sync_block();
+            const bool more = chunk + 1 < chunks;
+            if (more && args.stages == 2) fetch(first, chunk + 1);
+            compute(stage_of(chunk), place_of(chunk));
+            if (args.o.given) {
+                ptx::sync_warp();
+                store_outputs(rows->o.from(chunk * tensor_chunk), patch, length_of(chunk), args.V - first);
+            }
+            if (more && args.stages == 1) {
+                ptx::sync_block();
+                fetch(first, chunk + 1);
+            }
+        }
+    }
+    HEADRACE_DEVICE void compute(const Stage& stage, std::int64_t place) {
+        ops.exact_writes = delta && stage.numbers[1] != 0, ops.exact_reads = delta && stage.numbers[2] != 0;
+        ops.decay = reinterpret_cast<const float2*>(stage.decay);
+        const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, {}, true}; };
+        const auto low = [&](const std::uint16_t* rows) { return delta ? rows + place * rows_size : nullptr; };
+        const algorithms::ChunkInputs<Ops> in{{stage.reads, nullptr},
+                                              {stage.writes, low(args.prepared.writes_low)},
+                                              {stage.erases, low(args.prepared.erases_low)},
+                                              tile(stage.v),
+                                              stage.beta,
+                                              1.0f,
+                                              false};
+        const algorithms::ForwardTiles<Ops> tiles{tile(stage.scores), {}, {{}, stage.solve, {}, true}, {}, {}};
+        algorithms::chunk_states<delta>(ops, in, tiles, {}, {}, {{}, {}, patch, args.o.given});
+    }
+
+    // ---- what arrives ----
+    static __host__ __device__ Stage stage_at(char* first, std::size_t* bytes) {
+        std::size_t used = 0;
+        const auto take = [&](std::size_t size) {
+            used += size;
+            return first + used - size;
+        };
+        const auto matrix = [&](std::size_t columns) {
+            return reinterpret_cast<std::uint16_t*>(take(2 * tensor_chunk * columns));
+        };
+        Stage stage{};
+        stage.reads.data = matrix(K), stage.writes.data = matrix(K);
+        stage.erases.data = delta ? matrix(K) : nullptr;
+        stage.v.data = matrix(64), stage.scores.data = matrix(64);
+        stage.decay = reinterpret_cast<float*>(take(8 * K));
+        if (delta) {
+            stage.solve.high.data = matrix(64), stage.solve.low.data = matrix(64);
+            stage.beta = reinterpret_cast<float*>(take(4 * tensor_chunk));
+            stage.numbers = reinterpret_cast<float*>(take(16));
+        }
+        if (bytes != nullptr) *bytes = (used + 255) / 256 * 256;  // matrices begin at multiples of their rows
+        return stage;
+    }
+    HEADRACE_DEVICE Stage stage_of(std::int64_t chunk) const {
+        const std::size_t number = args.stages == 2 ? static_cast<std::size_t>(chunk % 2) : 0;
+        return stage_at(first_stage + number * stage_bytes, nullptr);
+    }
+    HEADRACE_DEVICE void fetch(int first, std::int64_t chunk) const {
+        const std::int64_t place = place_of(chunk);
+        const Stage stage = stage_of(chunk);
+        const Prepared& from = args.prepared;
+        copy_rows(stage.v, rows->v.from(chunk * tensor_chunk), length_of(chunk), args.V - first, args.value_columns);
+        if (args.o.given) {
+            copy(stage.reads.data, from.reads + place * rows_size, 2 * rows_size);
+            copy_lower(stage.scores, from.scores + place * matrix_size);
+        }
+        copy(stage.writes.data, from.writes + place * rows_size, 2 * rows_size);
+        copy(stage.decay, from.decay + place * 2 * K, 8 * K);
+        if (delta) {
+            copy(stage.erases.data, from.erases + place * rows_size, 2 * rows_size);
+            copy_lower(stage.solve.high, from.solve_high + place * matrix_size);
+            copy_lower(stage.solve.low, from.solve_low + place * matrix_size);
+            copy(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk, 4 * tensor_chunk);
+            copy(stage.numbers, from.numbers + place * 4, 16);
+        }
+        ptx::end_copies();
+    }
+    // Bytes, a multiple of 16.
+    HEADRACE_DEVICE static void copy(void* to, const void* from, int bytes) {
+        each(bytes / 16, [&](int piece) {
+            ptx::copy_16(ptx::shared_address(static_cast<char*>(to) + 16 * piece),
+                         static_cast<const char*>(from) + 16 * piece, 16);
+        });
+    }
+};
+
+}  // namespace headrace::cuda

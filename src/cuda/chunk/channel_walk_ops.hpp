@@ -1,0 +1,135 @@
+// ChannelWalkOps: the primitives of the algorithm page chunk_states on tensor cores under channel gates, by warps that
+// own 16 values each. Rows come decayed and normalised (ChannelPrepare).
+#pragma once
+
+#include "algorithms/chunk.hpp"
+#include "cuda/chunk/walker_ops.hpp"
+
+namespace headrace::cuda {
+
+template <int K, bool delta>
+struct ChannelWalkOps {
+    using T = float;
+    struct Rows {
+        Matrix<K> matrix;
+        const std::uint16_t* low;  // what 8 bits leave of them, in global memory
+    };
+    // Rows of values, the prepared matrices, or a tag of what lies in registers.
+    struct Tile {
+        Matrix<64> matrix;
+        SplitMatrix split;
+        OutputPatch patch;
+        bool given = false;
+        HEADRACE_DEVICE explicit operator bool() const { return given; }
+    };
+    struct State {};  // the one in registers
+    using Inputs = algorithms::ChunkInputs<ChannelWalkOps>;
+
+    float state[K / 8][4];
+    TokenSums values;                // the delta rule's residual, then d
+    bool exact_reads, exact_writes;  // of this chunk: by all warps of the block
+    const float2* decay;             // [K] SplitDecay
+
+    HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
+
+    // ---- what the page asks for ----
+    HEADRACE_DEVICE State right_state(State) const { return {}; }
+    HEADRACE_DEVICE Rows reads(const Inputs& in) const { return in.q; }
+    HEADRACE_DEVICE Rows erases(const Inputs& in) const { return in.e; }
+    HEADRACE_DEVICE Rows to_end(Rows x) const { return x; }
+
+    // values = v + x S
+    HEADRACE_DEVICE void add_read(Tile, Tile v, Rows x, State) {
+        clear(values);
+        cuda::add_read<Left::high, K>(values, state, x.matrix);
+        if (exact_reads) {
+            each_rest(x, [&](bool of_state) {
+                const auto left = [&](int step) { return part(left_operand(state, step), of_state); };
+                read_rest(left, x.matrix);
+            });
+        }
+        add_transposed(values, v.matrix, first_value());
+    }
+    // values <- solver values
+    HEADRACE_DEVICE void solve(Tile, Tile solver) {
+        TokenSums solved = {};
+        add_lower_transposed(
+            solved, [&](int step) { return left_operand(values, step); }, solver.split);
+#pragma unroll
+        for (int tile = 0; tile < token_tiles; ++tile)
+#pragma unroll
+            for (int place = 0; place < 4; ++place) values[tile][place] = solved[tile][place];
+    }
+    HEADRACE_DEVICE void scale_value_rows(Tile, Tile, const float* factors) { scale_tokens(values, factors); }
+    HEADRACE_DEVICE void read_and_score(Tile o, Rows x, State, Tile P, Tile b) const {
+        TokenSums sums;
+        clear(sums);
+        cuda::add_read<Left::high, K>(sums, state, x.matrix);
+        if constexpr (delta) {
+            add_lower_transposed<Left::both>(
+                sums, [&](int step) { return left_operand(values, step); }, P.matrix);
+        } else {
+            add_lower_transposed<Left::high>(
+                sums, [&](int step) { return left_operand(b.matrix, first_value(), step); }, P.matrix);
+        }
+        o.patch.store(sums);
+    }
+    HEADRACE_DEVICE void decay_and_write(State, State, Rows x, Tile b) {
+        const auto written = [&](int step) {
+            if constexpr (delta) return left_operand(values, step);
+            return left_operand(b.matrix, first_value(), step);
+        };
+        const auto of_channel = [&](int tile, int odd) {
+            const float2 of = decay[8 * tile + lane() % 4 * 2 + odd];
+            return SplitDecay<float>{of.x, of.y};
+        };
+        decay_and_add<Left::high, K>(state, written, x.matrix, of_channel);
+        if constexpr (delta) {
+            if (!exact_writes) return;
+            each_rest(x, [&](bool of_values) {
+                decay_and_add<Left::high, K>(
+                    state, [&](int step) { return part(left_operand(values, step), of_values); }, x.matrix,
+                    [](int, int) {
+                        return SplitDecay<float>{1, 0};
+                    });
+            });
+        }
+    }
+
+  private:
+    // What 8 bits leave of a product: f(true) multiplies the rest of the left operand, f(false) the operand by that of
+    // the rows, which takes their place.
+    template <class F>
+    HEADRACE_DEVICE static void each_rest(Rows x, F f) {
+        HEADRACE_ROLLED
+        for (int turn = 0; turn < 2; ++turn) {
+            if (turn == 1) replace(x);
+            f(turn == 0);
+        }
+    }
+    HEADRACE_DEVICE static SplitA part(const SplitA& of, bool rest) {
+        SplitA a;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) a.high[n] = rest ? of.low[n] : of.high[n];
+        return a;
+    }
+    template <class A>
+    HEADRACE_DEVICE void read_rest(A left, Matrix<K> rows) {
+        const auto from = OperandAt<K>::across(rows);
+#pragma unroll
+        for (int d = 0; d < K; d += 16)
+            multiply_tiles<Left::high>(values, left(d / 16), 0, token_tiles,
+                                       [&](auto& b, int j) { ptx::load_matrix(b, from.at(j, d)); });
+    }
+    // The rows by what 8 bits left of them, when all warps have read them.
+    HEADRACE_DEVICE static void replace(Rows x) {
+        ptx::sync_block();
+        each_piece<K>(tensor_chunk, [&](int i, int c) {
+            *reinterpret_cast<uint4*>(&x.matrix.pair(i, c)) =
+                *reinterpret_cast<const uint4*>(&Matrix<K>{const_cast<std::uint16_t*>(x.low)}.pair(i, c));
+        });
+        ptx::sync_block();
+    }
+};
+
+}  // namespace headrace::cuda

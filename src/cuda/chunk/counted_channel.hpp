@@ -1,0 +1,87 @@
+// counted_channel: what blocks of the kernels of channel gates do at a whole chunk and beside their chunks, counted on
+// the host.
+#pragma once
+
+#include "cuda/chunk/counted_walker.hpp"
+
+namespace headrace::cuda {
+
+inline constexpr double channel_rows_bytes(int K) { return 2.0 * tensor_chunk * K; }
+inline constexpr double lower_matrix_bytes = 16 * (2 + 4 + 6 + 8) * 16;
+
+// Follows ChannelPrepare::run: slices of 16 channels, of 16 tokens a warp.
+template <int K, bool delta>
+BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    constexpr double C = tensor_chunk, slices = K / 16.0, kinds = delta ? 2 : 1, warps = block_warps, pairs = 6;
+    TileCounter counter;
+    KernelWork& work = counter.work;
+    const double weighed = args.l2norm ? 4 : delta ? 3 : 2;  // passes over rows, those after the first in caches
+    work.input_bytes = weighed * C * args.K * 2 + bytes_of(args.g, C * args.K) + bytes_of(args.beta, C);
+    work.memory_waits = weighed - 1;
+    // a slice: four levels inside, then the pairs of warps, each for tokens x and 15 - x, high and low
+    work.tensor_flop = slices * 3 * (warps * 4 + pairs * 2 * kinds) * WarpProducts::flop_of_product;
+    work.tile_bytes = slices * (pairs * 2 * 2 * 512 + warps * 3 * 4 * 128 + warps * 4 * 128);
+    work.tile_waits = slices * (4 * 3 + 3 + 5);
+    work.fma_flop = slices * warps * 32 * 2 * 100;
+    for (int i = 0; i < 2 * static_cast<int>(slices) + 2; ++i) counter.barrier();
+    work.tile_bytes += kinds * 10 * 8 * 128 + lower_matrix_bytes;
+    work.saved_bytes =
+        (delta ? 3 : 2) * channel_rows_bytes(K) + (delta ? 3 : 1) * lower_matrix_bytes + 4 * (4 * C + 2 * K);
+    if (!delta) return {{}, work};
+    work.saved_bytes += 4 * (K + 4);
+    // the inverse: as in tensor_prepare_work
+    work.tile_bytes += 4 * (15 * 8 + 16) * 128 + 4 * 3 * 2 * 512;
+    work.tile_waits += 15 + 2 * 3 + 3 * 3 + 3;
+    work.tensor_flop += 4 * (3 * 3 + 2 * 3 * (4 * 1.5 + 2 * 1.5)) * WarpProducts::flop_of_product;
+    for (int i = 0; i < 3; ++i) counter.barrier();
+    return {{}, work};
+}
+
+// Of four warps, each at a chunk of its head; what it reads arrives meanwhile.
+template <int K>
+BlockWork channel_estimate_work(const KernelArgs&, std::size_t /*shared_limit*/) {
+    KernelWork block, step;
+    block.memory_waits = 1;
+    step.saved_bytes = block_warps * (12.0 * K + 16);
+    step.tile_waits = 5;
+    return {block, step};
+}
+
+// Of a chunk that needs nothing.
+template <int K>
+BlockWork channel_prepare_low_work(const KernelArgs&, std::size_t /*shared_limit*/) {
+    KernelWork step;
+    step.saved_bytes = 8;
+    step.memory_waits = 1;
+    return {{}, step};
+}
+
+// Follows ChannelWalk::run.
+template <int K, bool delta>
+BlockWork channel_walk_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    using Ops = CountedWalkerOps<K>;
+    const double C = tensor_chunk, values = values_of_block(args, args.value_columns), outputs = args.o.given ? 1 : 0;
+    KernelWork block = tensor_state_work(args, values);
+    block.barriers = 1;
+    TileCounter counter;
+    Ops ops{{counter, args.value_columns / 16.0}, 0};
+    const double rows = (delta ? 2 : 1) + outputs, matrices = (delta ? 2 : 0) + outputs;
+    counter.work.saved_bytes =
+        rows * channel_rows_bytes(K) + matrices * lower_matrix_bytes + 8 * K + (delta ? 4 * C + 16 : 0);
+    counter.work.input_bytes = bytes_of(args.v, C * values);
+    counter.work.tile_bytes = counter.work.saved_bytes + C * 64 * 2;
+    if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
+    counter.barrier();
+    ops.products.access(2 * K / 8, 0);  // decays
+    const typename Ops::Tile given{true};
+    const algorithms::ForwardTiles<Ops> tiles{given, given, given, given, given};
+    const algorithms::ChunkInputs<Ops> in{{}, {}, {}, given, nullptr, 1.0f, false};
+    algorithms::chunk_states<delta>(ops, in, tiles, {}, {}, {outputs > 0});
+    if (outputs > 0) {
+        counter.work.output_bytes = bytes_of(args.o, C * values);
+        ops.products.add(0, 4, 1);
+    }
+    return {block, counter.work};
+}
+
+}  // namespace headrace::cuda

@@ -1,0 +1,82 @@
+// warp_values: what a warp that owns 16 values moves between the caller's tensors and its registers: states, outputs;
+// and lower triangular matrices that were prepared.
+#pragma once
+
+#include "cuda/chunk/walker_ops.hpp"
+#include "cuda/tiles/token_matrices.hpp"
+
+namespace headrace::cuda {
+
+// f(element, c, j) of a transposed state in registers, channel c, value j of the warp's 16; neighbouring lanes have 8
+// values each of 4 channels.
+template <int tiles, class State, class F>
+HEADRACE_DEVICE void each_state_element(State& state, F f) {
+    const LanePlace at;
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+        for (int place = 0; place < 4; ++place)
+            f(state[tile][place], 8 * tile + at.column + place % 2, at.row + place / 2 * 8);
+    }
+}
+// Columns from `first` on of state (n, head) of [N,HV,K,V]; zero past its ends and where it is absent.
+template <int tiles>
+HEADRACE_DEVICE void load_values(float (&state)[tiles][4], const Strided& tensor, std::int64_t n, std::int64_t head,
+                                 int channels, int first, int columns) {
+    each_state_element<tiles>(state, [&](float& S, int c, int j) {
+        const bool inside = tensor.given && c < channels && first + j < columns;
+        S = inside ? load_element<float>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, first + j)) : 0.0f;
+    });
+}
+template <int tiles>
+HEADRACE_DEVICE void store_values(const Strided& tensor, const float (&state)[tiles][4], std::int64_t n,
+                                  std::int64_t head, int channels, int first, int columns) {
+    if (!tensor.given) return;
+    each_state_element<tiles>(state, [&](float S, int c, int j) {
+        if (c < channels && first + j < columns)
+            store_element<float>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, first + j), S);
+    });
+}
+
+// The warp's outputs of a chunk of `length` tokens, behind a barrier of the warp, to rows that begin with the block's
+// values, `count` of them. Values lie in neighbouring lanes, 32 bytes of a token together.
+HEADRACE_DEVICE void store_outputs(TokenRows o, OutputPatch patch, int length, int count) {
+    const int column = 16 * warp() + lane() % 4 * 4, left = count - column;
+    o.first += column * o.element;
+    const bool together = left >= 4 && o.in_pieces(8);
+#pragma unroll
+    for (int turn = 0; turn < token_steps; ++turn) {
+        std::uint32_t values[4];
+        patch.load(values, turn);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int i = 16 * turn + 8 * half + lane() / 4;
+            if (i >= length) continue;
+            const std::uint32_t low = values[2 * half], high = values[2 * half + 1];
+            char* const to = o.first + i * o.step;
+            if (together) {
+                *reinterpret_cast<uint2*>(to) = {low, high};
+                continue;
+            }
+            const std::uint32_t parts[4] = {low, low >> 16, high, high >> 16};
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+                if (c < left)
+                    *reinterpret_cast<std::uint16_t*>(to + c * o.element) = static_cast<std::uint16_t>(parts[c]);
+        }
+    }
+}
+
+// Queues copies of the image of a lower triangular matrix, its blocks of 16 above the diagonal left out.
+HEADRACE_DEVICE void copy_lower(Matrix<64> to, const std::uint16_t* from) {
+#pragma unroll
+    for (int rows = 0; rows < tensor_chunk; rows += 16) {
+        const int pieces = rows / 8 + 2;  // of a row up to the diagonal's block
+        each(16 * pieces, [&](int place) {
+            const int i = rows + place / pieces, j = place % pieces * 8;
+            ptx::copy_16(to.piece(i, j), &Matrix<64>{const_cast<std::uint16_t*>(from)}.pair(i, j), 16);
+        });
+    }
+}
+
+}  // namespace headrace::cuda

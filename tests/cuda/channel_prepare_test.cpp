@@ -1,0 +1,262 @@
+// What chunks under channel gates prepare for their walks, against the formulas of docs/math.md, section 4, in double.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/types.hpp"
+#include "cuda/kernels/kernels.hpp"
+#include "harness/random.hpp"
+
+namespace headrace::test {
+namespace {
+
+constexpr int C = cuda::tensor_chunk;
+constexpr double inf = std::numeric_limits<double>::infinity();
+
+template <class T>
+class Managed {
+  public:
+    explicit Managed(std::size_t count) : count_(count), values(count) {
+        EXPECT_EQ(cudaMalloc(&data_, count * sizeof(T)), cudaSuccess);
+    }
+    ~Managed() { cudaFree(data_); }
+    Managed(const Managed&) = delete;
+    Managed& operator=(const Managed&) = delete;
+    T* data() const { return static_cast<T*>(data_); }
+    char* bytes() const { return static_cast<char*>(data_); }
+    void upload() const { cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice); }
+    void download() { cudaMemcpy(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost); }
+
+  private:
+    std::size_t count_;
+    void* data_ = nullptr;
+
+  public:
+    std::vector<T> values;
+};
+
+struct Case {
+    int T, H, HV, K;
+    bool delta, l2norm, reverse;
+    double mean_gate;  // of log decays
+    int reset_every;   // tokens whose gates are -inf, or 0
+};
+
+double bf16(std::uint16_t bits) { return static_cast<double>(bf16_to_float(bits)); }
+
+// Tensors [1,T,heads,K] with the strides of contiguous ones.
+cuda::Strided strided(char* data, std::int64_t heads, std::int64_t K, DType dtype) {
+    return {data, {0, heads * K, K, 1}, dtype, true};
+}
+
+class Chunks {
+  public:
+    explicit Chunks(const Case& of)
+        : of_(of),
+          columns_(of.K <= 64 ? 64 : 128),
+          places_(static_cast<std::size_t>((of.T + C - 1) / C * of.HV)),
+          q_(tokens() * of.H * of.K),
+          k_(tokens() * of.H * of.K),
+          g_(tokens() * of.HV * of.K),
+          beta_(tokens() * of.HV),
+          refused_(1),
+          scores_(places_ * C * C),
+          high_(places_ * C * C),
+          low_(places_ * C * C),
+          factors_(places_ * 4 * C),
+          decay_(places_ * columns_ * 2),
+          numbers_(places_ * 4),
+          added_(places_ * columns_),
+          reads_(places_ * C * columns_),
+          erases_(places_ * C * columns_),
+          writes_(places_ * C * columns_) {
+        const auto fill = [](auto& values, const char* name, auto number) {
+            const harness::Stream stream(42, name);
+            std::int64_t i = 0;
+            for (auto& value : values) value = number(stream, i++);
+        };
+        const auto normal = [](const harness::Stream& stream, std::int64_t i) {
+            return float_to_bf16(static_cast<float>(stream.normal(i)));
+        };
+        fill(q_.values, "q", normal), fill(k_.values, "k", normal);
+        fill(g_.values, "g", [&](const harness::Stream& stream, std::int64_t i) {
+            return static_cast<float>(-of.mean_gate * 2 * stream.uniform(i));
+        });
+        fill(beta_.values, "beta",
+             [](const harness::Stream& stream, std::int64_t i) { return static_cast<float>(stream.uniform(i)); });
+        for (int token = of.reset_every; of.reset_every > 0 && token < of.T; token += of.reset_every)
+            for (int c = 0; c < of.HV * of.K; c += 3) g_.values[token * of.HV * of.K + c] = static_cast<float>(-inf);
+    }
+    void run() {
+        cuda::KernelArgs args{};
+        args.N = 1, args.T = of_.T, args.H = of_.H, args.HV = of_.HV, args.group = of_.HV / of_.H, args.K = of_.K;
+        args.delta = of_.delta, args.channel_gate = true, args.l2norm = of_.l2norm, args.reverse = of_.reverse;
+        args.scale = scale;
+        args.q = strided(q_.bytes(), of_.H, of_.K, DType::bf16),
+        args.k = strided(k_.bytes(), of_.H, of_.K, DType::bf16);
+        args.g = strided(g_.bytes(), of_.HV, of_.K, DType::f32);
+        args.beta = {beta_.bytes(), {0, of_.HV, 1, 0}, DType::f32, true};
+        args.refused = refused_.data();
+        args.prepared = {scores_.data(), high_.data(),    low_.data(),   factors_.data(),
+                         decay_.data(),  numbers_.data(), reads_.data(), erases_.data(),
+                         writes_.data(), nullptr,         nullptr,       added_.data()};
+        for (Managed<std::uint16_t>* all : {&scores_, &high_, &low_, &reads_, &erases_, &writes_}) all->upload();
+        factors_.upload(), decay_.upload(), q_.upload(), k_.upload(), g_.upload(), beta_.upload(), refused_.upload();
+        const cuda::Kernel kernel =
+            (of_.delta ? cuda::channel_kernels<true>(of_.K) : cuda::channel_kernels<false>(of_.K)).prepare;
+        const std::size_t shared = kernel.memory(args, 0).shared;
+        ASSERT_EQ(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       static_cast<int>(shared)),
+                  cudaSuccess);
+        void* parameters[] = {&args};
+        ASSERT_EQ(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(places_)), dim3(cuda::launched_threads),
+                                   parameters, shared, nullptr),
+                  cudaSuccess);
+        ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        for (Managed<std::uint16_t>* all : {&scores_, &high_, &low_, &reads_, &erases_, &writes_}) all->download();
+        factors_.download(), decay_.download();
+    }
+    void expect_right() const {
+        for (int chunk = 0; chunk * C < of_.T; ++chunk)
+            for (int head = 0; head < of_.HV; ++head) expect_right(chunk, head);
+    }
+
+  private:
+    static constexpr double scale = 0.3, of_bf16 = 0x1.01p-8, of_two_bf16 = 0x1p-14,
+                            smallest = 0x1p-120;  // less is zero
+    Case of_;
+    int columns_;
+    std::size_t places_;
+    Managed<std::uint16_t> q_, k_;
+    Managed<float> g_, beta_;
+    Managed<std::int32_t> refused_;
+    Managed<std::uint16_t> scores_, high_, low_;
+    Managed<float> factors_, decay_, numbers_, added_;
+    Managed<std::uint16_t> reads_, erases_, writes_;
+
+    std::size_t tokens() const { return static_cast<std::size_t>(of_.T); }
+    static std::size_t swizzled(int i, int j, int columns) {
+        return static_cast<std::size_t>(i * columns + ((j / 8) ^ (i % 8)) * 8 + j % 8);
+    }
+    // Of token i of a chunk, zero behind its end.
+    int token(int chunk, int i) const {
+        const int place = chunk * C + i;
+        return place >= of_.T ? -1 : of_.reverse ? of_.T - 1 - place : place;
+    }
+    double row(const Managed<std::uint16_t>& rows, int token, int head, int c) const {
+        if (token < 0) return 0;
+        return bf16(rows.values[static_cast<std::size_t>((token * of_.H + head / (of_.HV / of_.H)) * of_.K + c)]);
+    }
+    double gate(int token, int head, int c) const {
+        return token < 0
+                   ? 0
+                   : static_cast<double>(g_.values[static_cast<std::size_t>((token * of_.HV + head) * of_.K + c)]);
+    }
+    double norm(const Managed<std::uint16_t>& rows, int token, int head) const {
+        double sum = 1e-6;
+        for (int c = 0; c < of_.K; ++c) sum += row(rows, token, head, c) * row(rows, token, head, c);
+        return of_.l2norm ? 1 / std::sqrt(sum) : 1;
+    }
+    void expect_right(int chunk, int head) const {
+        const std::size_t place = static_cast<std::size_t>(chunk * of_.HV + head);
+        const std::string where = "chunk " + std::to_string(chunk) + " head " + std::to_string(head);
+        // decay[j][i][c] = e^{G_i - G_j}
+        std::vector<double> q_norm(C), k_norm(C), beta(C), P(C * C), l(C * C), start(C * of_.K), end(C * of_.K, 1);
+        for (int i = 0; i < C; ++i) {
+            const int at = token(chunk, i);
+            q_norm[i] = norm(q_, at, head), k_norm[i] = norm(k_, at, head);
+            beta[i] = at < 0 ? 0 : static_cast<double>(beta_.values[static_cast<std::size_t>(at * of_.HV + head)]);
+        }
+        for (int c = 0; c < of_.K; ++c) {
+            double product = 1;
+            for (int i = 0; i < C; ++i) start[i * of_.K + c] = product *= std::exp(gate(token(chunk, i), head, c));
+            product = 1;
+            for (int i = C - 1; i >= 0; --i) {
+                end[i * of_.K + c] = product;
+                product *= std::exp(gate(token(chunk, i), head, c));
+            }
+            for (int j = 0; j < C; ++j) {
+                double key = row(k_, token(chunk, j), head, c) * k_norm[j];
+                for (int i = j; i < C; ++i) {
+                    const int at = token(chunk, i);
+                    if (i > j) key *= std::exp(gate(at, head, c));
+                    P[i * C + j] += scale * row(q_, at, head, c) * q_norm[i] * key;
+                    if (i > j) l[i * C + j] += row(k_, at, head, c) * k_norm[i] * key;
+                }
+            }
+            const float* const decay = &decay_.values[(place * columns_ + c) * 2];
+            const double of_sum = product > 0 ? 1 - std::log(product) : 0;  // sums of gates have fp32's relative error
+            EXPECT_NEAR(static_cast<double>(decay[0]) + static_cast<double>(decay[1]), product,
+                        0x1p-22 * of_sum * product + smallest)
+                << where << " channel " << c;
+        }
+        const double norm_of_P = largest(P);
+        for (int i = 0; i < C; ++i) {
+            const float* const factors = &factors_.values[place * 4 * C];
+            EXPECT_EQ(factors[i], 1);
+            EXPECT_EQ(factors[3 * C + i], of_.delta ? static_cast<float>(beta[i]) : 1.0f);
+            for (int j = 0; j < (i / 16 + 1) * 16; ++j)
+                EXPECT_NEAR(bf16(scores_.values[place * C * C + swizzled(i, j, C)]), P[i * C + j],
+                            of_bf16 * std::fabs(P[i * C + j]) + of_two_bf16 * norm_of_P)
+                    << where << " P " << i << ' ' << j;
+            for (int c = 0; c < columns_; ++c) {
+                const bool inside = c < of_.K;
+                const std::size_t at = place * C * columns_ + swizzled(i, c, columns_);
+                const double q = inside ? scale * q_norm[i] * row(q_, token(chunk, i), head, c) * start[i * of_.K + c]
+                                        : 0,
+                             e = inside ? -k_norm[i] * row(k_, token(chunk, i), head, c) * start[i * of_.K + c] : 0,
+                             k = inside ? k_norm[i] * row(k_, token(chunk, i), head, c) * end[i * of_.K + c] : 0;
+                EXPECT_NEAR(bf16(reads_.values[at]), q, of_bf16 * std::fabs(q) + smallest)
+                    << where << " read " << i << ' ' << c;
+                EXPECT_NEAR(bf16(writes_.values[at]), k, of_bf16 * std::fabs(k) + smallest)
+                    << where << " write " << i << ' ' << c;
+                if (!of_.delta) continue;
+                EXPECT_NEAR(bf16(erases_.values[at]), e, of_bf16 * std::fabs(e) + smallest)
+                    << where << " erase " << i << ' ' << c;
+            }
+        }
+        if (of_.delta) expect_inverse(l, beta, place, where);
+    }
+    static double largest(const std::vector<double>& values) {
+        double most = 0;
+        for (double value : values) most = std::max(most, std::fabs(value));
+        return most;
+    }
+    void expect_inverse(const std::vector<double>& l, const std::vector<double>& beta, std::size_t place,
+                        const std::string& where) const {
+        std::vector<double> inverse(C * C);
+        for (int j = 0; j < C; ++j) {
+            for (int i = 0; i < C; ++i) {
+                double sum = i == j ? 1 : 0;
+                for (int m = 0; m < i; ++m) sum -= l[i * C + m] * beta[m] * inverse[m * C + j];
+                inverse[i * C + j] = sum;
+            }
+        }
+        const double norm = largest(inverse);
+        for (int i = 0; i < C; ++i)
+            for (int j = 0; j < (i / 16 + 1) * 16; ++j) {
+                const std::size_t at = place * C * C + swizzled(i, j, C);
+                EXPECT_NEAR(bf16(high_.values[at]) + bf16(low_.values[at]), inverse[i * C + j], 4 * of_two_bf16 * norm)
+                    << where << " inverse " << i << ' ' << j;
+            }
+    }
+};
+
+TEST(ChannelPrepare, FollowsTheFormulas) {
+    for (const Case& of :
+         {Case{64, 1, 1, 64, true, true, false, 0.05, 0}, Case{150, 1, 2, 128, true, true, false, 0.3, 0},
+          Case{100, 1, 1, 80, true, true, true, 3, 7}, Case{70, 2, 2, 96, false, false, false, 0.01, 0},
+          Case{130, 1, 1, 41, false, true, true, 30, 5}, Case{64, 1, 1, 128, true, true, false, 0, 0}}) {
+        SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K));
+        Chunks chunks(of);
+        chunks.run();
+        if (HasFatalFailure()) return;
+        chunks.expect_right();
+    }
+}
+
+}  // namespace
+}  // namespace headrace::test

@@ -19,6 +19,9 @@ inline double head_slope(std::int64_t head, std::int64_t heads) {
     return -slope * (1.0 - 9.0 / 19.0 + 1e-5);
 }
 
+// The exponential is a subnormal double.
+inline constexpr double subnormal_decay = -720;
+
 // One log decay <= 0. `decay` scales the random ones: trained heads differ from each other by orders of magnitude.
 inline double log_decay(const Stream& stream, std::int64_t i, GateValues gates, double decay, double forget) {
     const std::uint64_t dice = mix(stream.bits(i)) % 64;
@@ -28,7 +31,7 @@ inline double log_decay(const Stream& stream, std::int64_t i, GateValues gates, 
         const double x = stream.normal(i);
         return dice < 13 ? -0.01 * std::abs(x) : -20 + 2 * x;
     }
-    if (gates == GateValues::reset && dice < 3) return dice == 0 ? -1e30 : -1000;
+    if (gates == GateValues::reset && dice < 4) return dice == 0 ? -1e30 : dice == 1 ? subnormal_decay : -1000;
     if (gates == GateValues::minus_inf && dice < 3) return -std::numeric_limits<double>::infinity();
     const double x = stream.normal(i);
     // -softplus(x), with the square root in place of exp and log: equal at 0 and exact in every standard library
@@ -43,7 +46,7 @@ inline double gate_preactivation(const Stream& stream, std::int64_t i, GateValue
     if (gates == GateValues::lasting) return std::log(1e-30 + forget) - std::abs(x);
     if (gates == GateValues::strong) return dice < 13 ? -8 + x : 20 + 2 * x;
     // exp(-exp(A_log) 2e4) is 0 in every type, and f16 holds 2e4
-    if (gates == GateValues::reset && dice < 3) return 2e4;
+    if (gates == GateValues::reset && dice < 4) return dice == 1 ? -subnormal_decay : 2e4;
     return x;
 }
 

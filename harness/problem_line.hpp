@@ -12,8 +12,9 @@ namespace headrace::harness {
 
 enum class GateKind { none, head, step, channel, step_head, channel_head };  // "step+head", "channel+head" in text
 // How gate values are drawn: random = logsigmoid-like values of trained models; zero; strong = around -20 with some
-// near 0; reset = random with -1000 and -1e30 at random positions; minus_inf = random with -inf at random positions;
-// lasting = uniform between -forget and 0, of channel gates on a share of the channels (the others random).
+// near 0; reset = random with -720, -1000 and -1e30 at random positions, and logits of beta with -720; minus_inf =
+// random with -inf at random positions; lasting = uniform between -forget and 0, of channel gates on a share of the
+// channels (the others random).
 enum class GateValues { random, zero, strong, reset, minus_inf, lasting };
 
 enum class Parts { both, transition, state };  // of a summary
@@ -34,7 +35,7 @@ struct ProblemLine {
     GateKind gate = GateKind::none;
     std::optional<double> gamma;  // gamma=-0.7: the same head gate on every head; without it slopes per head
     GateValues gates = GateValues::random;
-    double forget = 0.001, share = 1;   // gates=lasting: forget=0.001, share=0.25
+    double forget = 0.001, share = 1;  // gates=lasting: forget=0.001, share=0.25
     int chunk = 0, num_steps = 0;
     std::vector<std::int64_t> varlen;          // varlen=0,100,4096: cu_seqlens; sets T to the last and B to 1
     bool state_in = false, state_out = false;  // state=none|in|out|inout (backward: out = with d_final_state;
@@ -51,12 +52,12 @@ struct ProblemLine {
     std::int64_t pool = 0;              // step: rows of the state pool, `pool=N`; 0: one row per sequence in order
     std::int64_t speculative = 0;       // step: `spec=S`: 2-D indices with S = tokens of each sequence
     Parts part = Parts::both;           // summary: part=transition|state
-    int ranks = 0;                      // fwd, bwd: ranks=P pieces of the tokens, joined by summaries (harness/ranks.hpp)
-    std::optional<double> link;         // with ranks: link=25 Gbit/s between them, for headrace plan
-    bool strided = false;               // `strided`: tensors with padded, permuted or doubled strides
-    bool cuda = false;                  // `cuda`: tensors on a CUDA device (harness/device_call.hpp)
-    std::string gpu;                    // `cuda=h200`: of what kind, for headrace plan (harness/gpu_model.hpp)
-    std::string force;                  // force=NAME
+    int ranks = 0;               // fwd, bwd: ranks=P pieces of the tokens, joined by summaries (harness/ranks.hpp)
+    std::optional<double> link;  // with ranks: link=25 Gbit/s between them, for headrace plan
+    bool strided = false;        // `strided`: tensors with padded, permuted or doubled strides
+    bool cuda = false;           // `cuda`: tensors on a CUDA device (harness/device_call.hpp)
+    std::string gpu;             // `cuda=h200`: of what kind, for headrace plan (harness/gpu_model.hpp)
+    std::string force;           // force=NAME
     int threads = 0;
     std::uint64_t seed = 1;  // 1: all variants that the seed decides (types, layouts) are the plain ones
 

@@ -11,24 +11,18 @@
 
 #include "harness/device_call.hpp"
 #include "harness/gate_values.hpp"
+#include "harness/variants.hpp"
 
 namespace headrace::harness {
 namespace {
 
 using Shape = std::vector<std::int64_t>;
 
-// Draws of the seed that pick a variant; with seed 1 every one is 0, the plain choice.
-std::int64_t variant(const ProblemLine& line, int which, std::int64_t choices) {
-    const std::uint64_t bits = mix((line.seed - 1) * 0x9e3779b97f4a7c15u);
-    return static_cast<std::int64_t>(((bits >> (8 * which)) & 0xff) % static_cast<std::uint64_t>(choices));
-}
-enum Variant { gate_dtype, gate_dtype_of, bias_shape, index_dtype, pool_dtype, wanted_gradients, accepted, padding };
-
 class Maker {
   public:
     Maker(const ProblemLine& problem, bool odd_strides, Memory memory)
         : line_(problem), strided_(odd_strides), memory_(memory), delta_(has_delta_rule(problem.op)) {
-        wide_ = line_.dtype == DType::f64 ? DType::f64 : DType::f32;
+        wide_ = wide_dtype(line_);
         state_ = {line_.sequences(), line_.HV, line_.vfirst ? line_.V : line_.K, line_.vfirst ? line_.K : line_.V};
     }
 
@@ -146,28 +140,18 @@ class Maker {
         for (std::int64_t c = 0; c < line_.K; ++c) values[c] *= length / std::sqrt(sum);
     }
 
-    // f32 (f64 for f64); with some seeds the 16-bit type of the problem, unless f16 would lose a gradient to underflow.
-    DType dtype_of_gate(int which) const {
-        const bool tiny = line_.gates == GateValues::strong || line_.gates == GateValues::reset ||
-                          line_.gates == GateValues::minus_inf || line_.gates == GateValues::lasting ||
-                          line_.gamma.value_or(0) < -1.5;
-        if (size_of(line_.dtype) > 2 || (line_.dtype == DType::f16 && tiny)) return wide_;
-        const bool narrow = variant(line_, gate_dtype, 4) == 1 && (variant(line_, gate_dtype_of, 8) >> which & 1);
-        return narrow ? line_.dtype : wide_;
-    }
-
     void add_gates() {
         if (has_head(line_.gate)) {
             const double factor = line_.gates == GateValues::zero      ? 0
                                   : line_.gates == GateValues::strong  ? 20
                                   : line_.gates == GateValues::lasting ? line_.forget
                                                                        : 1;
-            fill(add("g_gamma", dtype_of_gate(0), {line_.HV}),
+            fill(add("g_gamma", dtype_of_gate(line_, 0), {line_.HV}),
                  [&](std::int64_t h) { return line_.gamma ? *line_.gamma : factor * head_slope(h, line_.HV); });
         }
-        if (has_step(line_.gate)) add_gate("g", dtype_of_gate(1), {line_.B, line_.T, line_.HV}, 1);
-        if (has_channel(line_.gate)) add_gate("g", dtype_of_gate(1), token_shape(line_.HV, line_.K), line_.K);
-        if (line_.value_gate) add_gate("gv", dtype_of_gate(1), token_shape(line_.HV, line_.V), line_.V);
+        if (has_step(line_.gate)) add_gate("g", dtype_of_gate(line_, 1), {line_.B, line_.T, line_.HV}, 1);
+        if (has_channel(line_.gate)) add_gate("g", dtype_of_gate(line_, 1), token_shape(line_.HV, line_.K), line_.K);
+        if (line_.value_gate) add_gate("gv", dtype_of_gate(line_, 1), token_shape(line_.HV, line_.V), line_.V);
         if (line_.gate_raw) add_gate_parameters();
     }
 
@@ -193,14 +177,16 @@ class Maker {
 
     void add_gate_parameters() {
         const Stream stream(line_.seed, "A_log");
-        fill(add("A_log", dtype_of_gate(2), {line_.HV}), [&](std::int64_t h) { return 3 * stream.uniform(h) - 2; });
         const std::int64_t shape = variant(line_, bias_shape, 8);
+        const bool first_is_still = shape == 3 && line_.HV > 1;
+        fill(add("A_log", dtype_of_gate(line_, 2), {line_.HV}),
+             [&](std::int64_t h) { return first_is_still && h == 0 ? subnormal_decay : 3 * stream.uniform(h) - 2; });
         if (shape == 1) return;  // dt_bias is optional
         const bool per_channel = has_channel(line_.gate) && shape != 2;
         const Shape sizes = !per_channel ? Shape{line_.HV}
                             : shape >= 5 ? Shape{line_.HV * line_.K}
                                          : Shape{line_.HV, line_.K};
-        add_normal("dt_bias", dtype_of_gate(2), sizes, 0.3);
+        add_normal("dt_bias", dtype_of_gate(line_, 2), sizes, 0.3);
     }
 
     // As a value or the logit that gives it.
@@ -215,10 +201,11 @@ class Maker {
         const Stream stream(line_.seed, "beta");
         Shape shape = {line_.B, line_.T, line_.HV};
         if (line_.elementwise_beta) shape.push_back(line_.V);
-        fill(add("beta", dtype_of_gate(1), shape), [&](std::int64_t i) {
+        fill(add("beta", dtype_of_gate(line_, 1), shape), [&](std::int64_t i) {
             if (line_.betas) return beta_between(*line_.betas, stream.uniform(i));
             if (line_.beta_form == 0) return 0.02 + 0.96 * stream.uniform(i);
-            const double logit = 1.5 * stream.normal(i);
+            const bool is_nothing = line_.gates == GateValues::reset && mix(stream.bits(i)) % 16 == 0;
+            const double logit = is_nothing ? subnormal_decay : 1.5 * stream.normal(i);
             // comba erases from the undecayed state: beta above 1 would make it grow
             return line_.op == Operator::comba && line_.beta_form == 2 ? -std::abs(logit) : logit;
         });
@@ -226,16 +213,16 @@ class Maker {
 
     void add_states() {
         const bool backward = line_.direction == Direction::backward || line_.direction == Direction::summarize_backward;
-        if (line_.state_in) add_normal("initial_state", wide_, state_);
+        if (line_.state_in) add_normal("initial_state", dtype_of_states(line_), state_);
         if (line_.state_out && !backward) add("final_state", wide_, state_);
-        if (line_.state_out && backward) add_normal("d_final_state", wide_, state_);
+        if (line_.state_out && backward) add_normal("d_final_state", dtype_of_states(line_), state_);
     }
 
     void add_pool() {
         const std::int64_t sequences = line_.sequences(), slots = std::max<std::int64_t>(line_.speculative, 1);
         Shape shape = state_;
         shape[0] = line_.pool > 0 ? line_.pool : sequences * slots;
-        const bool narrow = size_of(line_.dtype) == 2 && variant(line_, pool_dtype, 4) == 1;
+        const bool narrow = size_of(line_.dtype) == 2 && variant(line_, state_dtype, 4) == 1;
         add_normal("pool", narrow ? line_.dtype : wide_, shape);
         if (line_.pool == 0 && line_.speculative == 0) return;
         add_indices(shape[0], sequences, slots);
@@ -294,7 +281,8 @@ class Maker {
             if (input == tensors_.end() || !wanted(name)) continue;
             add("d_" + input->first, wide_, input->second.shape());
         }
-        if ((line_.state_in && wanted("initial_state")) || choice == 3) add("d_initial_state", wide_, state_);
+        if ((line_.state_in && wanted("initial_state")) || choice == 3)
+            add("d_initial_state", dtype_of_states(line_), state_);
     }
 
     const ProblemLine& line_;

@@ -41,8 +41,8 @@ class LayerTensors {
         for (std::int64_t i = 0; i < tensor.numel(); ++i) tensor.set(i, size * stream.normal(i));
         return view;
     }
-    TensorView integers(const char* name, const std::vector<std::int64_t>& values) {
-        const TensorView view = add(name, DType::i64, {static_cast<std::int64_t>(values.size())});
+    TensorView integers(const char* name, const std::vector<std::int64_t>& values, DType dtype = DType::i64) {
+        const TensorView view = add(name, dtype, {static_cast<std::int64_t>(values.size())});
         for (std::size_t i = 0; i < values.size(); ++i) {
             tensors_.at(name).set(static_cast<std::int64_t>(i), static_cast<double>(values[i]));
         }
@@ -81,6 +81,8 @@ struct ConvolutionCase {
     bool bias = true, state = true;
     DType dtype = DType::f32, others = DType::f32;  // of x; of all but x, y and d_y
     Layout layout = Layout::contiguous;
+    double x_size = 1;
+    DType of_lengths = DType::i64;  // of cu_seqlens
     std::string text() const {
         std::string lengths;
         for (const std::int64_t end : cu_seqlens) lengths += " " + std::to_string(end);
@@ -103,16 +105,16 @@ struct ConvolutionCall {
 
     explicit ConvolutionCall(const ConvolutionCase& c) : tensors(c.layout) {
         const std::int64_t N = c.cu_seqlens.empty() ? c.B : static_cast<std::int64_t>(c.cu_seqlens.size()) - 1;
-        in.x = tensors.draw("x", c.dtype, {c.B, c.T, c.D});
+        in.x = tensors.draw("x", c.dtype, {c.B, c.T, c.D}, c.x_size);
         in.weight = tensors.draw("weight", c.others, {c.D, c.W}, 0.5);
         if (c.bias) in.bias = tensors.draw("bias", c.others, {c.D});
         if (c.state) in.initial_state = tensors.draw("initial_state", c.others, {N, c.D, c.W});
-        if (!c.cu_seqlens.empty()) in.cu_seqlens = tensors.integers("cu_seqlens", c.cu_seqlens);
+        if (!c.cu_seqlens.empty()) in.cu_seqlens = tensors.integers("cu_seqlens", c.cu_seqlens, c.of_lengths);
         out.y = tensors.add("y", c.dtype, {c.B, c.T, c.D});
         out.final_state = tensors.add("final_state", c.others, {N, c.D, c.W});
         d_out.d_y = tensors.draw("d_y", c.dtype, {c.B, c.T, c.D});
         d_out.d_final_state = tensors.draw("d_final_state", c.others, {N, c.D, c.W});
-        grads.d_x = tensors.add("d_x", c.dtype, {c.B, c.T, c.D});
+        grads.d_x = tensors.add("d_x", c.others, {c.B, c.T, c.D});
         grads.d_weight = tensors.add("d_weight", c.others, {c.D, c.W});
         grads.d_bias = tensors.add("d_bias", c.others, {c.D});
         grads.d_initial_state = tensors.add("d_initial_state", c.others, {N, c.D, c.W});
@@ -182,7 +184,7 @@ struct RmsNormCall {
         if (c.weight) in.weight = tensors.draw("weight", c.others, {c.shape.back()});
         y = tensors.add("y", c.dtype, c.shape);
         d_y = tensors.draw("d_y", c.dtype, c.shape);
-        grads.d_x = tensors.add("d_x", c.dtype, c.shape);
+        grads.d_x = tensors.add("d_x", c.others, c.shape);
         if (c.gate) grads.d_gate = tensors.add("d_gate", c.others, c.shape);
         grads.d_weight = tensors.add("d_weight", c.others, {c.shape.back()});
         options.activation = c.activation;
@@ -210,9 +212,9 @@ struct RmsNormCall {
 
 // The outputs of the call beyond the bars of its type (docs/numerics.md), o's and d_q's; empty is right.
 template <typename LayerCall>
-std::string misses(const LayerCall& call, std::initializer_list<const char*> outputs = LayerCall::outputs) {
+std::string misses(const LayerCall& call, const std::map<std::string, std::vector<double>>& expected,
+                   std::initializer_list<const char*> outputs) {
     const DType dtype = call.in.x.dtype;
-    const auto expected = call.expected();
     std::string text;
     for (const char* name : outputs) {
         if (call.tensors.values(name).empty()) continue;
@@ -222,6 +224,10 @@ std::string misses(const LayerCall& call, std::initializer_list<const char*> out
         if (!(error <= bar)) text += std::string(name) + ": " + std::to_string(error / bar) + " of the bar\n";
     }
     return text + call.tensors.spoiled_guards();
+}
+template <typename LayerCall>
+std::string misses(const LayerCall& call, std::initializer_list<const char*> outputs = LayerCall::outputs) {
+    return misses(call, call.expected(), outputs);
 }
 
 }  // namespace headrace::test

@@ -22,7 +22,7 @@
 namespace headrace::harness {
 namespace {
 
-constexpr std::uint64_t random_problems = 1200, tensor_problems = 160, tensor_gradient_problems = 60;
+constexpr std::uint64_t random_problems = 900, tensor_problems = 160, tensor_gradient_problems = 60;
 
 // Of everything at share 1: some minutes on two cores in an interpreter.
 double share() {

@@ -134,13 +134,16 @@ def print_places(texts, counts, places):
         print(f"   {count:5} {place}")
 
 
-def main():
+def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("counts", nargs="+", help="files that HEADRACE_PTX_COVERAGE wrote")
     parser.add_argument("--texts", help="folder that HEADRACE_PTX_DUMP wrote")
     parser.add_argument("--bar", type=float, default=0.95, help="least share of each kernel's statements")
+    parser.add_argument("--without", default="(?!)", help="a regular expression: kernels that the bar is not for")
+    parser.add_argument("--lower", nargs=2, action="append", default=[], metavar=("REGEX", "SHARE"),
+                        help="another bar for kernels of such names")
     parser.add_argument("--stretches", type=int, default=3, help="how many stretches of each kernel to print")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     statements, counts = read_counts(arguments.counts)
     texts = read_texts(arguments.texts) if arguments.texts else {}
     # A kernel that never ran is in the texts alone.
@@ -150,16 +153,18 @@ def main():
     names, below, places = readable(sorted(statements)), 0, reached_places(texts, counts)
     for kernel in sorted(statements):
         executed, share = shares_of(kernel, statements[kernel], texts, counts, places)
-        below += share < arguments.bar
+        bar = min([float(lower) for name, lower in arguments.lower if re.search(name, names[kernel])] + [arguments.bar])
+        is_below = share < bar and not re.search(arguments.without, names[kernel])
+        below += is_below
         by_place = f" ({share:.1%} by source lines)" if places else ""
-        note = "  BELOW THE BAR" if share < arguments.bar else ""
+        note = "  BELOW THE BAR" if is_below else ""
         print(f"{executed:7.1%}{by_place} of {statements[kernel]:6}  {names[kernel]}{note}")
         if kernel in texts:
             print_stretches(texts[kernel], counts[kernel], arguments.stretches)
     if places:
         print_places(texts, counts, places)
     total = sum(len(lines) for lines in counts.values()) / max(1, sum(statements.values()))
-    print(f"{total:7.1%} in all, {len(statements)} kernels, {below} below {arguments.bar}")
+    print(f"{total:7.1%} in all, {len(statements)} kernels, {below} below their bar, {arguments.bar}")
     return 1 if below or not statements else 0
 
 

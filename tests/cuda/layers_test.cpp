@@ -25,15 +25,17 @@ void expect_right(const ConvolutionCase& c) {
     ConvolutionCall call(c);
     expect_right(call, c.text());
     if (c.cu_seqlens.empty()) return;
-    ConvolutionCall again(c);  // and with cu_seqlens on the device
+    ConvolutionCase other = c;  // and with cu_seqlens on the device
+    other.of_lengths = DType::i32;
+    ConvolutionCall again(other);
     expect_right(again, c.text() + ", cu_seqlens on the device", {&again.in.cu_seqlens});
 }
 
 TEST(CudaLayers, ConvolutionInEveryTypeAndLayout) {
     for (const DType dtype : all_types) {
-        const DType others = dtype == DType::f64 ? DType::f64 : DType::f32;
         for (const Layout layout : {Layout::contiguous, Layout::strided}) {
-            expect_right({.dtype = dtype, .others = others, .layout = layout});
+            for (const DType others : all_types)
+                expect_right({.T = 2, .D = 35, .dtype = dtype, .others = others, .layout = layout});
             expect_right(
                 {.B = 1, .T = 150, .D = 35, .cu_seqlens = ragged, .dtype = dtype, .others = dtype, .layout = layout});
         }
@@ -73,37 +75,78 @@ TEST(CudaLayers, ConvolutionOfNothing) {
     }
 }
 
-TEST(CudaLayers, StepsAreForwardsOfOneToken) {
-    for (const std::int64_t W : {1, 2, 4, 7}) {
-        ConvolutionCall call({.B = 5, .T = 1, .D = 40, .W = W});
-        const auto expected = call.expected();
-        {
-            const std::vector<double> states = call.tensors.values("initial_state");
-            call.tensors.at("final_state").write(0, static_cast<std::int64_t>(states.size()), states.data());
-            const MovedToDevice moved(call);
-            const auto rows = [](TensorView view) {
-                view.rank = 2;
-                view.shape[1] = view.shape[2], view.strides[1] = view.strides[2];
-                return view;
-            };
-            ConvolutionInputs token = call.in;
-            token.x = rows(call.in.x), token.initial_state = {};
-            const Status status =
-                short_convolution_step(token, {rows(call.out.y), {}}, {call.out.final_state, {}}, call.options);
-            EXPECT_TRUE(status.ok()) << status.message();
+// A step whose pool is final_state. Sequence n has row rows[n] of it; without rows, row n; where that is no row of the
+// pool it has none, and its output is zero.
+void expect_step(const ConvolutionCase& c, const std::vector<std::int64_t>& rows = {}, DType of_rows = DType::i64) {
+    ConvolutionCall call(c);
+    auto expected = call.expected();
+    const std::vector<double> entering = call.tensors.values("initial_state"), leaving = expected["final_state"];
+    std::vector<double>&after = expected["final_state"], &y = expected["y"], before = entering;
+    TensorView indices;
+    if (!rows.empty()) {
+        indices = call.tensors.add("indices", of_rows, {c.B});
+        after = entering;
+        for (std::int64_t n = 0; n < c.B; ++n) {
+            const std::int64_t row = rows[static_cast<std::size_t>(n)], size = c.D * c.W;
+            call.tensors.at("indices").set(n, static_cast<double>(row));
+            if (row < 0 || row >= c.B) {
+                std::fill_n(y.begin() + n * c.D, c.D, 0.0);
+                continue;
+            }
+            std::copy_n(entering.begin() + n * size, size, before.begin() + row * size);
+            std::copy_n(leaving.begin() + n * size, size, after.begin() + row * size);
         }
-        EXPECT_EQ(misses(call, {"y", "final_state"}), "") << W;
+    }
+    call.tensors.at("final_state").write(0, static_cast<std::int64_t>(before.size()), before.data());
+    {
+        const MovedToDevice moved(call, {&indices});
+        const auto rows_of = [](TensorView view) {
+            view.rank = 2;
+            view.shape[1] = view.shape[2], view.strides[1] = view.strides[2];
+            return view;
+        };
+        ConvolutionInputs token = call.in;
+        token.x = rows_of(call.in.x), token.initial_state = {};
+        const Status status =
+            short_convolution_step(token, {rows_of(call.out.y), {}}, {call.out.final_state, indices}, call.options);
+        EXPECT_TRUE(status.ok()) << status.message();
+    }
+    EXPECT_EQ(misses(call, expected, {"y", "final_state"}), "") << c.text() << (rows.empty() ? "" : " indices");
+}
+
+TEST(CudaLayers, StepsAreForwardsOfOneToken) {
+    for (const std::int64_t W : {1, 2, 4, 7}) expect_step({.B = 5, .T = 1, .D = 40, .W = W});
+    expect_step({.B = 5, .T = 1, .D = 3, .bias = false});
+    for (const DType dtype : all_types) {
+        for (const DType others : all_types) {
+            const bool plain = dtype == DType::f32;
+            expect_step({.B = 5,
+                         .T = 1,
+                         .D = 3,
+                         .activation = plain ? Activation::none : Activation::silu,
+                         .dtype = dtype,
+                         .others = others,
+                         .layout = plain ? Layout::strided : Layout::contiguous});
+        }
+    }
+}
+
+TEST(CudaLayers, StepsFindTheirRows) {
+    for (const DType of_rows : {DType::i32, DType::i64}) {
+        for (const DType dtype : {DType::f32, DType::f64})
+            expect_step({.B = 5, .T = 1, .D = 3, .dtype = dtype, .others = dtype}, {2, -1, 4, 5, 0}, of_rows);
     }
 }
 
 TEST(CudaLayers, NormInEveryTypeAndLayout) {
     for (const DType dtype : all_types) {
-        const DType others = dtype == DType::f64 ? DType::f64 : DType::f32;
         for (const Layout layout : {Layout::contiguous, Layout::strided}) {
-            for (const bool gate : {true, false}) {
-                RmsNormCall call({.gate = gate, .weight = gate, .dtype = dtype, .others = others, .layout = layout});
-                expect_right(call, name_of(dtype));
+            for (const DType others : all_types) {
+                RmsNormCall call({.shape = {5, 3, 40}, .dtype = dtype, .others = others, .layout = layout});
+                expect_right(call, name_of(dtype) + (std::string(" beside ") + name_of(others)));
             }
+            RmsNormCall call({.gate = false, .weight = false, .dtype = dtype, .layout = layout});
+            expect_right(call, name_of(dtype));
         }
     }
 }
@@ -114,6 +157,19 @@ TEST(CudaLayers, NormOfEverySize) {
         for (const Activation activation : {Activation::silu, Activation::sigmoid}) {
             RmsNormCall call({.shape = shape, .activation = activation});
             expect_right(call, std::to_string(shape.back()));
+        }
+    }
+}
+
+// Up to those whose exponential is a subnormal double, and beyond.
+TEST(CudaLayers, ActivationsOfHugeNumbers) {
+    for (const DType dtype : {DType::f32, DType::f64}) {
+        expect_right({.T = 5, .D = 64, .dtype = dtype, .others = dtype, .x_size = 500});
+        expect_step({.B = 8, .T = 1, .D = 64, .dtype = dtype, .others = dtype, .x_size = 500});
+        for (const Activation activation : {Activation::silu, Activation::sigmoid}) {
+            RmsNormCall call(
+                {.shape = {20, 40}, .activation = activation, .dtype = dtype, .others = dtype, .gate_size = 500});
+            expect_right(call, name_of(dtype));
         }
     }
 }

@@ -4,13 +4,14 @@
     mutate_ptx.py --headrace build/ptx/tools/headrace/headrace --runtime build/ptx/tests/ptx/runtime --mutants 200
 
 The problems are those of mutation_problems.txt; a mutant is checked with those that execute its statement, the quick
-ones first, until one misses, faults or does not end. A survivor that a rule proves to be the same program is called
-equivalent. With a build of CMAKE_CUDA_FLAGS=-lineinfo each mutant has its place in the sources. Exit code 1: less than
---bar of the others was noticed.
+ones first, until one misses, faults or does not end. Of the survivors those are called explained that a rule knows
+(explanations.py). With a build of CMAKE_CUDA_FLAGS=-lineinfo each mutant has its place in the sources. Exit code 1:
+less than --bar of the others was noticed.
 """
 
 import argparse
 import collections
+import concurrent.futures
 import os
 import pathlib
 import random
@@ -21,6 +22,7 @@ import tempfile
 import time
 
 import coverage
+import explanations
 import ptx_mutations
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -30,36 +32,57 @@ LEFT_ALONE = ("cvta", "bra.uni", "ret")
 
 
 class Checks:
-    """Runs of `headrace check` on the interpreter."""
+    """Runs of `headrace check`, and of test programs, on the interpreter."""
 
     def __init__(self, headrace, runtime, scratch):
         self.headrace, self.scratch = headrace, scratch
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-        self.environment = {**kept, "LD_LIBRARY_PATH": str(runtime), "HEADRACE_PTX_MEMORY": str(1 << 30)}
+        # A call says what values it refused.
+        self.environment = {**kept, "LD_LIBRARY_PATH": str(runtime), "HEADRACE_PTX_MEMORY": str(1 << 30),
+                            "HEADRACE_DEBUG_NAN": "1"}
 
     def run(self, problems, limit, **settings):
-        """What is wrong, or '': over the problems, in one process."""
-        environment = {**self.environment, **{f"HEADRACE_PTX_{name}": str(value) for name, value in settings.items()}}
-        path = self.scratch / "problems.txt"
-        path.write_text("\n".join(problems) + "\n", encoding="utf-8")
+        """What is wrong, or '': over the problems, lines in one process, and paths of programs."""
+        programs = [problem for problem in problems if isinstance(problem, pathlib.Path)]
+        lines = [problem for problem in problems if not isinstance(problem, pathlib.Path)]
+        wrong = ""
+        if lines:
+            with tempfile.NamedTemporaryFile("w", dir=self.scratch, suffix=".txt", encoding="utf-8") as file:
+                file.write("\n".join(lines) + "\n")
+                file.flush()
+                wrong = self.run_program([str(self.headrace), "check", "--file", file.name], limit, settings)
+        for program in programs:
+            wrong = wrong or self.run_program([str(program)], limit, settings)
+        return wrong
+
+    def errors(self, lines, **settings):
+        """What `check -v` prints of each line: the errors of its tensors."""
+        with tempfile.NamedTemporaryFile("w", dir=self.scratch, suffix=".txt", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+            file.flush()
+            done = subprocess.run([str(self.headrace), "check", "-v", "--file", file.name],
+                                  env=self.environment_of(settings), capture_output=True, text=True, errors="replace",
+                                  check=False)
+        return [line for line in done.stdout.splitlines() if line.startswith("ok")]
+
+    def environment_of(self, settings):
+        return {**self.environment, **{f"HEADRACE_PTX_{name}": str(value) for name, value in settings.items()}}
+
+    def run_program(self, command, limit, settings):
         try:
-            result = subprocess.run([str(self.headrace), "check", "--file", str(path)], env=environment, timeout=limit,
-                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                                    check=False)
+            result = subprocess.run(command, env=self.environment_of(settings), timeout=limit, stdout=subprocess.PIPE,
+                                    stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
         except subprocess.TimeoutExpired:
             return "does not end"
-        if result.returncode == 0:
-            return ""
-        return f"exit code {result.returncode}: {result.stdout.strip()[:300]}"
+        return f"exit code {result.returncode}: {result.stdout.strip()[:300]}" if result.returncode != 0 else ""
 
 
 class Problem:
-    """A line, its time and the statements that it executes: {kernel: {line of the text}}."""
+    """A line or a program, its time and the statements that it executes: {kernel: {line of the text}}."""
 
     def __init__(self, text, checks):
         self.text = text
-        counts = checks.scratch / "counts"
-        counts.unlink(missing_ok=True)
+        counts = pathlib.Path(tempfile.mkdtemp(dir=checks.scratch)) / "counts"
         begin = time.monotonic()
         wrong = checks.run([text], 120, COVERAGE=counts)
         self.seconds = time.monotonic() - begin
@@ -76,22 +99,16 @@ class Mutant:
         self.line, self.original = statement.line, statement.text
         self.place = " < ".join(place for place in (statement.place, statement.caller) if place)
 
-    def written(self, path):
+    def written(self, path, changed=None):
         lines = list(self.text.lines)
-        lines[self.line - 1] = self.changed
+        lines[self.line - 1] = self.changed if changed is None else changed
         path.write_text("\n".join(lines), encoding="utf-8")
 
-    def same_program(self):
-        """The rule that proves it equivalent, or ''."""
-        index = self.line - 1
-        if self.title == "no barrier" and self.between_barriers(index):
-            return "no memory is touched between this barrier and the next or the last"
-        target = re.match(r"\s*(?:@!?%\w+\s+)?[\w.]+\s+(%\w+)\s*,", self.original)
-        if target and not self.original.startswith(("st", "atom", "red")):
-            body = "\n".join(other.text for other in self.text.kernels[self.kernel] if other.line != self.line)
-            if not re.search(re.escape(target.group(1)) + r"(?!\d)", body):
-                return "nothing reads the result"
-        return ""
+    def reaching(self, problems):
+        """Those that execute it, or would without its guard: what a guard keeps from all lanes is not counted."""
+        before = [statement.line for statement in self.text.kernels[self.kernel] if statement.line < self.line][-1:]
+        lines = {self.line, *(before if self.original.startswith("@") else [])}
+        return [problem for problem in problems if not lines.isdisjoint(problem.executed.get(self.kernel, ()))]
 
     def tried_by_none(self, problems):
         """Whether it takes away the guard of a branch that no problem went past: of the problems, not of the kernel."""
@@ -100,43 +117,36 @@ class Mutant:
         executed = any(line in problem.executed.get(self.kernel, ()) for problem in problems for line in following)
         return self.title == "no guard" and "bra" in self.original and not executed
 
-    def between_barriers(self, index):
-        for step in (1, -1):
-            at = index + step
-            while 0 <= at < len(self.text.lines):
-                line = self.text.lines[at]
-                if re.match(r"\s*bar(rier)?\.", line):
-                    return True
-                if re.search(r"\b(ld|st|atom|red|cp|bra|ret)\b|^\$|^\}", line):
-                    break
-                at += step
-        return False
-
     def __str__(self):
         place = f" ({self.place})" if self.place else ""
         return f"{self.title}: {self.original}{place}"
 
 
-def problems_and_texts(checks, path):
+def problems_and_texts(checks, path, programs, jobs):
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     texts = checks.scratch / "texts"
     texts.mkdir()
     wrong = checks.run(lines[:1], 120, DUMP=texts)
     if wrong:
         raise SystemExit(wrong)
-    problems = sorted((Problem(line, checks) for line in lines), key=lambda problem: problem.seconds)
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        problems = sorted(pool.map(lambda what: Problem(what, checks), lines + [path.resolve() for path in programs]),
+                          key=lambda problem: problem.seconds)
     return problems, [coverage.Text(path) for path in sorted(texts.glob("*.ptx"))]
 
 
-def draw_mutants(texts, problems, count, seed):
+def draw_mutants(texts, problems, arguments):
     """Statements with equal chances, then one of a statement's mutations with equal chances."""
+    count, seed = arguments.mutants, arguments.seed
     rng = random.Random(seed)
     executed = collections.defaultdict(set)
     for problem in problems:
         for kernel, lines in problem.executed.items():
             executed[kernel] |= lines
+    names = coverage.readable(sorted(executed))
     places = [(text, kernel, i) for text in texts for kernel, statements in text.kernels.items()
-              for i, statement in enumerate(statements) if statement.line in executed[kernel]]
+              for i, statement in enumerate(statements)
+              if statement.line in executed[kernel] and re.search(arguments.kernels, names[kernel])]
     print(f"{len(places)} executed statements of {sum(len(its) for text in texts for its in text.kernels.values())}")
     mutants = []
     for text, kernel, i in rng.sample(places, len(places)):
@@ -155,9 +165,9 @@ def draw_mutants(texts, problems, count, seed):
 
 def verdict(mutant, problems, checks):
     """What noticed it, or ''."""
-    path = checks.scratch / "mutant.ptx"
+    path = pathlib.Path(tempfile.mkdtemp(dir=checks.scratch)) / "mutant.ptx"
     mutant.written(path)
-    reaching = [problem for problem in problems if mutant.line in problem.executed.get(mutant.kernel, ())]
+    reaching = mutant.reaching(problems)
     for batch in (reaching[:1], reaching[1:4], reaching[4:]):
         limit = 5 + 20 * sum(problem.seconds for problem in batch)
         wrong = checks.run([problem.text for problem in batch], limit, TEXT=path) if batch else ""
@@ -166,48 +176,62 @@ def verdict(mutant, problems, checks):
     return ""
 
 
+NOTICED = ("does not end", "fault", "miss", "death")
+
+
 def kind_of(wrong):
     if wrong == "does not end":
         return wrong
     return "fault" if wrong.startswith("exit code 86") else "miss" if wrong.startswith("exit code 1:") else "death"
 
 
-def report(found, equivalent, survivors, bar):
-    killed = sum(found.values())
-    score = killed / max(1, killed + len(survivors))
-    print("noticed: " + ", ".join(f"{count} {kind}" for kind, count in found.most_common()))
-    print(f"{killed} noticed, {len(survivors)} survived, {equivalent} equivalent: {score:.1%}")
+def report(states, bar):
+    """A table of what became of the mutants; integer constants by themselves, which often pad or bound from above."""
+    killed = sum(state in NOTICED for state, _ in states)
+    survived = [mutant for state, mutant in states if state == "SURVIVED"]
+    constants = sum(mutant.title == "a constant more by 1" for mutant in survived)
+    for state, count in collections.Counter(state for state, _ in states).most_common():
+        print(f"{count:6} {state}")
+    score, without = (killed / max(1, killed + left) for left in (len(survived), len(survived) - constants))
+    explained = len(states) - killed - len(survived)
+    print(f"{len(states)} mutants: {killed} noticed, {explained} explained, {len(survived)} survived, of them "
+          f"{constants} integer constants: {score:.1%}, without these {without:.1%}")
     return 0 if score >= bar and killed else 1
+
+
+def judged(mutant, problems, checks):
+    wrong = verdict(mutant, problems, checks)
+    if wrong:
+        return kind_of(wrong)
+    why = explanations.reason_of(mutant, problems, checks)
+    return f"explained: {why}" if why else "SURVIVED"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--headrace", type=pathlib.Path, required=True, help="the command, with the kernels as PTX")
     parser.add_argument("--runtime", type=pathlib.Path, required=True, help="folder of the stand-in for CUDA")
+    parser.add_argument("--programs", type=pathlib.Path, nargs="*", default=[], help="tests to run beside the problems")
     parser.add_argument("--problems", type=pathlib.Path, default=HERE / "mutation_problems.txt")
+    parser.add_argument("--kernels", default="", help="a regular expression: mutate those with such a name")
     parser.add_argument("--mutants", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bar", type=float, default=0.6, help="least share that has to be noticed")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants that are checked side by side")
     parser.add_argument("--verbose", action="store_true", help="print the noticed ones too")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         checks = Checks(arguments.headrace.resolve(), arguments.runtime.resolve(), pathlib.Path(scratch))
-        problems, texts = problems_and_texts(checks, arguments.problems)
-        found, equivalent, survivors = collections.Counter(), 0, []
-        for mutant in draw_mutants(texts, problems, arguments.mutants, arguments.seed):
-            wrong, rule = verdict(mutant, problems, checks), ""
-            if wrong:
-                found[kind_of(wrong)] += 1
-            else:
-                rule = mutant.same_program()
-                equivalent += rule != ""
-                survivors += [] if rule else [mutant]
-            if arguments.verbose or not wrong:
-                name = coverage.readable([mutant.kernel])[mutant.kernel]
-                weak = ", no problem goes past the branch" if mutant.tried_by_none(problems) else ""
-                state = kind_of(wrong) if wrong else f"equivalent, {rule}" if rule else "SURVIVED" + weak
-                print(f"{state}: {name} line {mutant.line}: {mutant}\n      now {mutant.changed}", flush=True)
-    return report(found, equivalent, survivors, arguments.bar)
+        problems, texts = problems_and_texts(checks, arguments.problems, arguments.programs, arguments.jobs)
+        mutants, states = draw_mutants(texts, problems, arguments), []
+        names = coverage.readable(sorted({mutant.kernel for mutant in mutants}))
+        with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+            for mutant, state in zip(mutants, pool.map(lambda mutant: judged(mutant, problems, checks), mutants)):
+                states.append((state, mutant))
+                if arguments.verbose or state not in NOTICED:
+                    print(f"{state}: {names[mutant.kernel]} line {mutant.line}: {mutant}\n      now {mutant.changed}",
+                          flush=True)
+    return report(states, arguments.bar)
 
 
 if __name__ == "__main__":

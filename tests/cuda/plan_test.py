@@ -110,7 +110,7 @@ class Plan(unittest.TestCase):
     def test_forwards(self):
         self.compared("gated_delta_rule:fwd t64 h2 k64 v64 bf16 force=cuda.walk cuda")
         self.compared("simple_gla:fwd t64 h2 hv4 k64 v128 bf16 force=cuda.walk cuda")
-        self.compared("kda:fwd t64 h2 k64 v64 bf16 force=cuda.walk cuda")
+        self.compared("kda:fwd t64 h2 k64 v64 bf16 force=cuda.walk cuda", below=0.02)  # exponentials multiply too
         spilled = self.compared("comba:fwd t64 h2 k128 v128 bf16 state=inout force=cuda.walk cuda")
         self.assertGreater(spilled["spill_bytes"], 0)
         self.compared("gla:fwd t32 h1 k64 v64 bf16 force=cuda.recurrent cuda", below=0.07)

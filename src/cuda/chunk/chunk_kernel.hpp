@@ -16,11 +16,12 @@ struct ChunkKernel {
     using T = typename GateType::T;
     using Ops = OpsType;
     using Tile = cuda::Tile<T>;
+    static constexpr Gates gates = GateType::per_channel ? Gates::of_channels : Gates::of_tokens;
 
     const KernelArgs& args;
     int key_columns, value_columns;
     Tile S;  // of a sweep
-    TokenTiles<T, delta> tokens;
+    TokenTiles<T, delta, gates> tokens;
     Ops ops;
     algorithms::ChunkInputs<Ops> in;
     algorithms::ForwardTiles<Ops> forward_tiles{};
@@ -37,10 +38,15 @@ struct ChunkKernel {
           tokens(args, arena, args.chunk, value_columns, has_all_values(use)) {
         const int C = args.chunk;
         const bool gradients = has_all_values(use);
-        ops.undecayed_error = args.undecayed_error;
+        ops.undecayed_error = tokens.undecayed_error();
         ops.carve(arena, C, key_columns, value_columns, gradients, gradients && args.gate_gradient);
-        in = {{tokens.q},          {tokens.k}, {tokens.e}, tokens.v, tokens.beta, static_cast<T>(args.scale),
-              args.undecayed_error};
+        in = {{tokens.q},
+              {tokens.k},
+              {tokens.e},
+              tokens.v,
+              tokens.beta,
+              static_cast<T>(args.scale),
+              tokens.undecayed_error()};
         o = d_o = use == Use::sweeps ? tokens.v : arena.tile<T>(C, value_columns);
         if (delta || use != Use::sweeps) forward_tiles.P = backward_tiles.P = arena.tile<T>(C, C);
         if (delta) {
@@ -113,7 +119,7 @@ struct ChunkKernel {
             t.z = arena.tile<T>(C, value_columns);
             t.d_e = arena.tile<T>(C, key_columns);
         }
-        gate_gradient = args.channel_gate ? arena.tile<T>(C, key_columns) : arena.tile<T>(1, C);
+        gate_gradient = tokens.channel_gate() ? arena.tile<T>(C, key_columns) : arena.tile<T>(1, C);
         const bool grouped = args.group > 1;
         d_q_sum = grouped ? arena.tile<T>(C, key_columns) : t.d_q;
         d_k_sum = grouped ? arena.tile<T>(C, key_columns) : t.d_k;
@@ -129,21 +135,19 @@ struct ChunkKernel {
         return {s.row, s.begin, s.end, first, length, round_up(length, 16), args.reverse};
     }
 
-    HEADRACE_DEVICE Strided saved(char* data, std::int64_t place, int rows, DType dtype) const {
+    // In the type of tiles.
+    HEADRACE_DEVICE Strided saved(char* data, std::int64_t place, int rows) const {
         const std::int64_t columns = round_up(args.V, 16), elements = rows * columns;
-        return {data + place * elements *
-                           (dtype == DType::f64   ? 8
-                            : dtype == DType::f32 ? 4
-                                                  : 2),
+        return {data + place * elements * static_cast<std::int64_t>(sizeof(T)),
                 {0, 0, columns, 1},
-                dtype,
+                sizeof(T) == 8 ? DType::f64 : DType::f32,
                 true};
     }
     HEADRACE_DEVICE Strided saved_state(std::int64_t place) const {
-        return saved(args.saved_states, place, key_columns, args.state_dtype);
+        return saved(args.saved_states, place, key_columns);
     }
     HEADRACE_DEVICE Strided saved_residual(std::int64_t place) const {
-        return saved(args.saved_residuals, place, args.chunk, sizeof(T) == 8 ? DType::f64 : DType::f32);
+        return saved(args.saved_residuals, place, args.chunk);
     }
     // Takes values [first, first + count) of S to the chunk's end, and saves the delta rule's residuals.
     HEADRACE_DEVICE void advance(const ChunkRange& range, std::int64_t place, std::int64_t head, int first, int count) {
@@ -189,7 +193,7 @@ struct ChunkKernel {
         algorithms::chunk_gradients<delta>(ops, in, backward_tiles, d_o, S, D, wanted());
         store_values(range, head);
         if (!args.gate_gradient) return;
-        ops.gate.finish_gradient(gate_gradient, args.undecayed_error);
+        ops.gate.finish_gradient(gate_gradient, tokens.undecayed_error());
         tokens.store_gate_gradient(gate_gradient, sum, head, range);
     }
     HEADRACE_DEVICE void load_rows(Tile dst, const Strided& tensor, int rows) const {
@@ -218,13 +222,13 @@ struct ChunkKernel {
     }
     HEADRACE_DEVICE void store_keys(const ChunkRange& range, std::int64_t key_head) {
         const algorithms::Wanted wanted = this->wanted();
-        if (delta && wanted.keys && !args.undecayed_error) {
+        if (delta && wanted.keys && !tokens.undecayed_error()) {
             for_each(d_k_sum, range.rows, key_columns,
                      [&](int i, int c) { return d_k_sum.at(i, c) + d_e_sum.at(i, c); });
         }
         if (wanted.queries) tokens.store_d_q(d_q_sum, range, key_head);
         if (wanted.keys) tokens.store_d_k(d_k_sum, range, key_head);
-        if (wanted.keys && delta) tokens.store_d_p(d_e_sum, range, key_head);
+        if (wanted.keys && tokens.undecayed_error()) tokens.store_d_p(d_e_sum, range, key_head);
     }
 };
 

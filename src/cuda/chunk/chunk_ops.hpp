@@ -6,7 +6,10 @@
 
 namespace headrace::cuda {
 
-template <class GateType>
+// Columns that a warp has at once of values, in a block of up to 64 of them: more would be sums of nothing.
+inline constexpr int few_values = 2;
+
+template <class GateType, int value_parts = wide>
 struct ChunkOps {
     using T = typename GateType::T;
     using Tile = cuda::Tile<T>;
@@ -89,13 +92,13 @@ struct ChunkOps {
     }
     HEADRACE_DEVICE void read_and_score(Tile dst, Decayed x, State S, Tile P, Tile b) const {
         read(x, S, [&](int i, int j, T sum) { dst.at(i, j) = sum; });
-        multiply<T, wide>([&](int i, int m) { return P.at(i, m); }, [&](int m, int j) { return b.at(m, j); }, rows, V,
-                          rows, Part::a_lower, [&](int i, int j, T sum) { dst.at(i, j) += sum; });
+        multiply<T, value_parts>([&](int i, int m) { return P.at(i, m); }, [&](int m, int j) { return b.at(m, j); },
+                                 rows, V, rows, Part::a_lower, [&](int i, int j, T sum) { dst.at(i, j) += sum; });
     }
     HEADRACE_DEVICE void read_and_score_transposed(Tile dst, Decayed x, State S, Tile P, Tile b) const {
         read(x, S, [&](int i, int j, T sum) { dst.at(i, j) = sum; });
-        multiply<T, wide>([&](int i, int m) { return P.at(m, i); }, [&](int m, int j) { return b.at(m, j); }, rows, V,
-                          rows, Part::a_upper, [&](int i, int j, T sum) { dst.at(i, j) += sum; });
+        multiply<T, value_parts>([&](int i, int m) { return P.at(m, i); }, [&](int m, int j) { return b.at(m, j); },
+                                 rows, V, rows, Part::a_upper, [&](int i, int j, T sum) { dst.at(i, j) += sum; });
     }
     HEADRACE_DEVICE void read_keys(Tile dst, Tile a, State S) const {
         multiply<T, wide>([&](int i, int j) { return a.at(i, j); }, [&](int j, int c) { return S.at(c, j); }, rows, K,
@@ -111,7 +114,7 @@ struct ChunkOps {
     HEADRACE_DEVICE void decay_and_write(State next, State S, Decayed x, Tile b, Decayed y, Tile z) const {
         const auto left = [&](int c, int i) { return i < rows ? x.at(i, c) : y.at(i - rows, c); };
         const auto right = [&](int i, int j) { return i < rows ? b.at(i, j) : z.at(i - rows, j); };
-        multiply<T, wide>(left, right, K, V, 2 * rows, Part::full, [&](int c, int j, T sum) {
+        multiply<T, value_parts>(left, right, K, V, 2 * rows, Part::full, [&](int c, int j, T sum) {
             const SplitDecay<T> decay = gate.decay_of_state(c);
             next.at(c, j) = fma(S.at(c, j), decay.whole, fma(S.at(c, j), decay.part, sum));
         });
@@ -128,13 +131,13 @@ struct ChunkOps {
   private:
     template <class Leave>
     HEADRACE_DEVICE void read(Decayed x, State S, Leave leave) const {
-        multiply<T, wide>([&](int i, int c) { return x.at(i, c); }, [&](int c, int j) { return S.at(c, j); }, rows, V,
-                          K, Part::full, leave);
+        multiply<T, value_parts>([&](int i, int c) { return x.at(i, c); }, [&](int c, int j) { return S.at(c, j); },
+                                 rows, V, K, Part::full, leave);
     }
     template <class Leave>
     HEADRACE_DEVICE void write(Decayed x, Tile b, Leave leave) const {
-        multiply<T, wide>([&](int c, int i) { return x.at(i, c); }, [&](int i, int j) { return b.at(i, j); }, K, V,
-                          rows, Part::full, leave);
+        multiply<T, value_parts>([&](int c, int i) { return x.at(i, c); }, [&](int i, int j) { return b.at(i, j); }, K,
+                                 V, rows, Part::full, leave);
     }
     HEADRACE_DEVICE ScoreRows<T> score_rows(const Inputs& in) const {
         return {in.q, in.k, in.e, in.scale, in.undecayed_error};

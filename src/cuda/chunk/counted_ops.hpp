@@ -53,6 +53,7 @@ struct CountedOps : ChunkOps<GateType> {
 
     TileCounter counter;
     Gate gate{*this};
+    int value_parts = wide;
 
     CountedOps() = default;
     CountedOps(const CountedOps&) = delete;
@@ -137,11 +138,11 @@ struct CountedOps : ChunkOps<GateType> {
     }
     void read_and_score(Tile dst, Decayed x, State S, Tile P, Tile b) {
         read(dst, x, S);
-        counter.multiply(wide, dst, Leave::add, P, 1, b, Reach::row, rows, V, rows, Part::a_lower);
+        counter.multiply(value_parts, dst, Leave::add, P, 1, b, Reach::row, rows, V, rows, Part::a_lower);
     }
     void read_and_score_transposed(Tile dst, Decayed x, State S, Tile P, Tile b) {
         read(dst, x, S);
-        counter.multiply(wide, dst, Leave::add, P, 1, b, Reach::row, rows, V, rows, Part::a_upper);
+        counter.multiply(value_parts, dst, Leave::add, P, 1, b, Reach::row, rows, V, rows, Part::a_upper);
     }
     void read_keys(Tile dst, Tile a, State S) {
         counter.multiply(wide, dst, Leave::store, a, 1, S, Reach::column, rows, K, V, Part::full);
@@ -182,12 +183,12 @@ struct CountedOps : ChunkOps<GateType> {
         counter.each_element(rows, columns, dst, a);
     }
     void read(Tile dst, Decayed x, State S) {
-        counter.multiply(wide, dst, Leave::store, x.rows, read_loads, S, Reach::row, rows, V, K, Part::full);
+        counter.multiply(value_parts, dst, Leave::store, x.rows, read_loads, S, Reach::row, rows, V, K, Part::full);
     }
     void write(State next, State S, Decayed x, Tile b, int depth) {
         counter.access(S, K * TileCounter::parts(V));
         counter.fma(2 * K * TileCounter::parts(V));
-        counter.multiply(wide, next, Leave::store, x.rows, write_loads, b, Reach::row, K, V, depth, Part::full);
+        counter.multiply(value_parts, next, Leave::store, x.rows, write_loads, b, Reach::row, K, V, depth, Part::full);
     }
     void add_products(Tile dst, Tile scores, Tile x, Part part) {
         if (dst.data != nullptr) counter.multiply(wide, dst, Leave::add, scores, 1, x, Reach::row, rows, K, rows, part);

@@ -83,7 +83,7 @@ template <class T, bool delta, bool channel_gate, Use use>
 BlockWork split_work(const KernelArgs& args, std::size_t shared_limit) {
     using Gate = std::conditional_t<channel_gate, ChannelGate<T>, ScalarGate<T>>;
     Arena measured{nullptr, nullptr, shared_limit};
-    SplitKernel<Gate, delta>(args, measured, use);
+    SplitKernel<Gate, delta, ChunkOps<Gate>>(args, measured, use);
     const CountedMemory memory(measured);
     CountedSplit<Gate, delta> split(args, memory.arena, use);
     return use == Use::sweeps ? split.sweeps() : split.gradients();

@@ -19,7 +19,7 @@ struct CountedWalk {
     const KernelArgs& args;
     Kernel kernel;
     TileCounter& counter;
-    CountedTokenTiles<typename Kernel::T, delta> tokens;
+    CountedTokenTiles<typename Kernel::T, delta, Kernel::gates> tokens;
 
     CountedWalk(const KernelArgs& arguments, Arena arena, Use use)
         : args(arguments),
@@ -27,6 +27,7 @@ struct CountedWalk {
           counter(kernel.ops.counter),
           tokens{kernel.tokens, args, counter, args.chunk} {
         counter.spill = arena.spill;
+        kernel.ops.value_parts = Kernel::has_all_values(use) ? wide : few_values;
     }
 
     BlockWork forward() {

@@ -1,11 +1,12 @@
-// SavedStates: the states of chunks between the launches of a backward, in the tile's type or a narrower one.
+// SavedStates: the states of chunks between the launches of a backward, in the tile's type or, where that may be, a
+// narrower one.
 #pragma once
 
 #include "cuda/tiles/rows.hpp"
 
 namespace headrace::cuda {
 
-template <class T>
+template <class T, bool may_be_narrow>
 struct SavedStates {
     char* data;      // [places, rows, columns] in multiples of 16 channels; may be null
     float* factors;  // [places, blocks] the power of two that `block` columns of a state were multiplied by, or null
@@ -14,17 +15,22 @@ struct SavedStates {
     Tile<T> widened;      // [rows, columns] where the type is narrower
     T* largest_of_warps;  // [block_warps] with factors
 
-    HEADRACE_DEVICE bool in_place() const { return dtype == (sizeof(T) == 8 ? DType::f64 : DType::f32); }
+    HEADRACE_DEVICE bool in_place() const { return !may_be_narrow || dtype == DType::f32; }
 
     // Columns [first, first + count) of the state at a place.
     HEADRACE_DEVICE void save(std::int64_t place, Tile<T> state, int first, int count) const {
         T factor = 1;
-        if (factors != nullptr) {
+        if (may_be_narrow && factors != nullptr) {
             factor = factor_of(largest(state, count));
             if (threadIdx.x == 0) *factor_at(place, first) = static_cast<float>(factor);
         }
         each_element(rows, count, [&](int c, int j) {
-            store_element<T>(data, dtype, offset(place) + c * columns + first + j, state.at(c, j) * factor);
+            const std::int64_t to = offset(place) + c * columns + first + j;
+            if (may_be_narrow) {
+                store_element<T>(data, dtype, to, state.at(c, j) * factor);
+            } else {
+                reinterpret_cast<T*>(data)[to] = state.at(c, j);
+            }
         });
         ptx::sync_block();
     }

@@ -8,19 +8,23 @@
 
 namespace headrace::cuda {
 
-template <class GateType, bool delta>
+template <class GateType, bool delta, class Ops>
 struct SplitKernel {
     using T = typename GateType::T;
 
     const KernelArgs& args;
-    ChunkKernel<GateType, delta> chunk;
-    SavedStates<T> states, adjoints;
+    ChunkKernel<GateType, delta, Ops> chunk;
+    // Doubles are saved as they are, and so are gradients of the delta rule's states (split_implementations.cpp).
+    using States = SavedStates<T, (sizeof(T) < 8)>;
+    using Adjoints = SavedStates<T, (sizeof(T) < 8) && !delta>;
+    States states;
+    Adjoints adjoints;
 
     // Takes all memory of the block from the arena.
     __host__ __device__ SplitKernel(const KernelArgs& arguments, Arena& arena, Use use)
         : args(arguments), chunk(args, arena, use) {
-        states = saved(arena, args.saved_states, args.state_factors, args.state_dtype, use);
-        adjoints = saved(arena, args.saved_adjoints, args.adjoint_factors, args.adjoint_dtype, use);
+        states = saved<States>(arena, args.saved_states, args.state_factors, args.state_dtype, use);
+        adjoints = saved<Adjoints>(arena, args.saved_adjoints, args.adjoint_factors, args.adjoint_dtype, use);
     }
 
     // ---- sequence n, one value head, values [first, first + args.value_columns) ----
@@ -71,9 +75,10 @@ struct SplitKernel {
     }
 
   private:
-    __host__ __device__ SavedStates<T> saved(Arena& arena, char* data, float* factors, DType dtype, Use use) const {
-        SavedStates<T> saved{
-            data, factors, dtype, chunk.key_columns, round_up(args.V, 16), round_up(args.value_columns, 16), {}, {}};
+    template <class Saved>
+    __host__ __device__ Saved saved(Arena& arena, char* data, float* factors, DType dtype, Use use) const {
+        Saved saved{data, factors, dtype, chunk.key_columns, round_up(args.V, 16), round_up(args.value_columns, 16),
+                    {},   {}};
         const bool narrow = dtype == DType::bf16 || dtype == DType::f16;
         if (narrow && use == Use::sweeps) saved.largest_of_warps = arena.take<T>(block_warps);
         if (narrow && use == Use::gradients) saved.widened = arena.tile<T>(saved.rows, saved.columns);

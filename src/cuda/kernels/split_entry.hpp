@@ -42,9 +42,10 @@ BlockMemory split_memory(const KernelArgs& args, std::size_t shared_limit) {
 template <class T, bool delta, bool channel_gate>
 SplitKernels split_kernels() {
     using Gate = std::conditional_t<channel_gate, ChannelGate<T>, ScalarGate<T>>;
-    using Block = SplitKernel<Gate, delta>;
-    return {{"split_sweeps", reinterpret_cast<const void*>(&split_sweeps<Block>),
-             registers_allowed(block_threads, sweep_blocks), &split_memory<Block, Use::sweeps>,
+    using Block = SplitKernel<Gate, delta, ChunkOps<Gate>>;
+    using Sweeps = SplitKernel<Gate, delta, ChunkOps<Gate, few_values>>;
+    return {{"split_sweeps", reinterpret_cast<const void*>(&split_sweeps<Sweeps>),
+             registers_allowed(block_threads, sweep_blocks), &split_memory<Sweeps, Use::sweeps>,
              &split_sweeps_work<T, delta, channel_gate>},
             {"split_gradients", reinterpret_cast<const void*>(&split_gradients<Block>),
              registers_allowed(block_threads, gradient_blocks), &split_memory<Block, Use::gradients>,

@@ -41,8 +41,9 @@ template <class T, bool delta, bool channel_gate>
 WalkKernels walk_kernels() {
     using Gate = std::conditional_t<channel_gate, ChannelGate<T>, ScalarGate<T>>;
     using Block = ChunkKernel<Gate, delta>;
-    return {{"walk_forward", reinterpret_cast<const void*>(&walk_forward<Block>),
-             registers_allowed(block_threads, forward_blocks), &memory_of<Block, Use::forward>,
+    using Forward = ChunkKernel<Gate, delta, ChunkOps<Gate, few_values>>;
+    return {{"walk_forward", reinterpret_cast<const void*>(&walk_forward<Forward>),
+             registers_allowed(block_threads, forward_blocks), &memory_of<Forward, Use::forward>,
              &walk_forward_work<T, delta, channel_gate>},
             {"walk_backward", reinterpret_cast<const void*>(&walk_backward<Block>),
              registers_allowed(block_threads, backward_blocks), &memory_of<Block, Use::backward>,

@@ -38,8 +38,7 @@ struct Convolution {
             for (int i = warp(); i < window_tokens; i += block_warps) {
                 if (sequence[i] < 0 || !inside) continue;
                 const T z = weighted_sum(row, i, first + i);
-                store_element(args.y.data, args.y.dtype, offset_of(args.y, row, first + i, channel),
-                              activated(z, args.activation).value);
+                store_own(args.y, offset_of(args.y, row, first + i, channel), activated(z, args.activation).value);
             }
         }
     }
@@ -51,8 +50,7 @@ struct Convolution {
         HEADRACE_ROLLED
         for (int i = warp(); i < args.W && inside; i += block_warps) {
             const T value = input(range.row, n, range.begin, range.end - args.W + i);
-            store_element(args.final_state.data, args.final_state.dtype, offset_of(args.final_state, n, channel, i),
-                          value);
+            store_any(args.final_state, offset_of(args.final_state, n, channel, i), value);
         }
     }
 
@@ -83,8 +81,7 @@ struct Convolution {
                 if (t >= range.begin && t < range.end)
                     sum = fma(weight(i), sum_gradient(range.row, n, range.begin, t), sum);
             }
-            store_element(args.d_initial_state.data, args.d_initial_state.dtype,
-                          offset_of(args.d_initial_state, n, channel, place), sum);
+            store_any(args.d_initial_state, offset_of(args.d_initial_state, n, channel, place), sum);
         }
     }
 
@@ -100,15 +97,14 @@ struct Convolution {
             HEADRACE_ROLLED
             for (int i = 0; i < args.W; ++i) {
                 const bool newest = i + 1 == args.W;
-                const T value = newest ? load_element<T>(args.x.data, args.x.dtype, offset_of(args.x, n, channel, 0))
-                                       : load_element<T>(args.states.data, args.states.dtype,
-                                                         offset_of(args.states, row, channel, i + 1));
-                store_element(args.states.data, args.states.dtype, offset_of(args.states, row, channel, i), value);
+                const T value = newest ? load_own<T>(args.x, offset_of(args.x, n, channel, 0))
+                                       : load_any<T>(args.states, offset_of(args.states, row, channel, i + 1));
+                store_any(args.states, offset_of(args.states, row, channel, i), value);
                 z = fma(weight(i), value, z);
             }
             z = activated(z, args.activation).value;
         }
-        store_element(args.y.data, args.y.dtype, offset_of(args.y, n, channel, 0), z);
+        store_own(args.y, offset_of(args.y, n, channel, 0), z);
     }
 
   private:
@@ -119,11 +115,10 @@ struct Convolution {
         return {0, load_integer(args.cu_seqlens, n * stride), load_integer(args.cu_seqlens, (n + 1) * stride)};
     }
     HEADRACE_DEVICE T weight(int i) const {
-        return load_element<T>(args.weight.data, args.weight.dtype,
-                               channel * args.weight.stride[0] + i * args.weight.stride[1]);
+        return load_any<T>(args.weight, channel * args.weight.stride[0] + i * args.weight.stride[1]);
     }
     HEADRACE_DEVICE T bias() const {
-        return args.bias.given ? load_element<T>(args.bias.data, args.bias.dtype, channel * args.bias.stride[0]) : T(0);
+        return args.bias.given ? load_any<T>(args.bias, channel * args.bias.stride[0]) : T(0);
     }
     // The sequences of tokens [first, first + count) of a row, by binary search for the last that begins at or before
     // each.
@@ -146,10 +141,9 @@ struct Convolution {
     }
     // The input of sequence n at a time, which may lie before it.
     HEADRACE_DEVICE T input(std::int64_t row, std::int64_t n, std::int64_t first, std::int64_t time) const {
-        if (time >= first) return load_element<T>(args.x.data, args.x.dtype, offset_of(args.x, row, time, channel));
+        if (time >= first) return load_own<T>(args.x, offset_of(args.x, row, time, channel));
         if (time < first - args.W || !args.initial_state.given) return T(0);
-        return load_element<T>(args.initial_state.data, args.initial_state.dtype,
-                               offset_of(args.initial_state, n, channel, args.W + time - first));
+        return load_any<T>(args.initial_state, offset_of(args.initial_state, n, channel, args.W + time - first));
     }
     HEADRACE_DEVICE T weighted_sum(std::int64_t row, std::int64_t n, std::int64_t first, std::int64_t time) const {
         T z = bias();
@@ -163,7 +157,7 @@ struct Convolution {
     // The gradient of a token's weighted sum.
     HEADRACE_DEVICE T sum_gradient(std::int64_t row, std::int64_t n, std::int64_t first, std::int64_t time) const {
         if (!args.d_y.given) return T(0);
-        const T d_y = load_element<T>(args.d_y.data, args.d_y.dtype, offset_of(args.d_y, row, time, channel));
+        const T d_y = load_own<T>(args.d_y, offset_of(args.d_y, row, time, channel));
         if (args.activation == ActivationFormula::none) return d_y;
         return d_y * activated(weighted_sum(row, n, first, time), args.activation).slope;
     }
@@ -171,8 +165,7 @@ struct Convolution {
     HEADRACE_DEVICE T state_gradient(std::int64_t n, std::int64_t last, std::int64_t time) const {
         const std::int64_t place = time - (last - args.W);
         if (!args.d_final_state.given || place < 0 || place >= args.W) return T(0);
-        return load_element<T>(args.d_final_state.data, args.d_final_state.dtype,
-                               offset_of(args.d_final_state, n, channel, place));
+        return load_any<T>(args.d_final_state, offset_of(args.d_final_state, n, channel, place));
     }
     HEADRACE_DEVICE void fill_gradients(std::int64_t row, std::int64_t first) const {
         HEADRACE_ROLLED
@@ -192,7 +185,7 @@ struct Convolution {
                 const int t = s + args.W - 1 - i;
                 if (sequence[t] == sequence[s]) sum = fma(weight(i), d_sums.at(t, lane()), sum);
             }
-            store_element(args.d_x.data, args.d_x.dtype, offset_of(args.d_x, row, first + s, channel), sum);
+            store_any(args.d_x, offset_of(args.d_x, row, first + s, channel), sum);
         }
     }
     // sums[group, i, channel], i = W for the bias: a window's terms in T, windows in double.

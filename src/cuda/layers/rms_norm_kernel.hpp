@@ -20,7 +20,7 @@ struct RmsNorm {
         each_row(group, [&](const Position& at, T inverse, bool) {
             each_channel([&](std::int64_t c) {
                 const T n = number(args.x, at, c) * inverse;
-                store(args.y, at, c, n * weight(c) * gate(at, c).value);
+                store_own(args.y, place(args.y, at, c), n * weight(c) * gate(at, c).value);
             });
         });
     }
@@ -36,8 +36,10 @@ struct RmsNorm {
             each_channel([&](std::int64_t c) {
                 const Activated<T> of_gate = gate(at, c);
                 const T n = number(args.x, at, c) * inverse, d_y = number(args.d_y, at, c), d = d_y * of_gate.value;
-                if (args.d_gate.given) store(args.d_gate, at, c, d_y * weight(c) * n * of_gate.slope);
-                if (args.d_x.given) store(args.d_x, at, c, input_gradient(d * weight(c), along * n, inverse));
+                if (args.d_gate.given)
+                    store_any(args.d_gate, place(args.d_gate, at, c), d_y * weight(c) * n * of_gate.slope);
+                if (args.d_x.given)
+                    store_any(args.d_x, place(args.d_x, at, c), input_gradient(d * weight(c), along * n, inverse));
                 if (args.sums == nullptr) return;
                 double& total = args.sums[group * args.D + c];
                 total = begins ? static_cast<double>(d * n) : total + static_cast<double>(d * n);
@@ -80,18 +82,19 @@ struct RmsNorm {
         ptx::sync_block();
         return (partial[0] + partial[1]) + (partial[2] + partial[3]);
     }
+    // Of x, y and d_y.
     HEADRACE_DEVICE T number(const Strided& tensor, const Position& at, std::int64_t c) const {
-        return load_element<T>(tensor.data, tensor.dtype, offset_of(tensor, at.i, at.j, at.k, c));
+        return load_own<T>(tensor, place(tensor, at, c));
     }
-    HEADRACE_DEVICE void store(const Strided& tensor, const Position& at, std::int64_t c, T value) const {
-        store_element(tensor.data, tensor.dtype, offset_of(tensor, at.i, at.j, at.k, c), value);
+    HEADRACE_DEVICE static std::int64_t place(const Strided& tensor, const Position& at, std::int64_t c) {
+        return offset_of(tensor, at.i, at.j, at.k, c);
     }
     HEADRACE_DEVICE T weight(std::int64_t c) const {
-        return args.weight.given ? load_element<T>(args.weight.data, args.weight.dtype, c * args.weight.stride[0])
-                                 : T(1);
+        return args.weight.given ? load_any<T>(args.weight, c * args.weight.stride[0]) : T(1);
     }
     HEADRACE_DEVICE Activated<T> gate(const Position& at, std::int64_t c) const {
-        return args.gate.given ? activated(number(args.gate, at, c), formula) : Activated<T>{1, 0};
+        if (!args.gate.given) return {1, 0};
+        return activated(load_any<T>(args.gate, place(args.gate, at, c)), formula);
     }
 };
 

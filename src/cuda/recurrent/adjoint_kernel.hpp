@@ -133,7 +133,7 @@ struct AdjointKernel {
                 gv ? &value_whole.at(i, 0) : nullptr,
                 gv ? &value_part.at(i, 0) : nullptr,
                 static_cast<T>(args.scale),
-                args.undecayed_error};
+                tokens.undecayed_error()};
     }
     // Takes S over the range; keeps the state before every token in `states` unless empty.
     HEADRACE_DEVICE void replay(const ChunkRange& range, std::int64_t head, Tile states) {
@@ -174,7 +174,7 @@ struct AdjointKernel {
         }
         tokens.store_d_q(d_q_sum, range, key_head);
         tokens.store_d_k(d_k_sum, range, key_head);
-        if (delta) tokens.store_d_p(d_e_sum, range, key_head);
+        if (tokens.undecayed_error()) tokens.store_d_p(d_e_sum, range, key_head);
     }
     HEADRACE_DEVICE void gather(int member, const ChunkRange& range) const {
         const auto combine = [&](Tile sum, Tile part) {

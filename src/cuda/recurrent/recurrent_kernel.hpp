@@ -70,6 +70,8 @@ struct RecurrentKernel {
     }
 
   private:
+    HEADRACE_DEVICE bool undecayed_error() const { return delta && args.undecayed_error; }
+
     // ---- the state's rows in the caller's memory ----
     HEADRACE_DEVICE std::int64_t checked_row(std::int64_t row) const {
         if (row >= -1 && row < args.pool_rows) return row;
@@ -144,7 +146,7 @@ struct RecurrentKernel {
         };
         next(to.q, place.q, args.q, keys);
         next(to.k, place.k, args.k, keys);
-        if (args.undecayed_error) next(to.p, place.p, args.p, keys);
+        if (undecayed_error()) next(to.p, place.p, args.p, keys);
         if (args.g.given) next(to.g, place.g, args.g, args.channel_gate ? keys : 1);
         next(to.v, place.v, args.v, value);
         if (args.gv.given) next(to.gv, place.gv, args.gv, value);
@@ -161,17 +163,17 @@ struct RecurrentKernel {
         T q[rows], k[rows], e[rows] = {}, decay[rows], whole[rows], part[rows], decayed_q[rows], decayed_e[rows];
         now.q.values(q, args.q.dtype);
         now.k.values(k, args.k.dtype);
-        if (args.undecayed_error) now.p.values(e, args.p.dtype);
+        if (undecayed_error()) now.p.values(e, args.p.dtype);
         if (args.l2norm) {
             normalise(q);
             normalise(k);
-            if (args.undecayed_error) normalise(e);
+            if (undecayed_error()) normalise(e);
         }
         decays(now, decay, whole, part);
         T q_dot_k = 0;
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
-            if (!args.undecayed_error) e[i] = k[i];
+            if (!undecayed_error()) e[i] = k[i];
             q_dot_k = fma(q[i], k[i], q_dot_k);
         }
         const ExpParts<T> of_value =
@@ -192,7 +194,7 @@ struct RecurrentKernel {
                                          &of_value.whole,
                                          &of_value.part,
                                          static_cast<T>(args.scale),
-                                         args.undecayed_error};
+                                         undecayed_error()};
         algorithms::token_forward<delta>(ops, &o, cuda::Tile<T>{}, cuda::Tile<T>{}, token,
                                          {decayed_q, decayed_e, nullptr, nullptr, nullptr});
         return o;

@@ -7,11 +7,11 @@
 namespace headrace::cuda {
 
 // Of `rows` tokens. What a head has once (gamma, A_log, bias) is not counted.
-template <class T, bool delta>
+template <class T, bool delta, Gates gates = Gates::either>
 struct CountedTokenTiles {
     using Tile = cuda::Tile<T>;
 
-    const TokenTiles<T, delta>& tokens;
+    const TokenTiles<T, delta, gates>& tokens;
     const KernelArgs& args;
     TileCounter& counter;
     int rows;
@@ -42,9 +42,9 @@ struct CountedTokenTiles {
     }
     void store_gate_gradient(Tile gradient) {
         const bool formula = args.g.given && args.gate_formula != GateFormula::log_decay;
-        const int columns = args.channel_gate ? args.K : 1, gates = args.channel_gate ? rows : 1;
+        const int columns = args.channel_gate ? args.K : 1, gate_rows = args.channel_gate ? rows : 1;
         const auto sums = [&] {
-            counter.each_element(gates, args.channel_gate ? columns : rows, gradient);
+            counter.each_element(gate_rows, args.channel_gate ? columns : rows, gradient);
             counter.barrier();
         };
         if (args.d_gamma != nullptr) sums();

@@ -9,28 +9,27 @@
 
 namespace headrace::cuda {
 
+// Tensors are f64 only where T is (core/problem_views.cpp). Both types of 16 bits take one path, without a branch.
 template <class T>
 HEADRACE_DEVICE T load_element(const char* source, DType dtype, std::int64_t index) {
-    switch (dtype) {
-        case DType::f64: return static_cast<T>(reinterpret_cast<const double*>(source)[index]);
-        case DType::f32: return static_cast<T>(reinterpret_cast<const float*>(source)[index]);
-        case DType::bf16:
-            return static_cast<T>(__bfloat162float(reinterpret_cast<const __nv_bfloat16*>(source)[index]));
-        case DType::f16: return static_cast<T>(__half2float(reinterpret_cast<const __half*>(source)[index]));
-        default: return T(0);
-    }
+    if (sizeof(T) == 8 && dtype == DType::f64) return static_cast<T>(reinterpret_cast<const double*>(source)[index]);
+    if (dtype == DType::f32) return static_cast<T>(reinterpret_cast<const float*>(source)[index]);
+    const std::uint16_t bits = reinterpret_cast<const std::uint16_t*>(source)[index];
+    const float if_bf16 = __bfloat162float(__ushort_as_bfloat16(bits)), if_f16 = __half2float(__ushort_as_half(bits));
+    return static_cast<T>(dtype == DType::bf16 ? if_bf16 : if_f16);
 }
 
 template <class T>
 HEADRACE_DEVICE void store_element(char* target, DType dtype, std::int64_t index, T value) {
-    switch (dtype) {
-        case DType::f64: reinterpret_cast<double*>(target)[index] = static_cast<double>(value); break;
-        case DType::f32: reinterpret_cast<float*>(target)[index] = static_cast<float>(value); break;
-        case DType::bf16:
-            reinterpret_cast<__nv_bfloat16*>(target)[index] = __float2bfloat16_rn(static_cast<float>(value));
-            break;
-        case DType::f16: reinterpret_cast<__half*>(target)[index] = __float2half_rn(static_cast<float>(value)); break;
-        default: break;
+    if (sizeof(T) == 8 && dtype == DType::f64) {
+        reinterpret_cast<double*>(target)[index] = static_cast<double>(value);
+    } else if (dtype == DType::f32) {
+        reinterpret_cast<float*>(target)[index] = static_cast<float>(value);
+    } else {
+        const float number = static_cast<float>(value);
+        const std::uint16_t if_bf16 = __bfloat16_as_ushort(__float2bfloat16_rn(number)),
+                            if_f16 = __half_as_ushort(__float2half_rn(number));
+        reinterpret_cast<std::uint16_t*>(target)[index] = dtype == DType::bf16 ? if_bf16 : if_f16;
     }
 }
 
@@ -190,10 +189,10 @@ HEADRACE_DEVICE T gate_value(T x, const GateParameters<T>& gate) {
 template <class T>
 HEADRACE_DEVICE GateParameters<T> gate_parameters(const KernelArgs& args, std::int64_t head) {
     const auto number = [&](const Strided& tensor) {
-        return tensor.given ? load_element<double>(tensor.data, tensor.dtype, head * tensor.stride[0]) : 0.0;
+        return tensor.given ? load_element<T>(tensor.data, tensor.dtype, head * tensor.stride[0]) : T(0);
     };
-    return {args.gate_formula, static_cast<T>(exp(number(args.A_log))), static_cast<T>(args.lower_bound),
-            static_cast<T>(number(args.g_gamma))};
+    return {args.gate_formula, static_cast<T>(exp(static_cast<double>(number(args.A_log)))),
+            static_cast<T>(args.lower_bound), number(args.g_gamma)};
 }
 // g and its bias; c is 0 where one gate serves all channels
 template <class T>

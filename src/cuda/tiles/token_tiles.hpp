@@ -46,7 +46,10 @@ HEADRACE_DEVICE void clear_parameter_sums(const KernelArgs& args, std::int64_t n
     ptx::sync_block();
 }
 
-template <class T, bool delta>
+// What a kernel was compiled for: one gate for all channels of a token, one for each, or what its arguments say.
+enum class Gates { of_tokens, of_channels, either };
+
+template <class T, bool delta, Gates gates = Gates::either>
 struct TokenTiles {
     using Tile = cuda::Tile<T>;
 
@@ -60,12 +63,20 @@ struct TokenTiles {
         : args(arguments), sums(nullptr), key_columns(round_up(arguments.K, 16)) {
         q = arena.tile<T>(C, key_columns);
         k = arena.tile<T>(C, key_columns);
-        e = args.undecayed_error ? arena.tile<T>(C, key_columns) : k;
+        e = undecayed_error() ? arena.tile<T>(C, key_columns) : k;
         v = arena.tile<T>(C, value_columns);
-        log_decay = args.channel_gate ? arena.tile<T>(C, key_columns) : arena.tile<T>(1, C);
+        log_decay = channel_gate() ? arena.tile<T>(C, key_columns) : arena.tile<T>(1, C);
         for (T** vector : {&beta, &beta_slope, &q_inverse_norm, &k_inverse_norm, &e_inverse_norm})
             *vector = arena.take<T>(C);
         if (backward) sums = arena.take<double>(key_columns);
+    }
+
+    // Known to the compiler where the kernel's type says it.
+    __host__ __device__ bool channel_gate() const {
+        return gates == Gates::either ? args.channel_gate : gates == Gates::of_channels;
+    }
+    __host__ __device__ bool undecayed_error() const {
+        return delta && gates != Gates::of_channels && args.undecayed_error;  // no operator has both (operators.hpp)
     }
 
     HEADRACE_DEVICE void load_queries(const ChunkRange& range, std::int64_t key_head) {
@@ -76,10 +87,10 @@ struct TokenTiles {
     HEADRACE_DEVICE void load_keys(const ChunkRange& range, std::int64_t key_head, bool queries = true) {
         if (queries) load_queries(range, key_head);
         load_tokens(k, args.k, range, key_head, 0, args.K);
-        if (args.undecayed_error) load_tokens(e, args.p, range, key_head, 0, args.K);
+        if (undecayed_error()) load_tokens(e, args.p, range, key_head, 0, args.K);
         if (!args.l2norm) return;
         normalise(k, k_inverse_norm, range.rows);
-        if (args.undecayed_error) normalise(e, e_inverse_norm, range.rows);
+        if (undecayed_error()) normalise(e, e_inverse_norm, range.rows);
     }
 
     // v, beta and the total log decays of a value head.
@@ -113,7 +124,7 @@ struct TokenTiles {
             add_bias_sums(gradient, range, sum);
         }
         if (!args.d_g.given) return;
-        if (args.channel_gate) {
+        if (channel_gate()) {
             store_tokens(args.d_g, gradient, range, head, 0, args.K);
         } else {
             store_numbers(args.d_g, gradient.data, range, head);
@@ -139,15 +150,13 @@ struct TokenTiles {
     // f(i, c) for the gates of `rows` tokens; c is 0 where one gate serves all channels.
     template <class F>
     HEADRACE_DEVICE void each_gate(int rows, F f) const {
-        if (args.channel_gate) {
+        if (channel_gate()) {
             each_element(rows, key_columns, f);
         } else {
             each(rows, [&](int i) { f(i, 0); });
         }
     }
-    HEADRACE_DEVICE T& gate_at(Tile tile, int i, int c) const {
-        return args.channel_gate ? tile.at(i, c) : tile.at(0, i);
-    }
+    HEADRACE_DEVICE T& gate_at(Tile tile, int i, int c) const { return channel_gate() ? tile.at(i, c) : tile.at(0, i); }
     HEADRACE_DEVICE void load_gate(const ChunkRange& range, std::int64_t head) {
         const GateParameters<T> gate = gate_parameters<T>(args, head);
         each_gate(range.rows, [&](int i, int c) {
@@ -178,7 +187,7 @@ struct TokenTiles {
         channel_sums(gradient, range, term);
         if (warp() == 0) {
             double total = 0;
-            const int count = args.channel_gate ? args.K : 1;
+            const int count = channel_gate() ? args.K : 1;
             HEADRACE_ROLLED
             for (int c = lane(); c < count; c += warp_lanes) total += sums[c];
             total = sum_of_warp(total);
@@ -189,7 +198,7 @@ struct TokenTiles {
     // sums[c] = sum of term(i, c, gradient) over the chunk's tokens
     template <class Term>
     HEADRACE_DEVICE void channel_sums(Tile gradient, const ChunkRange& range, Term term) {
-        each(args.channel_gate ? args.K : 1, [&](int c) {
+        each(channel_gate() ? args.K : 1, [&](int c) {
             double total = 0;
             HEADRACE_ROLLED
             for (int i = 0; i < range.length; ++i) total += term(i, c, gate_at(gradient, i, c));
@@ -200,7 +209,7 @@ struct TokenTiles {
     HEADRACE_DEVICE void add_bias_sums(Tile gradient, const ChunkRange& range, std::int64_t sum) {
         if (args.d_bias == nullptr) return;
         const auto itself = [](int, int, T d) { return static_cast<double>(d); };
-        if (!args.bias_per_channel) return add_sums(gradient, range, args.d_bias, sum, itself);
+        if (!channel_gate() || !args.bias_per_channel) return add_sums(gradient, range, args.d_bias, sum, itself);
         channel_sums(gradient, range, itself);
         each(args.K, [&](int c) { args.d_bias[sum * args.K + c] += sums[c]; });
         ptx::sync_block();

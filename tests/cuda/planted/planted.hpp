@@ -28,6 +28,7 @@ std::vector<Pair> pairs_of_shared_memory();
 std::vector<Pair> pairs_of_copies();
 std::vector<Pair> pairs_of_matrices();
 std::vector<Pair> pairs_of_tensors();
+std::vector<Pair> pairs_of_sequences();
 std::vector<Pair> pairs_of_streams();
 
 constexpr int exit_code_of_wrong_result = 1, exit_code_of_error = 2;

@@ -3,8 +3,10 @@
 #include <type_traits>
 
 #include "cuda/chunk/gate_terms.hpp"
+#include "cuda/chunk/prepare_kernel.hpp"
 #include "cuda/chunk/split_kernel.hpp"
 #include "cuda/chunk/tensor_kernel.hpp"
+#include "cuda/chunk/walker_kernel.hpp"
 #include "cuda/layers/convolution_kernel.hpp"
 #include "cuda/layers/rms_norm_kernel.hpp"
 #include "cuda/plumbing/blocking.hpp"
@@ -77,18 +79,14 @@ void print_split() {
 }
 
 // All in shared memory, two chunks' rows in it; the same at any size that K channels serve.
-template <int K, bool delta>
-void print_tensor() {
-    for (const char* launch : {"forward", "states"}) {
-        char name[64];
-        std::snprintf(name, sizeof name, "tensor_%s,k%d,%s", launch, K, delta ? "delta" : "additive");
-        print(name, delta, false, [](const KernelArgs& args, Arena& arena) {
-            KernelArgs two = args;
-            two.stages = 2;
-            arena.shared_size = ~std::size_t{0};
-            TensorKernel<K, delta>(two, arena);
-        });
-    }
+template <class Block>
+void print_tensor(const char* name, bool delta, bool outputs) {
+    print(name, delta, false, [=](const KernelArgs& args, Arena& arena) {
+        KernelArgs two = args;
+        two.stages = 2, two.o.given = outputs, two.value_columns = tensor_values;
+        arena.shared_size = ~std::size_t{0};
+        Block(two, arena);
+    });
 }
 
 template <class T, bool delta>
@@ -129,10 +127,16 @@ int main() {
     print_all<float, true>();
     print_all<double, false>();
     print_all<double, true>();
-    print_tensor<64, false>();
-    print_tensor<128, false>();
-    print_tensor<64, true>();
-    print_tensor<128, true>();
+    print_tensor<TensorKernel<64>>("tensor_forward,k64", false, true);
+    print_tensor<TensorKernel<128>>("tensor_forward,k128", false, true);
+    print_tensor<TensorKernel<64>>("tensor_states,k64", false, true);
+    print_tensor<TensorKernel<128>>("tensor_states,k128", false, true);
+    print_tensor<PrepareKernel<64>>("tensor_prepare,k64", true, true);
+    print_tensor<PrepareKernel<128>>("tensor_prepare,k128", true, true);
+    print_tensor<WalkerKernel<64>>("tensor_walk,k64", true, true);
+    print_tensor<WalkerKernel<128>>("tensor_walk,k128", true, true);
+    print_tensor<WalkerKernel<64>>("tensor_walk_states,k64", true, false);
+    print_tensor<WalkerKernel<128>>("tensor_walk_states,k128", true, false);
     print_layers<float>();
     print_layers<double>();
 }

@@ -44,8 +44,11 @@ LIMITS = {
     "walk_backward": (255, 16, 0, (1, 2, 2)),
     "split_sweeps": (168, 16, 0, (1, 2, 2)),
     "split_gradients": (255, 16, 0, (1, 2, 2)),
-    "tensor_forward": (255, 0, 0, (0, 1, 1)),  # of the delta rule an A100 holds one with the rows of one chunk
-    "tensor_states": (255, 0, 0, (0, 1, 1)),
+    "tensor_forward": (255, 0, 0, (1, 1, 1)),
+    "tensor_prepare": (168, 0, 0, (2, 3, 3)),
+    "tensor_walk": (255, 0, 0, (1, 1, 1)),
+    "tensor_walk_states": (255, 0, 0, (1, 2, 2)),
+    "tensor_states": (255, 0, 0, (1, 1, 1)),
     "recurrent_forward": (255, 0, 0, (2, 2, 2)),
     "recurrent_forward k256 f64 delta": (255, 72, 224, (2, 2, 2)),  # keys, decays and the next token in 64 bits
     "recurrent_backward": (255, 16, 0, (1, 2, 2)),
@@ -82,7 +85,7 @@ def short_name(symbol):
     if not function:
         return symbol
     name, arguments = function[1], function[2] or ""
-    words = [name, *(f"k{value}" for value in re.findall(r"(?:TensorKernel<|true, |false, )(\d+)", arguments))]
+    words = [name, *(f"k{value}" for value in re.findall(r"(?:TensorKernel<|PrepareKernel<|WalkerKernel<|true, |false, )(\d+)", arguments))]
     words += [word for type_, word in (("float", "f32"), ("double", "f64")) if type_ in arguments]
     words += [rule for value, rule in (("true", "delta"), ("false", "additive")) if value in arguments]
     words += [gate.lower() for gate in ("Scalar", "Channel") if gate + "Gate" in arguments]
@@ -225,7 +228,7 @@ def violations(table, memory):
                                     ("bytes spilled", code.spilled, spilled)):
                 if got > most:
                     yield f"{name}, {gpu.architecture}: expected at most {most} {word}, got {got}"
-        if name.startswith(("walk_", "split_", "tensor_forward", "recurrent_backward", "convolution")) and memory_of(name, memory)[0][0] == 0:
+        if name.startswith(("walk_", "split_", "tensor_forward", "tensor_walk", "recurrent_backward", "convolution")) and memory_of(name, memory)[0][0] == 0:
             yield f"{name}: kernel_memory.cu does not say what it takes"
         for size, label in enumerate(SIZES):
             got = blocks_of(name, table, memory, size)

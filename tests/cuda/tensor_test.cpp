@@ -57,6 +57,15 @@ TEST(CudaTensor, N6_ChannelGates) {
     }
 }
 
+// The delta rule prepares a chunk once for up to four value heads of a key head, and joins segments of any widths.
+TEST(CudaTensor, SharedKeysAndJoinedSegments) {
+    for (const char* text :
+         {"gated_delta_rule:fwd t130 h1 hv5 k64 v100 l2norm state=inout", "comba:fwd t70 h2 hv6 k100 v48 reverse",
+          "gated_delta_rule:fwd t2100 h1 k70 v49 state=inout betas=1.9,2 l2norm",
+          "comba:fwd t1100 h1 k127 v33 state=inout"})
+        expect_right(std::string(text) + " bf16 force=cuda.tensor cuda");
+}
+
 // The additive rule on tensor cores, which leave out the gradients of gates: all others, each alone with the same bits.
 TEST(CudaTensor, B3_GradientsWithoutThoseOfGates) {
     for (const std::string text :

@@ -1,5 +1,6 @@
 // ChannelPrepare: what a chunk of a head under channel gates prepares for its walk (Prepared): scores, the solve,
 // decayed rows.
+// over 400 lines: one kernel from rows and gates to matrices, whose parts share what its lanes hold.
 #pragma once
 
 #include "cuda/chunk/channel_decays.hpp"
@@ -461,8 +462,7 @@ struct ChannelPrepare {
         const std::int64_t first = place_ * tensor_chunk * tensor_chunk;
         const Matrix<64> scores{args.prepared.scores + first}, high{args.prepared.solve_high + first},
             low{args.prepared.solve_low + first};
-        each_piece<64>(tensor_chunk, [&](int i, int j) {
-            if (j / slice_tokens > i / slice_tokens) return;
+        each_lower_piece([&](int i, int j) {
             *reinterpret_cast<uint4*>(&scores.pair(i, j)) = *reinterpret_cast<const uint4*>(&P.pair(i, j));
             if constexpr (delta) {
                 SplitPair pairs[4];

@@ -9,6 +9,48 @@ namespace headrace::cuda {
 inline constexpr double channel_rows_bytes(int K) { return 2.0 * tensor_chunk * K; }
 inline constexpr double lower_matrix_bytes = 16 * (2 + 4 + 6 + 8) * 16;
 
+// The primitives of ChannelWalkOps, of chunks that need no more than 8 bits of their rows.
+template <int K, bool delta>
+struct CountedChannelWalkOps {
+    using T = float;
+    struct Rows {};
+    struct State {};
+    struct Tile {
+        bool given = false;
+        explicit operator bool() const { return given; }
+    };
+    using Inputs = algorithms::ChunkInputs<CountedChannelWalkOps>;
+
+    static constexpr double tiles = tensor_chunk / 8.0, steps = tensor_chunk / 16.0;
+    static constexpr double lower = 8 + 6 + 4 + 2;  // products of [16,64] and a lower triangular [64,64]
+
+    WarpProducts products;
+
+    State right_state(State) const { return {}; }
+    Rows reads(const Inputs&) const { return {}; }
+    Rows erases(const Inputs&) const { return {}; }
+    Rows to_end(Rows) const { return {}; }
+    void add_read(Tile, Tile, Rows, State) {
+        read_state();
+        products.add(0, steps, 0);  // v
+    }
+    void solve(Tile, Tile) { products.add(3 * lower, lower, 2); }
+    void scale_value_rows(Tile, Tile, const float*) { products.access(tiles, 0); }
+    void read_and_score(Tile, Rows, State, Tile, Tile) {
+        read_state();
+        products.add((delta ? 2 : 1) * lower, lower / 2 + (delta ? 0 : steps), 1);
+        products.access(2 * tiles, 0);
+    }
+    void decay_and_write(State, State, Rows, Tile) {
+        products.access(2 * K / 8.0, 0);  // decays
+        products.add(steps * K / 8, steps * K / 16 + (delta ? 0 : steps * K / 64), 1.0 + K / 64);
+        products.counter.fma(products.warps * 2 * K / 8 * 4);
+    }
+
+  private:
+    void read_state() { products.add(tiles * K / 16, tiles / 2 * K / 16, 2); }
+};
+
 // Follows ChannelPrepare::run: slices of 16 channels, of 16 tokens a warp.
 template <int K, bool delta>
 BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
@@ -20,19 +62,21 @@ BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limi
     work.memory_waits = weighed - 1;
     // a slice: four levels inside, then the pairs of warps, each for tokens x and 15 - x, high and low
     work.tensor_flop = slices * 3 * (warps * 4 + pairs * 2 * kinds) * WarpProducts::flop_of_product;
-    work.tile_bytes = slices * (pairs * 2 * 2 * 512 + warps * 3 * 4 * 128 + warps * 4 * 128);
+    // joins of blocks, sums over tokens, totals: shuffles of each warp; right operands of pairs, written and read
+    const double joins = 3 * 2 * 4, sums = delta ? 11 : 7, totals = 13;
+    work.tile_bytes = 128 * slices * (warps * (joins + sums + totals + (delta ? 10 : 7)) + 2 * pairs * 2 * 4);
     work.tile_waits = slices * (4 * 3 + 3 + 5);
-    work.fma_flop = slices * warps * 32 * 2 * 100;
+    // decays, roundings into high and low: multiplications and differences, as many slots as multiply-adds
+    work.fma_flop = 64 * (slices * (delta ? 1567 : 1316) + (delta ? 1380 : 384));
     for (int i = 0; i < 2 * static_cast<int>(slices) + 2; ++i) counter.barrier();
-    work.tile_bytes += kinds * 10 * 8 * 128 + lower_matrix_bytes;
-    work.saved_bytes =
-        (delta ? 3 : 2) * channel_rows_bytes(K) + (delta ? 3 : 1) * lower_matrix_bytes + 4 * (4 * C + 2 * K);
+    work.tile_bytes += 128 * (delta ? 700 : 360);  // scores, element by element, and the matrix that leaves
+    work.saved_bytes = (delta ? 3 : 2) * channel_rows_bytes(K) + (delta ? 3 : 1) * lower_matrix_bytes +
+                       4 * (4 * C + 2 * K) + (delta ? 4 * (K + 4) : 0);
     if (!delta) return {{}, work};
-    work.saved_bytes += 4 * (K + 4);
     // the inverse: as in tensor_prepare_work
-    work.tile_bytes += 4 * (15 * 8 + 16) * 128 + 4 * 3 * 2 * 512;
+    work.tile_bytes += 128 * 600;
     work.tile_waits += 15 + 2 * 3 + 3 * 3 + 3;
-    work.tensor_flop += 4 * (3 * 3 + 2 * 3 * (4 * 1.5 + 2 * 1.5)) * WarpProducts::flop_of_product;
+    work.tensor_flop += 3 * (4 * 3 + 8 + 6 + 12 + 10) * WarpProducts::flop_of_product;
     for (int i = 0; i < 3; ++i) counter.barrier();
     return {{}, work};
 }
@@ -44,6 +88,8 @@ BlockWork channel_estimate_work(const KernelArgs&, std::size_t /*shared_limit*/)
     block.memory_waits = 1;
     step.saved_bytes = block_warps * (12.0 * K + 16);
     step.tile_waits = 5;
+    step.tile_bytes = block_warps * 5 * 128;
+    step.fma_flop = block_warps * 2.0 * K;
     return {block, step};
 }
 
@@ -59,12 +105,12 @@ BlockWork channel_prepare_low_work(const KernelArgs&, std::size_t /*shared_limit
 // Follows ChannelWalk::run.
 template <int K, bool delta>
 BlockWork channel_walk_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    using Ops = CountedWalkerOps<K>;
+    using Ops = CountedChannelWalkOps<K, delta>;
     const double C = tensor_chunk, values = values_of_block(args, args.value_columns), outputs = args.o.given ? 1 : 0;
     KernelWork block = tensor_state_work(args, values);
     block.barriers = 1;
     TileCounter counter;
-    Ops ops{{counter, args.value_columns / 16.0}, 0};
+    Ops ops{{counter, args.value_columns / 16.0}};
     const double rows = (delta ? 2 : 1) + outputs, matrices = (delta ? 2 : 0) + outputs;
     counter.work.saved_bytes =
         rows * channel_rows_bytes(K) + matrices * lower_matrix_bytes + 8 * K + (delta ? 4 * C + 16 : 0);
@@ -72,7 +118,6 @@ BlockWork channel_walk_work(const KernelArgs& args, std::size_t /*shared_limit*/
     counter.work.tile_bytes = counter.work.saved_bytes + C * 64 * 2;
     if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
     counter.barrier();
-    ops.products.access(2 * K / 8, 0);  // decays
     const typename Ops::Tile given{true};
     const algorithms::ForwardTiles<Ops> tiles{given, given, given, given, given};
     const algorithms::ChunkInputs<Ops> in{{}, {}, {}, given, nullptr, 1.0f, false};

@@ -168,13 +168,13 @@ struct WalkerKernel {
         const Stage stage = stage_of(chunk);
         const std::int64_t first = chunk * tensor_chunk, place = rows->first_place + chunk * args.HV;
         const int length = length_of(chunk), values = columns.of_values ? columns.all - columns.first : 0;
-        copy_rows(stage.k, rows->k.from(first), length, args.K);
-        if (args.undecayed_error) copy_rows(stage.e, rows->e.from(first), length, args.K);
-        copy_rows(stage.v, rows->v.from(first), length, values, args.value_columns);
+        copy_rows(stage.k, rows->k.from(first), length, tensor_chunk, args.K);
+        if (args.undecayed_error) copy_rows(stage.e, rows->e.from(first), length, tensor_chunk, args.K);
+        copy_rows(stage.v, rows->v.from(first), length, tensor_chunk, values, args.value_columns);
         copy_lower(stage.solve.high, args.prepared.solve_high + place * matrix_size);
         copy_lower(stage.solve.low, args.prepared.solve_low + place * matrix_size);
         if (outputs) {
-            copy_rows(stage.q, rows->q.from(first), length, args.K);
+            copy_rows(stage.q, rows->q.from(first), length, tensor_chunk, args.K);
             copy_lower(stage.scores, args.prepared.scores + place * matrix_size);
         }
         copy_numbers(stage.numbers, args.prepared, place);

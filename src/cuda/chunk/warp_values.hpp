@@ -69,14 +69,9 @@ HEADRACE_DEVICE void store_outputs(TokenRows o, OutputPatch patch, int length, i
 
 // Queues copies of the image of a lower triangular matrix, its blocks of 16 above the diagonal left out.
 HEADRACE_DEVICE void copy_lower(Matrix<64> to, const std::uint16_t* from) {
-#pragma unroll
-    for (int rows = 0; rows < tensor_chunk; rows += 16) {
-        const int pieces = rows / 8 + 2;  // of a row up to the diagonal's block
-        each(16 * pieces, [&](int place) {
-            const int i = rows + place / pieces, j = place % pieces * 8;
-            ptx::copy_16(to.piece(i, j), &Matrix<64>{const_cast<std::uint16_t*>(from)}.pair(i, j), 16);
-        });
-    }
+    each_lower_piece([&](int i, int j) {
+        ptx::copy_16(to.piece(i, j), &Matrix<64>{const_cast<std::uint16_t*>(from)}.pair(i, j), 16);
+    });
 }
 
 }  // namespace headrace::cuda

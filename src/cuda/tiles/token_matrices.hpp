@@ -1,7 +1,6 @@
 // token_matrices: moves bf16 rows between the caller's tensors and matrices in shared memory.
 #pragma once
 
-#include "cuda/kernels/kernels.hpp"
 #include "cuda/tiles/matrices.hpp"
 #include "cuda/tiles/rows.hpp"
 
@@ -29,7 +28,7 @@ HEADRACE_DEVICE void each_piece(int rows, F f) {
 template <class F>
 HEADRACE_DEVICE void each_lower_piece(F f) {
 #pragma unroll
-    for (int rows = 0; rows < tensor_chunk; rows += 16) {
+    for (int rows = 0; rows < 64; rows += 16) {
         const int pieces = rows / 8 + 2;  // of a row
         each(16 * pieces, [&](int place) { f(rows + place / pieces, place % pieces * 8); });
     }
@@ -50,12 +49,13 @@ HEADRACE_DEVICE TokenRows rows_of(const Strided& tensor, const ChunkRange& range
             2 * tensor.stride[3]};
 }
 
-// Queues copies of `count` columns of `length` rows; the rest of [tensor_chunk, width] becomes zero. They are there
-// behind ptx::wait_for_copies and a barrier.
+// Queues copies of `count` columns of `length` rows; the rest of [padded, width] becomes zero. They are there behind
+// ptx::wait_for_copies and a barrier.
 template <int columns>
-HEADRACE_DEVICE void copy_rows(Matrix<columns> to, TokenRows rows, int length, int count, int width = columns) {
+HEADRACE_DEVICE void copy_rows(Matrix<columns> to, TokenRows rows, int length, int padded, int count,
+                               int width = columns) {
     const bool pieces = rows.in_pieces(16);
-    each_piece<columns>(tensor_chunk, [&](int i, int j) {
+    each_piece<columns>(padded, [&](int i, int j) {
         if (j >= width) return;
         const char* const from = rows.first + i * rows.step;
         if (pieces) {
@@ -75,7 +75,7 @@ HEADRACE_DEVICE void copy_rows(Matrix<columns> to, TokenRows rows, int length, i
 template <int columns>
 HEADRACE_DEVICE void copy_tokens(Matrix<columns> to, const Strided& tensor, const ChunkRange& range, std::int64_t head,
                                  int first_column, int count) {
-    copy_rows(to, rows_of(tensor, range, head, first_column), range.length, count);
+    copy_rows(to, rows_of(tensor, range, head, first_column), range.length, range.rows, count);
 }
 
 // The other way; columns past `count` are left alone.

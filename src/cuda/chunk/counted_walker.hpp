@@ -179,7 +179,7 @@ BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t /*shared_limit
     work.tile_waits += 40 + heads * (4 + 15 + 6 + 9 + 2);
     work.tensor_flop += heads * 4 * (9 + 3 * (1.5 * 4 + 2 * 1.5)) * WarpProducts::flop_of_product;
     work.barriers += heads * 4;
-    work.saved_bytes = heads * prepared_bytes(3);
+    work.saved_bytes = heads * prepared_bytes(args.prepared.overlap != nullptr ? 4 : 3);
     return {{}, work};
 }
 

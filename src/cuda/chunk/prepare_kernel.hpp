@@ -20,6 +20,8 @@ struct PrepareKernel {
     ScalarDecays decays;              // of the first of them
     cuda::Tile<float> n, inverse;     // [C,C]; inverse may lie where the rows were
     ChunkNumbers<K> numbers;
+    float* inverse_beta = nullptr;  // [prepared_heads,C] of a backward
+    float* warp_sums;     // [4]
     Ops ops;
 
     __host__ __device__ PrepareKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
@@ -39,6 +41,9 @@ struct PrepareKernel {
         numbers.carve(arena, n.data);
         beta = arena.take<float>(prepared_heads * tensor_chunk);
         decays.powers = arena.take<ScalarDecays::Power>(prepared_heads * tensor_chunk);
+        if (for_gradients()) inverse_beta = arena.take<float>(prepared_heads * tensor_chunk);
+        warp_sums = arena.take<float>(block_warps);
+        ops.divide_by_beta = for_gradients();
     }
 
     // Chunk `row` of all sequences' (part_at); value heads [first, first + prepared_heads) of a key head's group.
@@ -69,6 +74,8 @@ struct PrepareKernel {
   private:
     static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk;
 
+    __host__ __device__ bool for_gradients() const { return args.prepared.overlap != nullptr; }
+
     // A lane's two, of a value head.
     struct Tokens {
         float log_decay[2], beta[2];
@@ -94,6 +101,7 @@ struct PrepareKernel {
         for (int token = 0; token < 2; ++token) {
             const int i = 2 * lane() + token;
             beta[warp() * tensor_chunk + i] = tokens.beta[token];
+            if (for_gradients()) inverse_beta[warp() * tensor_chunk + i] = 1 / divisible(tokens.beta[token]);
             factors[0][token] = static_cast<float>(args.scale) * of.start[token] * q_norm[i];
             factors[1][token] = -(args.undecayed_error ? of.before[token] : of.start[token]) * e_norm[i];
             factors[2][token] = of.end[token] * k_norm[i];
@@ -111,12 +119,20 @@ struct PrepareKernel {
     // Scores and the inverse, of the value head whose tokens a warp has stored.
     HEADRACE_DEVICE void solve(int head, std::int64_t place) {
         ops.decays = decays_of(head);
-        const typename Ops::Tile P{{args.prepared.scores + place * matrix_size}, {}}, l{{}, n};
+        typename Ops::Tile P{{args.prepared.scores + place * matrix_size}, {}, {}};
+        if (for_gradients()) P.low.data = args.prepared.scores_low + place * matrix_size;
+        const typename Ops::Tile l{{}, n, {}};
         const algorithms::ChunkInputs<Ops> in{
             {}, {}, {}, {}, beta + head * tensor_chunk, static_cast<float>(args.scale), args.undecayed_error};
         algorithms::chunk_scores<true>(ops, in, {P, l, l, {}, {}});
+        if (for_gradients()) {
+            const float energy = sum_of_warp(ops.l_energy);
+            if (lane() == 0) warp_sums[warp()] = energy;
+        }
         UnitLowerInverse{n, inverse}.compute();
-        store_inverse(place);
+        if (for_gradients() && threadIdx.x == 0)
+            args.prepared.overlap[place] = warp_sums[0] + warp_sums[1] + warp_sums[2] + warp_sums[3];
+        store_inverse(place, head);
     }
 
     // Inverse norms, and the sums of products that tell the delta rule's exactness. Four lanes have a row.
@@ -153,14 +169,19 @@ struct PrepareKernel {
         sum += ptx::shuffle_xor(sum, 1);
         return sum + ptx::shuffle_xor(sum, 2);
     }
-    // The blocks on and below the diagonal, as high + low.
-    HEADRACE_DEVICE void store_inverse(std::int64_t place) const {
+    // The blocks on and below the diagonal, as high + low; of a backward without its ones, and each column over beta.
+    HEADRACE_DEVICE void store_inverse(std::int64_t place, int head) const {
         const Matrix<64> high{args.prepared.solve_high + place * matrix_size},
             low{args.prepared.solve_low + place * matrix_size};
         each_lower_piece([&](int i, int j) {
             const float4* const from = reinterpret_cast<const float4*>(&inverse.at(i, j));
             const float4 x = from[0], y = from[1];
-            const float elements[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+            float elements[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+            if (for_gradients()) {
+#pragma unroll
+                for (int c = 0; c < 8; ++c)
+                    elements[c] = i == j + c ? 0.0f : elements[c] * inverse_beta[head * tensor_chunk + j + c];
+            }
 #pragma unroll
             for (int c = 0; c < 8; c += 2) {
                 const SplitPair both = split_pair(elements[c], elements[c + 1]);

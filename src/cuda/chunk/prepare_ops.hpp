@@ -10,6 +10,12 @@
 
 namespace headrace::cuda {
 
+// What a solve that is to be divided by beta takes for it: next to nothing for nothing.
+HEADRACE_DEVICE float divisible(float beta) {
+    constexpr float least = 0x1p-60f;
+    return fabsf(beta) < least ? least : beta;
+}
+
 // Blocks of 16 x 16 on and below the diagonal of [64,64], up to three for each of four warps, one after another; those
 // of the first three warps share their rows.
 struct LowerBlock {
@@ -33,6 +39,7 @@ struct PrepareOps {
     struct Tile {
         Matrix<64> image;
         cuda::Tile<float> exact;
+        Matrix<64> low;  // of P, where the image is not enough
         HEADRACE_DEVICE explicit operator bool() const { return image || exact; }
     };
     struct State {};
@@ -40,6 +47,9 @@ struct PrepareOps {
 
     ScalarDecays decays;                                               // of the value head
     float q_k[LowerBlock::turns][2][4], e_k[LowerBlock::turns][2][4];  // this lane's products of rows
+
+    bool divide_by_beta;  // what is made of the betas in the end, so that none may be zero
+    float l_energy;       // sum of squares of this lane's part of l
 
     // Products of rows, of the blocks of this warp.
     HEADRACE_DEVICE void multiply_rows(Matrix<K> q, Matrix<K> k, Matrix<K> e) {
@@ -83,18 +93,24 @@ struct PrepareOps {
                     const float sum = in.scale * q_k[turn][tile][place + odd] * between.decay(tile, place + odd);
                     return j + odd <= i ? sum : 0.0f;
                 };
-                P.image.pair(i, j) = ptx::round_to_bf16(score(0), score(1));
+                const SplitPair pair = split_pair(score(0), score(1));
+                P.image.pair(i, j) = pair.high;
+                if (P.low) P.low.pair(i, j) = pair.low;
             });
         });
     }
-    HEADRACE_DEVICE void scale_columns(Tile dst, Tile, const float* factors, float factor) const {
+    HEADRACE_DEVICE void scale_columns(Tile dst, Tile, const float* factors, float factor) {
+        l_energy = 0;
         each_block([&](int turn, LowerBlock block) {
             const Between between(decays, block, undecayed_error ? 1 : 0);
             each_score_pair(block, [&](int tile, int place, int i, int j) {
-                const float2 of = *reinterpret_cast<const float2*>(factors + j);
+                float2 of = *reinterpret_cast<const float2*>(factors + j);
+                if (divide_by_beta) of = {divisible(of.x), divisible(of.y)};
                 const auto score = [&](int odd, float scaled) {
-                    const float sum = e_k[turn][tile][place + odd] * between.decay(tile, place + odd) * scaled;
-                    return j + odd < i ? sum : 0.0f;
+                    const float sum = e_k[turn][tile][place + odd] * between.decay(tile, place + odd),
+                                own = j + odd < i ? sum : 0.0f;
+                    l_energy = fmaf(own, own, l_energy);
+                    return j + odd < i ? sum * scaled : 0.0f;
                 };
                 *reinterpret_cast<float2*>(&dst.exact.at(i, j)) = {score(0, of.x * factor), score(1, of.y * factor)};
             });

@@ -107,6 +107,18 @@ BlockWork channel_prepare_low_work(const KernelArgs& args, std::size_t shared_li
 template <int K, bool delta>
 BlockWork channel_walk_work(const KernelArgs& args, std::size_t shared_limit);
 
+// The backward of the delta rule on tensor cores, behind TensorKernels::prepare. Sweeps: blocks as of SplitKernels, of
+// args.value_columns values, 64 or 32, with a warp for each 16. Gradients: a block for each chunk and key head.
+inline constexpr int most_sweep_threads = 128;
+struct TensorBackwardKernels {
+    Kernel sweeps, gradients;
+};
+TensorBackwardKernels tensor_backward_kernels(std::int64_t K, bool comba);
+template <int K>
+BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t shared_limit);
+template <int K, bool comba>
+BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t shared_limit);
+
 // The backward of the chunk form in two launches. Sweeps: a block for each sequence, value head and value_columns walks
 // the chunks, backwards for the gradients of states, forwards for the states, which only a launch of twice as many
 // blocks has. Gradients: blocks, any number of them, share the parts and key heads.

@@ -1,5 +1,6 @@
 // What the blocks of the kernels do, counted on the host: no kernel is compiled here, the pages run on the host.
 #define HEADRACE_PAGES_ON_HOST
+#include "cuda/chunk/counted_backward.hpp"
 #include "cuda/chunk/counted_channel.hpp"
 #include "cuda/chunk/counted_split.hpp"
 #include "cuda/chunk/counted_tensor.hpp"
@@ -51,6 +52,13 @@ HEADRACE_WORK(double, true);
     template BlockWork transition_join_work<K>(const KernelArgs& args, std::size_t)
 HEADRACE_TENSOR_WORK(64);
 HEADRACE_TENSOR_WORK(128);
+template BlockWork tensor_sweeps_work<64>(const KernelArgs& args, std::size_t);
+template BlockWork tensor_sweeps_work<128>(const KernelArgs& args, std::size_t);
+#define HEADRACE_GRADIENTS_WORK(K)                                                           \
+    template BlockWork tensor_gradients_work<K, false>(const KernelArgs& args, std::size_t); \
+    template BlockWork tensor_gradients_work<K, true>(const KernelArgs& args, std::size_t)
+HEADRACE_GRADIENTS_WORK(64);
+HEADRACE_GRADIENTS_WORK(128);
 
 #define HEADRACE_CHANNEL_WORK(K)                                                              \
     template BlockWork channel_prepare_work<K, false>(const KernelArgs& args, std::size_t);   \

@@ -55,15 +55,27 @@ struct GateWalk {
 // walk copies pieces; K stands for 64 or 128 columns. Of [64,64] the blocks of 16 above the diagonal are not there.
 struct Prepared {
     std::uint16_t* scores;                   // [places,64,64] P
-    std::uint16_t *solve_high, *solve_low;   // [places,64,64] (I + l Diag(beta))^-1, of the delta rule
+    std::uint16_t* scores_low;               // [places,64,64] what is left of P below its bf16, or null
+    std::uint16_t *solve_high, *solve_low;   // [places,64,64] (I + l Diag(beta))^-1, of the delta rule; of a backward
+                                             // N, with which it is I + N Diag(beta)
     float* factors;                          // [places,4,64] of rows read, erased and written; beta
     float* decay;                            // [places,2], of channel gates [places,K,2]: SplitDecay of the chunk
     float* numbers;                          // [places,4] added, kept, reflects, through (DeltaExactness)
+    float* overlap;                          // [places] sum of squares of l, of a backward, else null
     // Of channel gates: decayed rows [places,64,K], of those erased and written what 8 bits leave of them, where
     // chunks need it; [places,K] what a chunk adds to the errors in the state's channels. Their numbers: kept, whether
     // writes and reads need 16 bits, the mean of `added`.
     std::uint16_t *reads, *erases, *writes, *erases_low, *writes_low;
     float* added;
+};
+
+// What the sweeps of a backward of the delta rule on tensor cores leave for its gradients, of each chunk and value head
+// at saved_place, transposed: lines of values, V of them rounded up to 16; K stands for 64 or 128 columns.
+struct SweptChunks {
+    std::uint16_t *states, *adjoints;      // [places,V,K] the state that enters, the gradient of the one that leaves
+    std::uint16_t *residuals, *d_written;  // [places,V,64] r and y of docs/math.md, sections 4 and 5
+    // What is left of them below their bf16, of chunks whose keys overlap; of y for comba only, else null.
+    std::uint16_t *residuals_low, *d_written_low;
 };
 
 struct KernelArgs {
@@ -86,6 +98,7 @@ struct KernelArgs {
     Segments segments;
     GateWalk gate_walk;
     Prepared prepared;
+    SweptChunks swept;
 
     Strided q, k, p, v, g, gv, beta, g_gamma, A_log, dt_bias, o, initial_state, final_state;
     Strided d_o, d_final_state, d_q, d_k, d_p, d_v, d_g, d_gv, d_beta, d_initial_state;

@@ -1,0 +1,121 @@
+// The backward of the delta rule on tensor cores, for bf16 tensors and one gate per token: sweeps that save what lies
+// between chunks, then the chunks in any order.
+#include <algorithm>
+
+#include "cuda/chunk/prepared.hpp"
+#include "cuda/implementations.hpp"
+#include "cuda/plumbing/cuda_implementation.hpp"
+
+namespace headrace::cuda {
+namespace {
+
+class TensorBackward : public CudaImplementation {
+  public:
+    std::string name() const override { return "cuda.tensor"; }
+    bool serves(Direction direction) const override { return direction == Direction::backward; }
+
+    std::string refusal(const Problem& problem, const Machine&) const override {
+        if (std::string reason = chunk_refusal(problem); !reason.empty()) return reason;
+        if (problem.rule != Rule::delta) return "serves the delta rule";
+        if (problem.dtype != DType::bf16) return "the tensor cores' products are in bf16";
+        if (problem.channel_gate) return "serves one gate per token, not gates of channels";
+        if (problem.options.allow_positive_gates) return "takes no positive gates";
+        if (problem.K > 128) return "takes up to 128 key channels";
+        if (problem.K < 64 || problem.V < 32 || problem.whole.longest < 32)
+            return "fewer than 32 tokens or values or 64 key channels are too few to average bf16 roundings";
+        const Gradients& grads = problem.grads;
+        for (const TensorView* view : {&grads.d_q, &grads.d_k, &grads.d_p, &grads.d_v})
+            if (view->given() && view->dtype != DType::bf16) return "stores d_q, d_k, d_p and d_v in bf16";
+        if (wants_gate_gradient(problem) && problem.whole.sequences * problem.whole.heads * problem.group < 8)
+            return "gate gradients of fewer than 8 heads and sequences rest on too few sums to average bf16 roundings";
+        if (!problem.d_out.d_o.given())
+            return "a gradient through the final state alone may rest on too few tokens to average bf16 roundings";
+        KernelArgs args{};
+        args.undecayed_error = problem.erase_with_p;
+        args.V = args.value_columns = static_cast<int>(std::min<std::int64_t>(problem.V, 64));
+        args.stages = 1;
+        const TensorBackwardKernels backward = of(problem);
+        const std::size_t most = shared_memory_limit(named_views(problem));
+        if (shared(backward.sweeps, args) > most || shared(backward.gradients, args) > most)
+            return "needs more shared memory than the GPU has";
+        return {};
+    }
+
+  protected:
+    std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
+        const TensorBackwardKernels backward = of(problem);
+        const bool gradients = wants_gradients(problem);
+        const std::int64_t chunks = args.sums, value_blocks = (args.V + args.value_columns - 1) / args.value_columns,
+                           walks = problem.N * problem.HV * value_blocks * (gradients ? 2 : 1);
+        std::vector<Launch> launches;
+        const std::int64_t prepared = chunks * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
+        launches.push_back({tensor_kernels<true>(problem.K).prepare,
+                            args,
+                            prepared,
+                            launched_threads,
+                            {1, static_cast<double>(prepared)}});
+        launches.push_back({backward.sweeps, staged(problem, backward.sweeps, args), walks,
+                            args.value_columns / 16 * 32, steps_along(problem, tensor_chunk, walks)});
+        if (gradients)
+            launches.push_back({backward.gradients,
+                                staged(problem, backward.gradients, args),
+                                chunks * problem.H,
+                                tensor_threads,
+                                {1, steps_along(problem, tensor_chunk, problem.N * problem.H).all}});
+        return launches;
+    }
+    KernelArgs layout(const Problem& problem, Carver& carver) const override {
+        const std::int64_t chunks = parts_of(problem, tensor_chunk), places = chunks * problem.HV,
+                           V = round_up_16(problem.V), K = problem.K <= 64 ? 64 : 128;
+        KernelArgs args = make_args(problem, carver, chunks);
+        args.value_columns = values_of_block(problem);
+        args.prepared = take_prepared(problem, carver, chunks);
+        args.prepared.scores_low = static_cast<std::uint16_t*>(
+            carver.take("prepared scores, low", DType::bf16, {places, tensor_chunk, tensor_chunk}));
+        args.prepared.overlap = static_cast<float*>(carver.take("prepared overlap", DType::f32, {places}));
+        if (!wants_gradients(problem)) return args;
+        const auto take = [&](const char* name, std::int64_t columns) {
+            return static_cast<std::uint16_t*>(carver.take(name, DType::bf16, {places, V, columns}));
+        };
+        args.swept.states = take("saved states", K);
+        args.swept.adjoints = take("saved adjoints", K);
+        args.swept.residuals = take("saved residuals", tensor_chunk);
+        args.swept.residuals_low = take("saved residuals, low", tensor_chunk);
+        args.swept.d_written = take("saved gradients of what is written", tensor_chunk);
+        if (problem.erase_with_p)
+            args.swept.d_written_low = take("saved gradients of what is written, low", tensor_chunk);
+        return args;
+    }
+
+  private:
+    static TensorBackwardKernels of(const Problem& problem) {
+        return tensor_backward_kernels(problem.K, problem.erase_with_p);
+    }
+    static std::size_t shared(const Kernel& kernel, const KernelArgs& args) { return kernel.memory(args, 0).shared; }
+    static KernelArgs staged(const Problem& problem, const Kernel& kernel, KernelArgs args) {
+        args.stages = 2;
+        if (shared(kernel, args) > shared_memory_limit(named_views(problem))) args.stages = 1;
+        return args;
+    }
+    // Half as many where that gives each multiprocessor of an H100 one block at most; no bit depends on it.
+    static int values_of_block(const Problem& problem) {
+        constexpr std::int64_t multiprocessors = 132;
+        const std::int64_t halves =
+            problem.N * problem.HV * ((problem.V + 31) / 32) * (wants_gradients(problem) ? 2 : 1);
+        return halves <= multiprocessors ? 32 : 64;
+    }
+    static bool wants_gradients(const Problem& problem) {
+        const Gradients& g = problem.grads;
+        return g.d_q.given() || g.d_k.given() || g.d_p.given() || g.d_beta.given() || wants_gate_gradient(problem);
+    }
+    static bool wants_gate_gradient(const Problem& problem) {
+        const Gradients& g = problem.grads;
+        return g.d_g.given() || g.d_g_gamma.given() || g.d_A_log.given() || g.d_dt_bias.given();
+    }
+};
+
+}  // namespace
+
+const Implementation* tensor_delta_backward() { return new TensorBackward; }
+
+}  // namespace headrace::cuda

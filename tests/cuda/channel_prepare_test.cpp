@@ -100,9 +100,10 @@ class Chunks {
         args.g = strided(g_.bytes(), of_.HV, of_.K, DType::f32);
         args.beta = {beta_.bytes(), {0, of_.HV, 1, 0}, DType::f32, true};
         args.refused = refused_.data();
-        args.prepared = {scores_.data(), high_.data(),    low_.data(),   factors_.data(),
-                         decay_.data(),  numbers_.data(), reads_.data(), erases_.data(),
-                         writes_.data(), nullptr,         nullptr,       added_.data()};
+        cuda::Prepared& to = args.prepared;
+        to.scores = scores_.data(), to.solve_high = high_.data(), to.solve_low = low_.data();
+        to.factors = factors_.data(), to.decay = decay_.data(), to.numbers = numbers_.data();
+        to.reads = reads_.data(), to.erases = erases_.data(), to.writes = writes_.data(), to.added = added_.data();
         for (Managed<std::uint16_t>* all : {&scores_, &high_, &low_, &reads_, &erases_, &writes_}) all->upload();
         factors_.upload(), decay_.upload(), q_.upload(), k_.upload(), g_.upload(), beta_.upload(), refused_.upload();
         const cuda::Kernel kernel =

@@ -137,7 +137,8 @@ struct ChannelWalk {
         const std::int64_t place = place_of(chunk);
         const Stage stage = stage_of(chunk);
         const Prepared& from = args.prepared;
-        copy_rows(stage.v, rows->v.from(chunk * tensor_chunk), length_of(chunk), args.V - first, args.value_columns);
+        copy_rows(stage.v, rows->v.from(chunk * tensor_chunk), length_of(chunk), tensor_chunk, args.V - first,
+                  args.value_columns);
         if (args.o.given) {
             copy(stage.reads.data, from.reads + place * rows_size, 2 * rows_size);
             copy_lower(stage.scores, from.scores + place * matrix_size);

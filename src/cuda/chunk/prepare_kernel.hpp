@@ -20,7 +20,7 @@ struct PrepareKernel {
     ScalarDecays decays;              // of the first of them
     cuda::Tile<float> n, inverse;     // [C,C]; inverse may lie where the rows were
     ChunkNumbers<K> numbers;
-    float* inverse_beta = nullptr;  // [prepared_heads,C] of a backward
+    float* inverse_beta;  // [prepared_heads,C] of a backward
     float* warp_sums;     // [4]
     Ops ops;
 
@@ -41,7 +41,7 @@ struct PrepareKernel {
         numbers.carve(arena, n.data);
         beta = arena.take<float>(prepared_heads * tensor_chunk);
         decays.powers = arena.take<ScalarDecays::Power>(prepared_heads * tensor_chunk);
-        if (for_gradients()) inverse_beta = arena.take<float>(prepared_heads * tensor_chunk);
+        inverse_beta = arena.take<float>(prepared_heads * tensor_chunk);
         warp_sums = arena.take<float>(block_warps);
         ops.divide_by_beta = for_gradients();
     }

@@ -60,12 +60,12 @@ template BlockWork tensor_sweeps_work<128>(const KernelArgs& args, std::size_t);
 HEADRACE_GRADIENTS_WORK(64);
 HEADRACE_GRADIENTS_WORK(128);
 
-#define HEADRACE_CHANNEL_WORK(K)                                                              \
-    template BlockWork channel_prepare_work<K, false>(const KernelArgs& args, std::size_t);   \
-    template BlockWork channel_prepare_work<K, true>(const KernelArgs& args, std::size_t);    \
-    template BlockWork channel_estimate_work<K>(const KernelArgs& args, std::size_t);         \
-    template BlockWork channel_prepare_low_work<K>(const KernelArgs& args, std::size_t);      \
-    template BlockWork channel_walk_work<K, false>(const KernelArgs& args, std::size_t);      \
+#define HEADRACE_CHANNEL_WORK(K)                                                            \
+    template BlockWork channel_prepare_work<K, false>(const KernelArgs& args, std::size_t); \
+    template BlockWork channel_prepare_work<K, true>(const KernelArgs& args, std::size_t);  \
+    template BlockWork channel_estimate_work<K>(const KernelArgs& args, std::size_t);       \
+    template BlockWork channel_prepare_low_work<K>(const KernelArgs& args, std::size_t);    \
+    template BlockWork channel_walk_work<K, false>(const KernelArgs& args, std::size_t);    \
     template BlockWork channel_walk_work<K, true>(const KernelArgs& args, std::size_t)
 HEADRACE_CHANNEL_WORK(64);
 HEADRACE_CHANNEL_WORK(128);

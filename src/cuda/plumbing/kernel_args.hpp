@@ -54,14 +54,14 @@ struct GateWalk {
 // value head at saved_place (tiles/token_tiles.hpp). Matrices lie as in shared memory (tiles/matrices.hpp), so that a
 // walk copies pieces; K stands for 64 or 128 columns. Of [64,64] the blocks of 16 above the diagonal are not there.
 struct Prepared {
-    std::uint16_t* scores;                   // [places,64,64] P
-    std::uint16_t* scores_low;               // [places,64,64] what is left of P below its bf16, or null
-    std::uint16_t *solve_high, *solve_low;   // [places,64,64] (I + l Diag(beta))^-1, of the delta rule; of a backward
-                                             // N, with which it is I + N Diag(beta)
-    float* factors;                          // [places,4,64] of rows read, erased and written; beta
-    float* decay;                            // [places,2], of channel gates [places,K,2]: SplitDecay of the chunk
-    float* numbers;                          // [places,4] added, kept, reflects, through (DeltaExactness)
-    float* overlap;                          // [places] sum of squares of l, of a backward, else null
+    std::uint16_t* scores;                  // [places,64,64] P
+    std::uint16_t* scores_low;              // [places,64,64] what is left of P below its bf16, or null
+    std::uint16_t *solve_high, *solve_low;  // [places,64,64] (I + l Diag(beta))^-1, of the delta rule; of a backward
+                                            // N, with which it is I + N Diag(beta)
+    float* factors;                         // [places,4,64] of rows read, erased and written; beta
+    float* decay;                           // [places,2], of channel gates [places,K,2]: SplitDecay of the chunk
+    float* numbers;                         // [places,4] added, kept, reflects, through (DeltaExactness)
+    float* overlap;                         // [places] sum of squares of l, of a backward, else null
     // Of channel gates: decayed rows [places,64,K], of those erased and written what 8 bits leave of them, where
     // chunks need it; [places,K] what a chunk adds to the errors in the state's channels. Their numbers: kept, whether
     // writes and reads need 16 bits, the mean of `added`.

@@ -20,7 +20,7 @@ struct Pair {
     Shows shows;
 };
 #define HEADRACE_PAIR_THAT_SHOWS(function, shows, bug) \
-    Pair { #function, bug, &function<false>, &function<true>, Shows::shows }
+    Pair { #function, bug, &function < false>, &function < true>, Shows::shows }
 #define HEADRACE_PAIR(function, bug) HEADRACE_PAIR_THAT_SHOWS(function, always, bug)
 
 std::vector<Pair> pairs_of_barriers();

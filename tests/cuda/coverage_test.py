@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The problems of mutation_problems.txt and test programs execute 95 % of the statements of each kernel: one table.
 
-    coverage_test.py --headrace build/ptx/tools/headrace/headrace --without 'tensor_|_loop' PROGRAM...
+    coverage_test.py --headrace build/ptx/tools/headrace/headrace --without 'tensor_|channel_|recurrent_forward|_loop' PROGRAM...
 
 on the interpreter. What nobody executes is printed with its place in the kernel's text; with a build of
 CMAKE_CUDA_FLAGS=-lineinfo, coverage.py on the same files also says where in the sources.

@@ -116,12 +116,14 @@ TEST(CudaTensor, ServesWhatItCan) {
     for (const char* text :
          {"linear_attention:fwd t64 k32 v32", "retention:fwd t64", "simple_gla:fwd t64 k128 v256", "delta_rule:fwd t64",
           "gated_delta_rule:fwd t64 h2 hv4", "comba:fwd varlen=0,9,64", "gla:fwd t64 k32", "kda:fwd t64 h2 hv4",
-          "simple_gla:bwd t64 h8", "retention:bwd t64 h8 k32 v128"})
+          "simple_gla:bwd t64 h8", "retention:bwd t64 h8 k32 v128", "gated_delta_rule:bwd t64 h8",
+          "comba:bwd t64 h2 hv8 v200 l2norm", "delta_rule:bwd t64 h1 k100"})
         EXPECT_EQ(served_by(std::string(text) + " bf16 cuda"), "cuda.tensor") << text;
     for (const char* text :
          {"simple_gla:fwd t64 f16", "simple_gla:fwd t64 f32", "simple_gla:fwd t31 bf16", "simple_gla:fwd t64 k31 bf16",
           "simple_gla:fwd t64 v31 bf16", "delta_rule:fwd t64 k63 bf16", "simple_gla:fwd t64 k129 bf16",
-          "gla:fwd t64 k31 bf16", "kda:fwd t64 k63 bf16", "gated_delta_rule:bwd t64 h8 bf16", "gla:bwd t64 h8 bf16",
+          "gla:fwd t64 k31 bf16", "kda:fwd t64 k63 bf16", "gated_delta_rule:bwd t64 h7 bf16", "gla:bwd t64 h8 bf16",
+          "gated_delta_rule:bwd t64 h8 f16", "kda:bwd t64 h8 bf16",
           "simple_gla:bwd t64 h7 bf16", "simple_gla:bwd t64 h8 hv16 bf16", "simple_gla:bwd t64 h8 l2norm bf16",
           "simple_gla:bwd t64 h8 v129 bf16"})
         EXPECT_NE(served_by(std::string(text) + " cuda"), "cuda.tensor") << text;

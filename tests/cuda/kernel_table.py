@@ -85,9 +85,12 @@ def short_name(symbol):
     if not function:
         return symbol
     name, arguments = function[1], function[2] or ""
-    words = [name, *(f"k{value}" for value in re.findall(r"(?:TensorKernel<|PrepareKernel<|WalkerKernel<|true, |false, )(\d+)", arguments))]
+    blocks = "TensorKernel|PrepareKernel|WalkerKernel|ChannelPrepare|ChannelWalk|channel_estimate|tensor_\\w+"
+    sizes = re.findall(rf"(?:(?:{blocks})<|true, |false, )(\d+)", name + arguments)
+    words = [name, *(f"k{value}" for value in sizes)]
     words += [word for type_, word in (("float", "f32"), ("double", "f64")) if type_ in arguments]
-    words += [rule for value, rule in (("true", "delta"), ("false", "additive")) if value in arguments]
+    rules = ("comba", "") if name == "tensor_gradients" else ("delta", "additive")
+    words += [rule for value, rule in zip(("true", "false"), rules) if value in arguments and rule]
     words += [gate.lower() for gate in ("Scalar", "Channel") if gate + "Gate" in arguments]
     words += [f"part {value}" for value in re.findall(r"\)(\d+)\b", arguments)]  # of an enum, by number
     return " ".join(words)

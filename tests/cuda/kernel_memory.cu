@@ -1,8 +1,12 @@
 // Prints for kernel_table.py what a block of each kernel takes of shared memory, and of L2 beyond, at three sizes.
 #include <cstdio>
+#include <string>
 #include <type_traits>
 
+#include "cuda/chunk/channel_prepare.hpp"
+#include "cuda/chunk/channel_walk.hpp"
 #include "cuda/chunk/gate_terms.hpp"
+#include "cuda/chunk/gradient_kernel.hpp"
 #include "cuda/chunk/prepare_kernel.hpp"
 #include "cuda/chunk/split_kernel.hpp"
 #include "cuda/chunk/tensor_kernel.hpp"
@@ -72,10 +76,11 @@ void print_split() {
                       delta ? "delta" : "additive", channel_gate ? "channel" : "scalar");
         return name;
     };
-    print(name_of("sweeps"), delta, channel_gate,
-          [](auto& args, auto& arena) { SplitKernel<Gate, delta>(args, arena, Use::sweeps); });
+    print(name_of("sweeps"), delta, channel_gate, [](auto& args, auto& arena) {
+        SplitKernel<Gate, delta, ChunkOps<Gate, few_values>>(args, arena, Use::sweeps);
+    });
     print(name_of("gradients"), delta, channel_gate,
-          [](auto& args, auto& arena) { SplitKernel<Gate, delta>(args, arena, Use::gradients); });
+          [](auto& args, auto& arena) { SplitKernel<Gate, delta, ChunkOps<Gate>>(args, arena, Use::gradients); });
 }
 
 // All in shared memory, two chunks' rows in it; the same at any size that K channels serve.
@@ -87,6 +92,25 @@ void print_tensor(const char* name, bool delta, bool outputs) {
         arena.shared_size = ~std::size_t{0};
         Block(two, arena);
     });
+}
+
+// Under channel gates, and of the delta rule's backward.
+template <int K>
+void print_channel(const char* size) {
+    const auto print_rule = [&]<bool delta>() {
+        const std::string rest = std::string(",") + size + (delta ? ",delta" : ",additive");
+        print_tensor<ChannelPrepare<K, delta>>(("channel_prepare" + rest).c_str(), delta, true);
+        if (delta) print_tensor<ChannelPrepare<K, delta>>(("channel_prepare_low" + rest).c_str(), delta, true);
+        print_tensor<ChannelWalk<K, delta>>(("channel_walk" + rest).c_str(), delta, true);
+    };
+    print_rule.template operator()<false>();
+    print_rule.template operator()<true>();
+}
+template <int K>
+void print_backward(const char* size) {
+    print_tensor<SweepKernel<K>>((std::string("tensor_sweeps,") + size).c_str(), true, true);
+    print_tensor<GradientKernel<K, false>>((std::string("tensor_gradients,") + size).c_str(), true, true);
+    print_tensor<GradientKernel<K, true>>((std::string("tensor_gradients,") + size + ",comba").c_str(), true, true);
 }
 
 template <class T, bool delta>
@@ -137,6 +161,10 @@ int main() {
     print_tensor<WalkerKernel<128>>("tensor_walk,k128", true, true);
     print_tensor<WalkerKernel<64>>("tensor_walk_states,k64", true, false);
     print_tensor<WalkerKernel<128>>("tensor_walk_states,k128", true, false);
+    print_channel<64>("k64");
+    print_channel<128>("k128");
+    print_backward<64>("k64");
+    print_backward<128>("k128");
     print_layers<float>();
     print_layers<double>();
 }

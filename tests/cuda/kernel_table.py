@@ -49,13 +49,20 @@ LIMITS = {
     "tensor_walk": (255, 0, 0, (1, 1, 1)),
     "tensor_walk_states": (255, 0, 0, (1, 2, 2)),
     "tensor_states": (255, 0, 0, (1, 1, 1)),
+    "tensor_sweeps": (255, 40, 100, (1, 1, 1)),  # addresses of what is saved beside 128 channels of a state
+    "tensor_gradients": (255, 400, 1000, (0, 1, 1)),  # sums that stay in registers from part to part
+    "channel_prepare": (168, 0, 0, (2, 3, 3)),
+    "channel_prepare_low": (168, 0, 0, (2, 3, 3)),
+    "channel_walk": (255, 0, 0, (0, 1, 1)),
     "recurrent_forward": (255, 0, 0, (2, 2, 2)),
-    "recurrent_forward k256 f64 delta": (255, 72, 224, (2, 2, 2)),  # keys, decays and the next token in 64 bits
+    "recurrent_forward k64 f64 delta": (255, 8, 8, (2, 2, 2)),  # keys, decays and the next token in 64 bits
+    "recurrent_forward k128 f64 delta": (255, 8, 8, (2, 2, 2)),
+    "recurrent_forward k256 f64 delta": (255, 72, 228, (2, 2, 2)),
     "recurrent_backward": (255, 16, 0, (1, 2, 2)),
     "parameter_sums": (40, 0, 0, (12, 12, 12)),
     "numbers": (40, 0, 0, (12, 12, 12)),
     "norm": (56, 8, 16, (9, 9, 9)),  # two numbers of 4 bytes, for 40 registers and so 12 blocks
-    "convolution": (80, 24, 16, (6, 8, 8)),  # one of 4 or 8 bytes, for 32 or 64 registers and so 16 or 8 blocks
+    "convolution": (80, 24, 24, (6, 7, 7)),  # one of 4 or 8 bytes, for 32 or 64 registers and so 16 or 8 blocks
     "": (128, 16, 0, (4, 4, 4)),  # any other
 }
 
@@ -179,7 +186,7 @@ def memory_of(name, memory):
 def blocks_of(name, table, memory, size):
     """Blocks on each GPU."""
     threads = 128
-    if name.startswith(("tensor_forward", "tensor_states")):
+    if name.startswith(("tensor_forward", "tensor_states", "tensor_gradients")):
         threads = 256
     dynamic = memory_of(name, memory)[size][0]
     return tuple(blocks_per_multiprocessor(gpu, table[gpu.architecture][name], threads, dynamic) for gpu in GPUS)
@@ -231,7 +238,8 @@ def violations(table, memory):
                                     ("bytes spilled", code.spilled, spilled)):
                 if got > most:
                     yield f"{name}, {gpu.architecture}: expected at most {most} {word}, got {got}"
-        if name.startswith(("walk_", "split_", "tensor_forward", "tensor_walk", "recurrent_backward", "convolution")) and memory_of(name, memory)[0][0] == 0:
+        if name.startswith(("walk_", "split_", "tensor_forward", "tensor_walk", "tensor_sweeps", "tensor_gradients",
+                            "channel_prepare", "channel_walk", "recurrent_backward", "convolution")) and memory_of(name, memory)[0][0] == 0:
             yield f"{name}: kernel_memory.cu does not say what it takes"
         for size, label in enumerate(SIZES):
             got = blocks_of(name, table, memory, size)

@@ -82,7 +82,7 @@ struct ChannelWalk {
             compute(stage_of(chunk), place_of(chunk));
             if (args.o.given) {
                 ptx::sync_warp();
-                store_outputs(rows->o.from(chunk * tensor_chunk), patch, length_of(chunk), args.V - first);
+                store_outputs(args.o, rows->o.from(chunk * tensor_chunk), patch, length_of(chunk), args.V - first);
             }
             if (more && args.stages == 1) {
                 ptx::sync_block();

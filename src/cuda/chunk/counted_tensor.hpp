@@ -129,7 +129,8 @@ BlockWork tensor_forward_work(const KernelArgs& args, std::size_t /*shared_limit
     KernelWork step = tensor_chunk_work<K>(args, values, args.o.given || terms);
     if (terms) {  // rows of the output's partner, and a state that one walk leaves to the other
         step.input_bytes += tensor_chunk * values * 2;
-        step.saved_bytes += 4.0 * K * tensor_values + 3 * 4 * tensor_chunk;
+        const double of_element = args.gate_walk.state_dtype == DType::bf16 ? 2 : 4;
+        step.saved_bytes += of_element * K * tensor_values + 3 * 4 * tensor_chunk;
     }
     return {block, step};
 }

@@ -3,8 +3,7 @@
 #pragma once
 
 #include "cuda/chunk/segments.hpp"
-#include "cuda/chunk/walker_ops.hpp"
-#include "cuda/tiles/token_matrices.hpp"
+#include "cuda/chunk/warp_values.hpp"
 
 namespace headrace::cuda {
 
@@ -123,19 +122,16 @@ struct SweepKernel {
         if (args.undecayed_error) copy_tokens(stage.e, args.p, range, key_head, 0, args.K);
         copy_tokens(stage.rows, gradients ? args.d_o : args.v, range, head, first, args.V - first);
         const Prepared& from = args.prepared;
-        if (gradients) copy_lower(stage.P.high, from.scores, place), copy_lower(stage.P.low, from.scores_low, place);
-        copy_lower(stage.solve.high, from.solve_high, place);
-        copy_lower(stage.solve.low, from.solve_low, place);
+        const std::int64_t matrix = place * 64 * tensor_chunk;
+        if (gradients)
+            copy_lower(stage.P.high, from.scores + matrix), copy_lower(stage.P.low, from.scores_low + matrix);
+        copy_lower(stage.solve.high, from.solve_high + matrix);
+        copy_lower(stage.solve.low, from.solve_low + matrix);
         const float* const factors = from.factors + place * 4 * tensor_chunk;
         each(tensor_chunk, [&](int i) { ptx::copy_16(ptx::shared_address(stage.read + 4 * i), factors + 4 * i, 16); });
         if (threadIdx.x < 2)
             ptx::copy_4(ptx::shared_address(stage.decay + threadIdx.x), from.decay + 2 * place + threadIdx.x, 4);
         ptx::end_copies();
-    }
-    // The blocks of 16 on and below the diagonal.
-    HEADRACE_DEVICE static void copy_lower(Matrix<64> to, std::uint16_t* from, std::int64_t place) {
-        const Matrix<64> prepared{from + place * 64 * tensor_chunk};
-        each_lower_piece([&](int i, int j) { ptx::copy_16(to.piece(i, j), &prepared.pair(i, j), 16); });
     }
 
     // ---- chunks ----
@@ -269,58 +265,15 @@ struct SweepKernel {
         ptx::sync_warp();
         patch.store(rows);
         ptx::sync_warp();
-        const int value = warp_value() + lane() % 4 * 4, count = count_of(first) - value;
-#pragma unroll
-        for (int step = 0; step < token_steps; ++step) {
-            std::uint32_t values[4];
-            patch.load(values, step);
-            store_values(values[0], values[1], range, 16 * step + lane() / 4, head, first + value, count);
-            store_values(values[2], values[3], range, 16 * step + lane() / 4 + 8, head, first + value, count);
-        }
-    }
-    // Four values of a token, the first of `count`.
-    HEADRACE_DEVICE void store_values(std::uint32_t low, std::uint32_t high, const ChunkRange& range, int i,
-                                      std::int64_t head, int value, int count) const {
-        if (i >= range.length || count <= 0) return;
-        char* const to = row_of(args.d_v, range, i, head, value);
-        if (count >= 4 && args.d_v.stride[3] == 1 && reinterpret_cast<std::uintptr_t>(to) % 8 == 0) {
-            *reinterpret_cast<uint2*>(to) = {low, high};
-            return;
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const std::uint32_t pair = j < 2 ? low : high;
-            if (j < count)
-                *reinterpret_cast<std::uint16_t*>(to + 2 * j * args.d_v.stride[3]) =
-                    static_cast<std::uint16_t>(j % 2 == 0 ? pair & 0xffffu : pair >> 16);
-        }
+        store_outputs(args.d_v, rows_of(args.d_v, range, head, first), patch, range.length, count_of(first));
     }
 
-    // ---- states, between tensors and registers: neighbouring lanes have 8 values each of 4 channels ----
-    // f(element, c, j): of channel c, value j
-    template <class State, class F>
-    HEADRACE_DEVICE static void each_element_of(State& state, int first, F f) {
-        const LanePlace at;
-#pragma unroll
-        for (int tile = 0; tile < state_tiles; ++tile) {
-#pragma unroll
-            for (int place = 0; place < 4; ++place)
-                f(state[tile][place], 8 * tile + at.column + place % 2, first + warp_value() + at.row + place / 2 * 8);
-        }
-    }
+    // ---- states ----
     HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n, std::int64_t head, int first) {
-        each_element_of(state, first, [&](float& S, int c, int j) {
-            S = 0;
-            if (tensor.given && c < args.K && j < args.V)
-                S = load_element<float>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, j));
-        });
+        load_values(state, tensor, n, head, args.K, first + warp_value(), args.V);
     }
     HEADRACE_DEVICE void store(const Strided& tensor, std::int64_t n, std::int64_t head, int first) const {
-        if (!tensor.given) return;
-        each_element_of(state, first, [&](float S, int c, int j) {
-            if (c < args.K && j < args.V)
-                store_element<float>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, j), S);
-        });
+        cuda::store_values(tensor, state, n, head, args.K, first + warp_value(), args.V);
     }
 };
 

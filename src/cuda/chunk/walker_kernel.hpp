@@ -2,12 +2,9 @@
 // cores; each warp has 16 of the values and needs no other, while the next chunk arrives.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/chunk/delta_exactness.hpp"
 #include "cuda/chunk/segments.hpp"
-#include "cuda/chunk/walker_ops.hpp"
-#include "cuda/tiles/token_matrices.hpp"
+#include "cuda/chunk/warp_values.hpp"
 
 namespace headrace::cuda {
 
@@ -180,9 +177,6 @@ struct WalkerKernel {
         copy_numbers(stage.numbers, args.prepared, place);
         ptx::end_copies();
     }
-    HEADRACE_DEVICE static void copy_lower(Matrix<64> to, std::uint16_t* from) {
-        each_lower_piece([&](int i, int j) { ptx::copy_16(to.piece(i, j), &Matrix<64>{from}.pair(i, j), 16); });
-    }
     HEADRACE_DEVICE static void copy_numbers(float* to, const Prepared& from, std::int64_t place) {
         each(tensor_chunk, [&](int i) {
             ptx::copy_16(ptx::shared_address(to + 4 * i), from.factors + 4 * (tensor_chunk * place + i), 16);
@@ -192,74 +186,25 @@ struct WalkerKernel {
         if (threadIdx.x == 0) ptx::copy_16(ptx::shared_address(to + numbers_at), from.numbers + 4 * place, 16);
     }
 
-    // ---- what leaves: values in neighbouring lanes, 32 bytes of a token together ----
+    // ---- what leaves ----
     HEADRACE_DEVICE void store_outputs(std::int64_t chunk, Columns columns) const {
         ptx::sync_warp();
-        const int length = length_of(chunk), column = Ops::first_value() + lane() % 4 * 4,
-                  left = columns.all - columns.first - column;
-        // From the tensor's address as the kernel got it, so that stores are known to be to global memory.
-        TokenRows o = rows->o.from(chunk * tensor_chunk);
-        o.first = args.o.data + (o.first - args.o.data) + column * o.element;
-        const bool together = left >= 4 && o.in_pieces(8);
-#pragma unroll
-        for (int turn = 0; turn < token_steps; ++turn) {
-            std::uint32_t values[4];
-            patch.load(values, turn);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int i = 16 * turn + 8 * half + lane() / 4;
-                if (i >= length) continue;
-                const std::uint32_t low = values[2 * half], high = values[2 * half + 1];
-                char* const to = o.first + i * o.step;
-                if (together) {
-                    *reinterpret_cast<uint2*>(to) = {low, high};
-                    continue;
-                }
-                const std::uint32_t parts[4] = {low, low >> 16, high, high >> 16};
-#pragma unroll
-                for (int c = 0; c < 4; ++c)
-                    if (c < left)
-                        *reinterpret_cast<std::uint16_t*>(to + c * o.element) = static_cast<std::uint16_t>(parts[c]);
-            }
-        }
+        cuda::store_outputs(args.o, rows->o.from(chunk * tensor_chunk), patch, length_of(chunk),
+                            columns.all - columns.first);
     }
 
-    // ---- the state, between tensors and registers: neighbouring lanes have 8 values each of 4 channels ----
-    // f(element, c, j): of channel c, column j
-    template <class State, class F>
-    HEADRACE_DEVICE static void each_element_of(State& state, Columns columns, F f) {
-        const LanePlace at;
-#pragma unroll
-        for (int tile = 0; tile < K / 8; ++tile) {
-#pragma unroll
-            for (int place = 0; place < 4; ++place)
-                f(state[tile][place], 8 * tile + at.column + place % 2,
-                  columns.first + Ops::first_value() + at.row + place / 2 * 8);
-        }
-    }
-    // From a tensor; without one zeros, or columns of the unit matrix.
+    // ---- the state: from a tensor, or without one zeros, or columns of the unit matrix ----
+    HEADRACE_DEVICE static int own(Columns columns) { return columns.first + Ops::first_value(); }
     HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n, std::int64_t head, Columns columns) {
-        each_element_of(ops.state, columns,
-                        [&](float& S, int c, int j) { S = !columns.of_values && c == j && c < args.K ? 1.0f : 0.0f; });
-        if (!tensor.given) return;
-        const std::int64_t first = offset_of(tensor, n, head, 0);
-        as_stored(tensor.data, tensor.dtype, [&](const auto* from) {
-            each_element_of(ops.state, columns, [&](float& S, int c, int j) {
-                if (c < args.K && j < columns.all)
-                    S = static_cast<float>(from[first + c * tensor.stride[2] + j * tensor.stride[3]]);
-            });
-        });
+        if (columns.of_values) {
+            load_values(ops.state, tensor, n, head, args.K, own(columns), columns.all);
+            return;
+        }
+        each_state_element<K / 8>(
+            ops.state, [&](float& S, int c, int j) { S = c == own(columns) + j && c < args.K ? 1.0f : 0.0f; });
     }
     HEADRACE_DEVICE void store(const Strided& tensor, std::int64_t n, std::int64_t head, Columns columns) const {
-        if (!tensor.given) return;
-        const std::int64_t first = offset_of(tensor, n, head, 0);
-        as_stored(tensor.data, tensor.dtype, [&](auto* to) {
-            using Stored = std::remove_reference_t<decltype(*to)>;
-            each_element_of(ops.state, columns, [&](float S, int c, int j) {
-                if (c < args.K && j < columns.all)
-                    to[first + c * tensor.stride[2] + j * tensor.stride[3]] = static_cast<Stored>(S);
-            });
-        });
+        store_values(tensor, ops.state, n, head, args.K, own(columns), columns.all);
     }
 };
 

@@ -2,6 +2,8 @@
 // and lower triangular matrices that were prepared.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/chunk/walker_ops.hpp"
 #include "cuda/tiles/token_matrices.hpp"
 
@@ -23,26 +25,36 @@ HEADRACE_DEVICE void each_state_element(State& state, F f) {
 template <int tiles>
 HEADRACE_DEVICE void load_values(float (&state)[tiles][4], const Strided& tensor, std::int64_t n, std::int64_t head,
                                  int channels, int first, int columns) {
-    each_state_element<tiles>(state, [&](float& S, int c, int j) {
-        const bool inside = tensor.given && c < channels && first + j < columns;
-        S = inside ? load_element<float>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, first + j)) : 0.0f;
+    each_state_element<tiles>(state, [&](float& S, int, int) { S = 0; });
+    if (!tensor.given) return;
+    const std::int64_t begin = offset_of(tensor, n, head, 0, first);
+    as_stored(tensor.data, tensor.dtype, [&](const auto* from) {
+        each_state_element<tiles>(state, [&](float& S, int c, int j) {
+            if (c < channels && first + j < columns)
+                S = static_cast<float>(from[begin + c * tensor.stride[2] + j * tensor.stride[3]]);
+        });
     });
 }
 template <int tiles>
 HEADRACE_DEVICE void store_values(const Strided& tensor, const float (&state)[tiles][4], std::int64_t n,
                                   std::int64_t head, int channels, int first, int columns) {
     if (!tensor.given) return;
-    each_state_element<tiles>(state, [&](float S, int c, int j) {
-        if (c < channels && first + j < columns)
-            store_element<float>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, first + j), S);
+    const std::int64_t begin = offset_of(tensor, n, head, 0, first);
+    as_stored(tensor.data, tensor.dtype, [&](auto* to) {
+        using Stored = std::remove_reference_t<decltype(*to)>;
+        each_state_element<tiles>(state, [&](float S, int c, int j) {
+            if (c < channels && first + j < columns)
+                to[begin + c * tensor.stride[2] + j * tensor.stride[3]] = static_cast<Stored>(S);
+        });
     });
 }
 
-// The warp's outputs of a chunk of `length` tokens, behind a barrier of the warp, to rows that begin with the block's
-// values, `count` of them. Values lie in neighbouring lanes, 32 bytes of a token together.
-HEADRACE_DEVICE void store_outputs(TokenRows o, OutputPatch patch, int length, int count) {
+// The warp's outputs of a chunk of `length` tokens, behind a barrier of the warp, to rows of the tensor that begin with
+// the block's values, `count` of them. Values lie in neighbouring lanes, 32 bytes of a token together.
+HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPatch patch, int length, int count) {
     const int column = 16 * warp() + lane() % 4 * 4, left = count - column;
-    o.first += column * o.element;
+    // From the tensor's address as the kernel got it, so that stores are known to be to global memory.
+    o.first = tensor.data + (o.first - tensor.data) + column * o.element;
     const bool together = left >= 4 && o.in_pieces(8);
 #pragma unroll
     for (int turn = 0; turn < token_steps; ++turn) {

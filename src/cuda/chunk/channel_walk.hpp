@@ -140,26 +140,19 @@ struct ChannelWalk {
         copy_rows(stage.v, rows->v.from(chunk * tensor_chunk), length_of(chunk), tensor_chunk, args.V - first,
                   args.value_columns);
         if (args.o.given) {
-            copy(stage.reads.data, from.reads + place * rows_size, 2 * rows_size);
+            copy_pieces(stage.reads.data, from.reads + place * rows_size, 2 * rows_size);
             copy_lower(stage.scores, from.scores + place * matrix_size);
         }
-        copy(stage.writes.data, from.writes + place * rows_size, 2 * rows_size);
-        copy(stage.decay, from.decay + place * 2 * K, 8 * K);
+        copy_pieces(stage.writes.data, from.writes + place * rows_size, 2 * rows_size);
+        copy_pieces(stage.decay, from.decay + place * 2 * K, 8 * K);
         if (delta) {
-            copy(stage.erases.data, from.erases + place * rows_size, 2 * rows_size);
+            copy_pieces(stage.erases.data, from.erases + place * rows_size, 2 * rows_size);
             copy_lower(stage.solve.high, from.solve_high + place * matrix_size);
             copy_lower(stage.solve.low, from.solve_low + place * matrix_size);
-            copy(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk, 4 * tensor_chunk);
-            copy(stage.numbers, from.numbers + place * 4, 16);
+            copy_pieces(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk, 4 * tensor_chunk);
+            copy_pieces(stage.numbers, from.numbers + place * 4, 16);
         }
         ptx::end_copies();
-    }
-    // Bytes, a multiple of 16.
-    HEADRACE_DEVICE static void copy(void* to, const void* from, int bytes) {
-        each(bytes / 16, [&](int piece) {
-            ptx::copy_16(ptx::shared_address(static_cast<char*>(to) + 16 * piece),
-                         static_cast<const char*>(from) + 16 * piece, 16);
-        });
     }
 };
 

@@ -86,4 +86,23 @@ HEADRACE_DEVICE void copy_lower(Matrix<64> to, const std::uint16_t* from) {
     });
 }
 
+// Queues copies of bytes, a multiple of 16.
+HEADRACE_DEVICE void copy_pieces(void* to, const void* from, int bytes) {
+    each(bytes / 16, [&](int piece) {
+        ptx::copy_16(ptx::shared_address(static_cast<char*>(to) + 16 * piece),
+                     static_cast<const char*>(from) + 16 * piece, 16);
+    });
+}
+
+// Rows by others in global memory, when all warps have read them.
+template <int K>
+HEADRACE_DEVICE void replace_rows(Matrix<K> rows, const std::uint16_t* by) {
+    ptx::sync_block();
+    each_piece<K>(tensor_chunk, [&](int i, int c) {
+        *reinterpret_cast<uint4*>(&rows.pair(i, c)) =
+            *reinterpret_cast<const uint4*>(&Matrix<K>{const_cast<std::uint16_t*>(by)}.pair(i, c));
+    });
+    ptx::sync_block();
+}
+
 }  // namespace headrace::cuda

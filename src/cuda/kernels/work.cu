@@ -66,7 +66,9 @@ HEADRACE_GRADIENTS_WORK(128);
     template BlockWork channel_estimate_work<K>(const KernelArgs& args, std::size_t);       \
     template BlockWork channel_prepare_low_work<K>(const KernelArgs& args, std::size_t);    \
     template BlockWork channel_walk_work<K, false>(const KernelArgs& args, std::size_t);    \
-    template BlockWork channel_walk_work<K, true>(const KernelArgs& args, std::size_t)
+    template BlockWork channel_walk_work<K, true>(const KernelArgs& args, std::size_t);     \
+    template BlockWork channel_sweeps_work<K, false>(const KernelArgs& args, std::size_t);  \
+    template BlockWork channel_sweeps_work<K, true>(const KernelArgs& args, std::size_t)
 HEADRACE_CHANNEL_WORK(64);
 HEADRACE_CHANNEL_WORK(128);
 

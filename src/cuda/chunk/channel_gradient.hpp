@@ -4,7 +4,7 @@
 // over 400 lines: one kernel whose sums stay in registers from part to part.
 
 #include "cuda/chunk/channel_pairs.hpp"
-#include "cuda/chunk/sweep_kernel.hpp"
+#include "cuda/chunk/sweep_walk.hpp"
 #include "cuda/tiles/token_tiles.hpp"
 
 namespace headrace::cuda {
@@ -20,7 +20,6 @@ namespace headrace::cuda {
 // it.
 template <int K, bool delta>
 struct ChannelGradient {
-    static constexpr int block_of_threads = 2 * K;  // a warp for each 16 channels
     // Of products with tokens as rows and columns a warp has 16 rows, and half of the columns or all.
     static constexpr int column_parts = K / group_channels / token_groups, pair_tiles = 8 / column_parts;
     using PairSums = float[pair_tiles][4];

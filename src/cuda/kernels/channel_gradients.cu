@@ -8,7 +8,7 @@ namespace headrace::cuda {
 extern __shared__ __align__(256) char block_memory[];
 
 template <int K, bool delta>
-__global__ void __launch_bounds__(2 * K, tensor_threads / (2 * K))
+__global__ void __launch_bounds__(channel_gradient_threads(K), tensor_threads / channel_gradient_threads(K))
     channel_gradients(const __grid_constant__ KernelArgs args) {
     Arena arena{block_memory, nullptr, ~std::size_t{0}};
     ChannelGradient<K, delta> kernel(args, arena);

@@ -55,7 +55,7 @@ class TensorBackward : public PreparingImplementation {
             launches.push_back({backward.gradients,
                                 staged(problem, backward.gradients, args),
                                 chunks * problem.H,
-                                tensor_threads,
+                                problem.channel_gate ? channel_gradient_threads(problem.K) : tensor_threads,
                                 {1, steps_along(problem, tensor_chunk, problem.N * problem.H).all}});
         return launches;
     }

@@ -27,9 +27,9 @@ struct PairOperands {
 // multiplied by rows with decays from there to the later token, or from the earlier one to there, in bf16. Both
 // directions of a level are one product: with x and y two tokens of a block of 2^(level+1) in different halves, decays
 // f to the anchor and row m = q in the later half, k in the earlier one,
-//     read_x = f_x sum_y W_xy f_y m_y      joins d_q in the later half, d_k in the earlier one
-//     erase_x = f_x sum_y L_xy f_y k_y     joins d_k
-// and m_x read_x + k_x erase_x is what token x adds to all gates between it and the anchor.
+//     f_x reads_x, reads_x = sum_y W_xy f_y m_y,       joins d_q in the later half, d_k in the earlier one
+//     f_x erases_x, erases_x = sum_y L_xy f_y k_y,     joins d_k
+// and f_x (m_x reads_x + k_x erases_x) is what token x adds to all gates between it and the anchor.
 template <int K, bool delta>
 struct ChannelPairs {
     OperandAt<K> q, k;  // across
@@ -123,9 +123,7 @@ struct ChannelPairs {
             for (int n = 0; n < 4; ++n) {
                 const bool later = GroupDecays::later<level>(h, n % 2);
                 factors[h][n] = later ? decays.since[h][n] : decays.until[h][n];
-                rows[h][n] = later ? inside.q[h][n] : inside.k[h][n];
-                gates[h][n] = rows[h][n];
-                rows[h][n] *= factors[h][n];
+                rows[h][n] = (later ? inside.q[h][n] : inside.k[h][n]) * factors[h][n];
                 keys[h][n] = inside.k[h][n] * factors[h][n];
             }
         }
@@ -136,10 +134,10 @@ struct ChannelPairs {
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const bool later = GroupDecays::later<level>(h, n % 2);
-                const float read = factors[h][n] * reads[h][n], erase = factors[h][n] * erases[h][n];
-                d_q[h][n] += later ? read : 0.0f;
-                d_k[h][n] += later ? erase : read + erase;
-                gates[h][n] = fmaf(gates[h][n], read, inside.k[h][n] * erase);
+                const float of = factors[h][n], both = reads[h][n] + erases[h][n];
+                d_q[h][n] = fmaf(of, later ? reads[h][n] : 0.0f, d_q[h][n]);
+                d_k[h][n] = fmaf(of, later ? erases[h][n] : both, d_k[h][n]);
+                gates[h][n] = fmaf(rows[h][n], reads[h][n], keys[h][n] * erases[h][n]);
                 if (level == 0 && n % 2 == 1) d_gate[h][n] += gates[h][n];
             }
         }

@@ -16,7 +16,7 @@ struct ChannelSweep : SweepWalk<K> {
 
     struct Stage {
         Matrix<K> reads, writes, erases;
-        Matrix<64> rows;                // v or d_o
+        Matrix<64> rows;                // v or d_o, 64 values behind the other; of this warp where it computes
         SplitMatrix scores, solve;      // scores of gradients only
         float *decay, *beta, *numbers;  // [K,2], [C], [4]
     };
@@ -28,7 +28,8 @@ struct ChannelSweep : SweepWalk<K> {
         const std::size_t before = arena.shared_used;
         for (Matrix<K>* matrix : {&first_stage.reads, &first_stage.writes})
             *matrix = Matrix<K>::take(arena, tensor_chunk);
-        for (Matrix<64>* matrix : {&first_stage.rows, &first_stage.scores.high, &first_stage.scores.low})
+        first_stage.rows = Matrix<64>::take(arena, tensor_chunk * value_groups());
+        for (Matrix<64>* matrix : {&first_stage.scores.high, &first_stage.scores.low})
             *matrix = Matrix<64>::take(arena, tensor_chunk);
         first_stage.decay = arena.take<float>(2 * K);
         if (delta) {
@@ -54,7 +55,7 @@ struct ChannelSweep : SweepWalk<K> {
                 fetch<false>(chunk_range(args, sequence, chunk), first_place + chunk * args.HV, head, first, turn);
             },
             [&](std::int64_t chunk, std::int64_t turn) {
-                advance(stage_of(turn), first_place + chunk * args.HV, first);
+                advance(stage_of_warp(turn), first_place + chunk * args.HV, first);
             });
     }
     HEADRACE_DEVICE void adjoints(std::int64_t n, std::int64_t head, int first) {
@@ -67,7 +68,8 @@ struct ChannelSweep : SweepWalk<K> {
                 fetch<true>(chunk_range(args, sequence, chunk), first_place + chunk * args.HV, head, first, turn);
             },
             [&](std::int64_t chunk, std::int64_t turn) {
-                retreat(stage_of(turn), chunk_range(args, sequence, chunk), first_place + chunk * args.HV, head, first);
+                retreat(stage_of_warp(turn), chunk_range(args, sequence, chunk), first_place + chunk * args.HV, head,
+                        first);
             });
         this->store(args.d_initial_state, n, head, first);
     }
@@ -83,12 +85,24 @@ struct ChannelSweep : SweepWalk<K> {
         for (float** vector : {&s.decay, &s.beta, &s.numbers}) *vector += floats;
         return s;
     }
+    HEADRACE_DEVICE Stage stage_of_warp(std::int64_t turn) const {
+        Stage s = stage_of(turn);
+        s.rows.data += warp_value() / 64 * matrix_size;
+        return s;
+    }
+    HEADRACE_DEVICE static int value_in_rows() { return warp_value() % 64; }
+    __host__ __device__ int value_groups() const { return (args.value_columns + 63) / 64; }
     template <bool gradients>
     HEADRACE_DEVICE void fetch(const ChunkRange& range, std::int64_t place, std::int64_t head, int first,
                                std::int64_t turn) const {
         const Stage stage = stage_of(turn);
         const Prepared& from = args.prepared;
-        copy_tokens(stage.rows, gradients ? args.d_o : args.v, range, head, first, args.V - first);
+        HEADRACE_ROLLED
+        for (int group = 0; group < value_groups(); ++group) {
+            const int value = first + 64 * group, count = args.V - value;  // zeros where there are none
+            copy_tokens(Matrix<64>{stage.rows.data + group * matrix_size}, gradients ? args.d_o : args.v, range, head,
+                        count > 0 ? value : 0, count > 0 ? count : 0);
+        }
         copy_pieces(stage.writes.data, from.writes + place * rows_size, 2 * rows_size);
         copy_pieces(stage.decay, from.decay + place * 2 * K, 8 * K);
         if (gradients) {
@@ -112,7 +126,8 @@ struct ChannelSweep : SweepWalk<K> {
         this->save(args.swept.states, state, place, first);
         if constexpr (!delta) {
             decay_and_add<Left::high, K>(
-                state, [&](int step) { return left_operand(now.rows, warp_value(), step); }, now.writes, decay_of(now));
+                state, [&](int step) { return left_operand(now.rows, value_in_rows(), step); }, now.writes,
+                decay_of(now));
         } else {
             TokenSums sums = {};
             add_read<Left::both, K>(sums, state, now.erases);
@@ -120,7 +135,7 @@ struct ChannelSweep : SweepWalk<K> {
                 replace_rows(now.erases, rest_of(args.prepared.erases_low, place));
                 add_read<Left::high, K>(sums, state, now.erases);
             }
-            add_transposed(sums, now.rows, warp_value());
+            add_transposed(sums, now.rows, value_in_rows());
             TokenSums written;
             Base::copy(written, sums);
             scale_tokens(written, now.beta);
@@ -148,7 +163,7 @@ struct ChannelSweep : SweepWalk<K> {
             replace_rows(now.writes, rest_of(args.prepared.writes_low, place));
             add_read<Left::high, K>(y, state, now.writes);
         }
-        Base::add_lower_of_rows(y, now.rows, warp_value(), now.scores);
+        Base::add_lower_of_rows(y, now.rows, value_in_rows(), now.scores);
         if constexpr (delta) {
             TokenSums written;
             Base::copy(written, y);
@@ -167,7 +182,7 @@ struct ChannelSweep : SweepWalk<K> {
             [&](float(&sums)[8][4], int tile) {
 #pragma unroll
                 for (int step = 0; step < token_steps; ++step) {
-                    add_written<Left::high>(sums, left_operand(now.rows, warp_value(), step), reads, step, tile);
+                    add_written<Left::high>(sums, left_operand(now.rows, value_in_rows(), step), reads, step, tile);
                     if (delta) add_written<Left::both>(sums, erased(step), erases, step, tile);
                 }
             },

@@ -143,7 +143,7 @@ BlockWork channel_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit
             rows * channel_rows_bytes(K) + matrices * lower_matrix_bytes + 8 * K + (delta ? 4 * C + 16 : 0);
         counter.work.input_bytes = C * values * 2;
         counter.work.saved_bytes = arrived + (states ? values * (K + (delta ? 64 : 0)) * 2 : 0);
-        counter.work.tile_bytes = arrived + C * 64 * 2;
+        counter.work.tile_bytes = arrived + C * values * 2;
         counter.barrier();
         if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
     };

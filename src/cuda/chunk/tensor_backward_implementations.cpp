@@ -31,7 +31,8 @@ class TensorBackward : public PreparingImplementation {
             return "a gradient through the final state alone may rest on too few tokens to average bf16 roundings";
         KernelArgs args{};
         args.undecayed_error = problem.erase_with_p;
-        args.V = args.value_columns = static_cast<int>(std::min<std::int64_t>(problem.V, 64));
+        args.V = static_cast<int>(std::min<std::int64_t>(problem.V, 64));
+        args.value_columns = values_of_block(problem);
         args.stages = 1;
         args.delta = problem.rule == Rule::delta;
         const TensorBackwardKernels backward = of(problem);
@@ -101,12 +102,15 @@ class TensorBackward : public PreparingImplementation {
         if (shared(kernel, args) > shared_memory_limit(named_views(problem))) args.stages = 1;
         return args;
     }
-    // Half as many where that gives each multiprocessor of an H100 one block at most; no bit depends on it.
+    // Values of a block that sweeps: few where each multiprocessor of an H100 gets one block at most, many under
+    // channel gates where it gets more; no bit depends on it.
     static int values_of_block(const Problem& problem) {
         constexpr std::int64_t multiprocessors = 132;
-        const std::int64_t halves =
-            problem.N * problem.HV * ((problem.V + 31) / 32) * (wants_gradients(problem) ? 2 : 1);
-        return halves <= multiprocessors ? 32 : 64;
+        const auto blocks = [&](std::int64_t values) {
+            return problem.N * problem.HV * ((problem.V + values - 1) / values) * (wants_gradients(problem) ? 2 : 1);
+        };
+        if (blocks(32) <= multiprocessors) return 32;
+        return problem.channel_gate && problem.V > 64 && blocks(64) > multiprocessors ? 128 : 64;
     }
     static bool wants_gradients(const Problem& problem) {
         const Gradients& g = problem.grads;

@@ -9,7 +9,8 @@ extern __shared__ __align__(256) char block_memory[];
 
 // As tensor_sweeps: first the blocks of the gradients of states, then those of states.
 template <int K, bool delta>
-__global__ void __launch_bounds__(most_sweep_threads, 1) channel_sweeps(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(most_channel_sweep_threads, 1)
+    channel_sweeps(const __grid_constant__ KernelArgs args) {
     Arena arena{block_memory, nullptr, ~std::size_t{0}};
     ChannelSweep<K, delta> sweep(args, arena);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, heads = args.N * args.HV,
@@ -19,20 +20,20 @@ __global__ void __launch_bounds__(most_sweep_threads, 1) channel_sweeps(const __
 }
 
 template <int K, bool delta>
-BlockMemory memory_of(const KernelArgs& args, std::size_t /*shared_limit*/) {
+BlockMemory sweeps_memory(const KernelArgs& args, std::size_t /*shared_limit*/) {
     Arena arena{nullptr, nullptr, ~std::size_t{0}};
     ChannelSweep<K, delta>(args, arena);
     return {arena.shared_used, 0};
 }
 template <int K, bool delta>
-Kernel kernel_of() {
+Kernel sweeps_kernel_of() {
     return {"channel_sweeps", reinterpret_cast<const void*>(&channel_sweeps<K, delta>),
-            registers_allowed(most_sweep_threads, 1), &memory_of<K, delta>, &channel_sweeps_work<K, delta>};
+            registers_allowed(most_channel_sweep_threads, 1), &sweeps_memory<K, delta>, &channel_sweeps_work<K, delta>};
 }
 
 Kernel channel_sweeps_kernel(std::int64_t K, bool delta) {
-    if (K <= 64) return delta ? kernel_of<64, true>() : kernel_of<64, false>();
-    return delta ? kernel_of<128, true>() : kernel_of<128, false>();
+    if (K <= 64) return delta ? sweeps_kernel_of<64, true>() : sweeps_kernel_of<64, false>();
+    return delta ? sweeps_kernel_of<128, true>() : sweeps_kernel_of<128, false>();
 }
 
 }  // namespace headrace::cuda

@@ -21,7 +21,8 @@ namespace headrace::cuda {
 template <int K, bool delta>
 struct ChannelGradient {
     // Of products with tokens as rows and columns a warp has 16 rows, and half of the columns or all.
-    static constexpr int column_parts = K / group_channels / token_groups, pair_tiles = 8 / column_parts;
+    static constexpr int threads = channel_gradient_threads(K), column_parts = K / group_channels / token_groups,
+                         pair_tiles = 8 / column_parts;
     using PairSums = float[pair_tiles][4];
 
     // 64 values of a head, as saved and given.
@@ -56,20 +57,7 @@ struct ChannelGradient {
     TokenTiles<float, delta, Gates::of_channels> tokens;
 
     __host__ __device__ ChannelGradient(const KernelArgs& arguments, Arena& arena)
-        : args(arguments), tokens(args, arena, 1, 16, true) {
-        q = Matrix<K>::take(arena, tensor_chunk);
-        k = Matrix<K>::take(arena, tensor_chunk);
-        const std::size_t before = arena.shared_used;
-        for (Matrix<K>* matrix : {&first_stage.S, &first_stage.D}) *matrix = Matrix<K>::take(arena, tensor_values);
-        for (Matrix<tensor_values>* matrix : {&first_stage.d, &first_stage.d_o})
-            *matrix = Matrix<tensor_values>::take(arena, tensor_chunk);
-        first_stage.y = delta ? Matrix<tensor_values>::take(arena, tensor_chunk) : first_stage.d;
-        stage_elements = static_cast<std::int64_t>((arena.shared_used - before) / sizeof(std::uint16_t));
-        if (args.stages == 2) arena.take<std::uint16_t>(static_cast<std::size_t>(stage_elements));
-        W = L = W_low = L_low = Matrix<tensor_chunk>::take(arena, tensor_chunk);
-        if (delta)
-            for (Matrix<tensor_chunk>* matrix : {&L, &W_low, &L_low})
-                *matrix = Matrix<tensor_chunk>::take(arena, tensor_chunk);
+        : args(arguments), tokens(args, carve_matrices(arena), 1, 16, true) {
         for (float** vector : {&q_norm, &k_norm, &beta_slope, &d_beta, &read, &erase, &write, &own})
             *vector = arena.take<float>(tensor_chunk);
         of_rows = arena.take<float>(K / group_channels * tensor_chunk);
@@ -86,8 +74,8 @@ struct ChannelGradient {
         const TokenRange s = sequence_of(args, at.n);
         if (at.part * tensor_chunk >= s.end - s.begin) return;
         const ChunkRange range = chunk_range(args, s, at.part);
-        copy_tokens(q, args.q, range, key_head, 0, args.K);
-        copy_tokens(k, args.k, range, key_head, 0, args.K);
+        copy_token_rows(q, args.q, range, key_head, 0, args.K);
+        copy_token_rows(k, args.k, range, key_head, 0, args.K);
         TokenGroups d_q = {}, d_k = {};
         heads(range, row, first_head, d_q, d_k);
         store_rows(args.d_q, d_q, q, q_norm, range, key_head);
@@ -95,6 +83,24 @@ struct ChannelGradient {
     }
 
   private:
+    // First, as they begin at multiples of their rows.
+    __host__ __device__ Arena& carve_matrices(Arena& arena) {
+        q = Matrix<K>::take(arena, tensor_chunk);
+        k = Matrix<K>::take(arena, tensor_chunk);
+        const std::size_t before = arena.shared_used;
+        for (Matrix<K>* matrix : {&first_stage.S, &first_stage.D}) *matrix = Matrix<K>::take(arena, tensor_values);
+        for (Matrix<tensor_values>* matrix : {&first_stage.d, &first_stage.d_o})
+            *matrix = Matrix<tensor_values>::take(arena, tensor_chunk);
+        first_stage.y = delta ? Matrix<tensor_values>::take(arena, tensor_chunk) : first_stage.d;
+        stage_elements = static_cast<std::int64_t>((arena.shared_used - before) / sizeof(std::uint16_t));
+        if (args.stages == 2) arena.take<std::uint16_t>(static_cast<std::size_t>(stage_elements));
+        W = L = W_low = L_low = Matrix<tensor_chunk>::take(arena, tensor_chunk);
+        if (delta)
+            for (Matrix<tensor_chunk>* matrix : {&L, &W_low, &L_low})
+                *matrix = Matrix<tensor_chunk>::take(arena, tensor_chunk);
+        return arena;
+    }
+
     HEADRACE_DEVICE static int channel() { return warp() * group_channels; }
     HEADRACE_DEVICE static int token_row() { return warp() / column_parts * 16; }
     HEADRACE_DEVICE static int pair_column() { return warp() % column_parts * 8 * pair_tiles; }
@@ -159,40 +165,81 @@ struct ChannelGradient {
             copy_lines(stage.d, from.residuals + line * tensor_chunk, count);
             copy_lines(stage.y, from.d_written + line * tensor_chunk, count);
         } else {
-            copy_tokens(stage.d, args.v, range, head, first, values);
+            copy_token_rows(stage.d, args.v, range, head, first, values);
         }
-        copy_tokens(stage.d_o, args.d_o, range, head, first, values);
+        copy_token_rows(stage.d_o, args.d_o, range, head, first, values);
         ptx::end_copies();
+    }
+    // f(i, n) for the rows i of [64, columns] of which the thread has a piece, always at the same column and the same
+    // place in groups of eight rows; n counts them.
+    template <int pieces, class F>
+    HEADRACE_DEVICE static void each_own_row(F f) {
+        constexpr int step = threads / pieces;
+        static_assert(step % 8 == 0);
+#pragma unroll 4
+        for (int n = 0; n < 64 / step; ++n) f(static_cast<int>(threadIdx.x) / pieces + n * step, n);
     }
     template <int columns>
     HEADRACE_DEVICE static void copy_lines(Matrix<columns> to, const std::uint16_t* from, int count) {
-        each_piece<columns>(tensor_values, [&](int i, int j) {
-            const bool inside = i < count;
-            ptx::copy_16(to.piece(i, j), inside ? from + i * columns + j : from, inside ? 16 : 0);
+        constexpr int pieces = columns / 8, step = threads / pieces;
+        const int i = static_cast<int>(threadIdx.x) / pieces, j = static_cast<int>(threadIdx.x) % pieces * 8;
+        const std::uint32_t first = to.piece(i, j);
+        const std::uint16_t* const own = from + i * columns + j;
+        each_own_row<pieces>([&](int row, int n) {
+            const bool inside = row < count;
+            ptx::copy_16(first + 2 * columns * step * n, inside ? own + columns * step * n : from, inside ? 16 : 0);
         });
+    }
+    // copy_tokens, of whole pieces.
+    template <int columns>
+    HEADRACE_DEVICE static void copy_token_rows(Matrix<columns> to, const Strided& tensor, const ChunkRange& range,
+                                                std::int64_t head, int first_column, int count) {
+        const TokenRows rows = rows_of(tensor, range, head, first_column);
+        if (!rows.in_pieces(16) || count % 8 != 0) return copy_tokens(to, tensor, range, head, first_column, count);
+        constexpr int pieces = columns / 8, step = threads / pieces;
+        const int i = static_cast<int>(threadIdx.x) / pieces, j = static_cast<int>(threadIdx.x) % pieces * 8;
+        const std::uint32_t first = to.piece(i, j);
+        const char* const own = rows.first + i * rows.step + 2 * j;
+        each_own_row<pieces>([&](int row, int n) {
+            const bool inside = row < range.length && j < count;
+            ptx::copy_16(first + 2 * columns * step * n, inside ? own + n * step * rows.step : rows.first,
+                         inside ? 16 : 0);
+        });
+    }
+    // Of gates, log decays or their gradients: the first of the head, elements to the next token.
+    struct GateRows {
+        std::int64_t first, step;
+        bool in_pieces;  // of four floats
+    };
+    HEADRACE_DEVICE GateRows gate_rows(const Strided& tensor, const ChunkRange& range, std::int64_t head) const {
+        const std::int64_t first = tensor.given ? offset_of(tensor, range.row, range.token(0), head) : 0;
+        return {first, range.reverse ? -tensor.stride[1] : tensor.stride[1],
+                tensor.given && tensor.dtype == DType::f32 && tensor.stride[3] == 1 && tensor.stride[1] % 4 == 0 &&
+                    args.K % 4 == 0 && reinterpret_cast<std::uintptr_t>(tensor.data + 4 * first) % 16 == 0};
     }
     // As given; begin_head makes decays of them.
     HEADRACE_DEVICE void fetch_gates(const ChunkRange& range, std::int64_t head) const {
-        const Strided& g = args.g;
-        const std::int64_t first = g.given ? offset_of(g, range.row, range.token(0), head) : 0,
-                           step = range.reverse ? -g.stride[1] : g.stride[1];
-        const float* const from = reinterpret_cast<const float*>(g.data) + first;
-        if (g.given && g.dtype == DType::f32 && g.stride[3] == 1 && step % 4 == 0 &&
-            reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
-            each(tensor_chunk * K / 4, [&](int piece) {
-                const int i = piece / (K / 4), c = piece % (K / 4) * 4, left = i < range.length ? args.K - c : 0;
-                ptx::copy_16(ptx::shared_address(&gates.at(i, c)), left > 0 ? from + i * step + c : from,
-                             left <= 0  ? 0
-                             : left < 4 ? 4 * left
-                                        : 16);
+        const GateRows rows = gate_rows(args.g, range, head);
+        if (rows.in_pieces) {
+            constexpr int pieces = K / 4, step = threads / pieces;
+            const int i = static_cast<int>(threadIdx.x) / pieces, c = static_cast<int>(threadIdx.x) % pieces * 4;
+            const float* const from = reinterpret_cast<const float*>(args.g.data) + rows.first;
+            const float* const own = from + i * rows.step + c;
+            const std::uint32_t first = ptx::shared_address(&gates.at(i, c));
+            each_own_row<pieces>([&](int row, int n) {
+                const bool inside = row < range.length && c < args.K;
+                ptx::copy_16(first + 4 * (K + 4) * step * n, inside ? own + n * step * rows.step : from,
+                             inside ? 16 : 0);
             });
             ptx::end_copies();
             return;
         }
         each(tensor_chunk * K, [&](int place) {
             const int i = place / K, c = place % K;
-            const bool inside = g.given && i < range.length && c < args.K;
-            gates.at(i, c) = inside ? load_element<float>(g.data, g.dtype, first + i * step + c * g.stride[3]) : 0.0f;
+            const bool inside = args.g.given && i < range.length && c < args.K;
+            gates.at(i, c) = inside ? load_element<float>(args.g.data, args.g.dtype,
+                                                          rows.first + i * rows.step + c * args.g.stride[3])
+                                    : 0.0f;
         });
     }
     HEADRACE_DEVICE void load_betas(const ChunkRange& range, std::int64_t head) const {
@@ -203,23 +250,26 @@ struct ChannelGradient {
             write[i] = beta.value, beta_slope[i] = beta.slope;
         });
     }
+    // Of a row, threads side by side.
     HEADRACE_DEVICE void weigh_rows() const {
-        const auto inverse_norms_of = [&](float* norm, Matrix<K> x) {
-            HEADRACE_ROLLED
-            for (int i = warp(); i < tensor_chunk; i += warps()) {
-                float sum = 0;
+        constexpr int sharing = threads / tensor_chunk, pieces = K / 8 / sharing;
+        const int i = static_cast<int>(threadIdx.x) / sharing, part = static_cast<int>(threadIdx.x) % sharing;
+        const auto inverse_norm_of = [&](float* norm, Matrix<K> x) {
+            float sum = 0;
 #pragma unroll
-                for (int c = 2 * lane(); c < K; c += 2 * warp_lanes) {
-                    const std::uint32_t pair = x.pair(i, c);
+            for (int piece = 0; args.l2norm && piece < pieces; ++piece) {
+                const uint4 of = *reinterpret_cast<const uint4*>(&x.pair(i, (piece * sharing + part) * 8));
+                const std::uint32_t pairs[4] = {of.x, of.y, of.z, of.w};
+#pragma unroll
+                for (const std::uint32_t pair : pairs)
                     sum = fmaf(low_half(pair), low_half(pair), fmaf(high_half(pair), high_half(pair), sum));
-                }
-                sum = args.l2norm ? sum_of_warp(sum) : 0;
-                if (lane() == 0)
-                    norm[i] = args.l2norm ? static_cast<float>(1 / sqrt(static_cast<double>(sum) + 1e-6)) : 1.0f;
             }
+#pragma unroll
+            for (int distance = 1; distance < sharing; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
+            if (part == 0) norm[i] = args.l2norm ? static_cast<float>(1 / sqrt(static_cast<double>(sum) + 1e-6)) : 1.0f;
         };
-        inverse_norms_of(q_norm, q);
-        inverse_norms_of(k_norm, k);
+        inverse_norm_of(q_norm, q);
+        inverse_norm_of(k_norm, k);
     }
     // Factors of tokens, and decays of the gates.
     HEADRACE_DEVICE void begin_head(const ChunkRange& range, std::int64_t head) const {
@@ -231,8 +281,9 @@ struct ChannelGradient {
         const GateParameters<float> gate = gate_parameters<float>(args, head);
         const bool formula = args.g.given && gate.formula != GateFormula::log_decay;
         constexpr float log2_e = 1.4426950408889634f;
-        each(tensor_chunk * K / 4, [&](int piece) {
-            const int i = piece / (K / 4), c = piece % (K / 4) * 4, count = i < range.length ? args.K - c : 0;
+        const int c = static_cast<int>(threadIdx.x) % (K / 4) * 4;
+        each_own_row<K / 4>([&](int i, int) {
+            const int count = i < range.length ? args.K - c : 0;
             float4& all = *reinterpret_cast<float4*>(&gates.at(i, c));
             if (formula) apply_formula(&all.x, count, head, c, gate);
             const float4 of = all;
@@ -270,23 +321,29 @@ struct ChannelGradient {
         for (int tile = 0; tile < pair_tiles; tile += 2)
             if (pair_column() + 8 * tile <= token_row()) f(tile);
     }
-    HEADRACE_DEVICE static void load_written(std::uint32_t (&b)[4], Matrix<tensor_values> m, int d, int token) {
+    // Right operands of what is written, depth along values.
+    static HEADRACE_DEVICE OperandAt<tensor_values> written_operands(Matrix<tensor_values> m) {
+        return delta ? OperandAt<tensor_values>::down(m) : OperandAt<tensor_values>::across(m);
+    }
+    HEADRACE_DEVICE static void load_written(std::uint32_t (&b)[4], OperandAt<tensor_values> from, int d, int token) {
         if (delta) {
-            load_b(b, m, d, token);
+            ptx::load_matrix_transposed(b, from.at(d, token));
         } else {
-            load_b_transposed(b, m, d, token);
+            ptx::load_matrix(b, from.at(token, d));
         }
     }
     HEADRACE_DEVICE static void multiply_both(PairSums& d_P, PairSums& d_l, const Stage& now,
                                               Matrix<tensor_values> written) {
+        using At = OperandAt<tensor_values>;
+        const At of_d_o = At::down(now.d_o), of_y = At::across(now.y), of_written = written_operands(written);
         HEADRACE_ROLLED
         for (int d = 0; d < tensor_values; d += 16) {
             std::uint32_t d_o[4], y[4];
-            load_a(d_o, now.d_o, token_row(), d);
-            if (delta) load_a_transposed(y, now.y, token_row(), d);
+            ptx::load_matrix(d_o, of_d_o.at(token_row(), d));
+            if (delta) ptx::load_matrix_transposed(y, of_y.at(d, token_row()));
             each_lower_tile([&](int tile) {
                 std::uint32_t b[4];
-                load_written(b, written, d, pair_column() + 8 * tile);
+                load_written(b, of_written, d, pair_column() + 8 * tile);
                 ptx::multiply_bf16(d_P[tile], d_o, {b[0], b[1]});
                 ptx::multiply_bf16(d_P[tile + 1], d_o, {b[2], b[3]});
                 if (!delta) return;
@@ -310,23 +367,26 @@ struct ChannelGradient {
         ptx::sync_block();
     }
     HEADRACE_DEVICE static void add_borders(BorderSums& border, const Stage& now) {
+        using At = OperandAt<tensor_values>;
+        const auto of_S = OperandAt<K>::across(now.S), of_D = OperandAt<K>::across(now.D);
+        const At of_d_o = At::across(now.d_o), of_y = At::down(now.y), of_written = written_operands(now.d);
         HEADRACE_ROLLED
         for (int d = 0; d < tensor_values; d += 16) {
             std::uint32_t S[4], D[4];
-            load_a_transposed(S, now.S, channel(), d);
-            load_a_transposed(D, now.D, channel(), d);
+            ptx::load_matrix_transposed(S, of_S.at(d, channel()));
+            ptx::load_matrix_transposed(D, of_D.at(d, channel()));
             ptx::multiply_bf16(border.crossing[0], S, {D[0], D[2]});
             ptx::multiply_bf16(border.crossing[1], S, {D[1], D[3]});
 #pragma unroll
             for (int group = 0; group < token_groups; ++group) {
                 const int token = group_tokens * group;
                 std::uint32_t b[4];
-                load_b_transposed(b, now.d_o, d, token);
+                ptx::load_matrix(b, of_d_o.at(token, d));
                 add_group(border.read[group], S, b);
-                load_written(b, now.d, d, token);
+                load_written(b, of_written, d, token);
                 add_group(border.write[group], D, b);
                 if (!delta) continue;
-                load_b(b, now.y, d, token);
+                ptx::load_matrix_transposed(b, of_y.at(d, token));
                 add_group(border.erase[group], S, b);
             }
         }
@@ -348,14 +408,22 @@ struct ChannelGradient {
         for (int group = 0; group < token_groups; ++group)
             group_total(through[group], lane_gates().from(group_tokens * group, 0));
         const GateSums sums;
-        ChannelPairs<K, delta> pairs{
-            q, k, W, L, Digits::high, lane_gates(), channel(), reinterpret_cast<float4*>(now.S.data), through, sums};
+        ChannelPairs<K, delta> pairs{OperandAt<K>::across(q),
+                                     OperandAt<K>::across(k),
+                                     PairOperands(W),
+                                     PairOperands(L),
+                                     Digits::high,
+                                     lane_gates(),
+                                     channel(),
+                                     reinterpret_cast<float4*>(now.S.data),
+                                     through,
+                                     sums};
         fold_borders(d_q, d_k, d_gate, border, pairs);
         // W as rows, their low halves, W's.
         HEADRACE_ROLLED
         for (int part = 0; part < (fine ? 3 : 1); ++part) {
             pairs.of_rows = part == 1 ? Digits::low : Digits::high;
-            pairs.W = part == 2 ? W_low : W, pairs.L = part == 2 ? L_low : L;
+            pairs.W = PairOperands(part == 2 ? W_low : W), pairs.L = PairOperands(part == 2 ? L_low : L);
             pairs.add_inside(d_q, d_k, d_gate);
             pairs.add_across(d_q, d_k, d_gate);
         }
@@ -378,46 +446,59 @@ struct ChannelGradient {
     // Of d_o r^T and y r^T makes W and L, and d_beta = y . r.
     HEADRACE_DEVICE void weigh_pairs(const PairSums& d_P, const PairSums& d_l, bool fine) const {
         const LanePlace at;
+        // Matrix's places, of (i, j) and on the diagonal of (j, i) and (j + 1, i): a tile on is one bit.
+        const int block = token_row() / 8, of_pair = place_of(token_row() + at.row, pair_column() / 8) + at.column,
+                  of_first = place_of(token_row() + at.column, block) + at.row,
+                  of_next = place_of(token_row() + at.column + 1, block) + at.row;
         each_lower_tile([&](int first) {
+            const bool on_diagonal = pair_column() + 8 * first == token_row();
 #pragma unroll
             for (int tile = first; tile < first + 2; ++tile) {
-                const bool on_diagonal = pair_column() + 8 * first == token_row();
+                const int j = pair_column() + 8 * tile + at.column;
+                const float2 of_j = *reinterpret_cast<const float2*>(write + j);
 #pragma unroll
-                for (int place = 0; place < 4; place += 2) {
-                    const int i = token_row() + at.row + 4 * place, j = pair_column() + 8 * tile + at.column;
-                    float w[2], l[2] = {};
+                for (int half = 0; half < 2; ++half) {
+                    const int i = token_row() + at.row + 8 * half,
+                              place = (of_pair ^ 8 * tile) + 8 * tensor_chunk * half;
+                    const float* const read_ij = d_P[tile] + 2 * half;
+                    const float* const erase_ij = d_l[tile] + 2 * half;
+                    const float of_read = read[i], of_erase = delta ? erase[i] : 0.0f;
+                    const float w[2] = {read_ij[0] * of_j.x * of_read, read_ij[1] * of_j.y * of_read},
+                                l[2] = {erase_ij[0] * of_j.x * of_erase, erase_ij[1] * of_j.y * of_erase};
+                    const SplitPair of_w = split_pair(w[0], w[1]), of_l = split_pair(l[0], l[1]);
+                    if (!on_diagonal) {
+                        const auto set = [&](Matrix<tensor_chunk> m, std::uint32_t both) {
+                            *reinterpret_cast<std::uint32_t*>(m.data + place) = both;
+                        };
+                        set(W, of_w.high);
+                        if (delta) set(L, of_l.high);
+                        if (fine) set(W_low, of_w.low), set(L_low, of_l.low);
+                        continue;
+                    }
 #pragma unroll
                     for (int side = 0; side < 2; ++side) {
-                        w[side] = d_P[tile][place + side] * write[j + side] * read[i];
-                        if (delta) l[side] = d_l[tile][place + side] * write[j + side] * erase[i];
-                    }
-                    const SplitPair of_w = split_pair(w[0], w[1]), of_l = split_pair(l[0], l[1]);
-                    if (on_diagonal) {
-#pragma unroll
-                        for (int side = 0; side < 2; ++side) {
-                            if (i < j + side) continue;
-                            const bool itself = i == j + side;
-                            if (itself) {
-                                own[i] = w[side];
-                                if (delta) d_beta[i] = d_l[tile][place + side] * beta_slope[i];
-                            }
-                            const auto set = [&](Matrix<tensor_chunk> m, std::uint32_t both) {
-                                const std::uint32_t bits = itself ? 0u : both >> 16 * side;
-                                m.at(i, j + side) = m.at(j + side, i) = static_cast<std::uint16_t>(bits);
-                            };
-                            set(W, of_w.high);
-                            if (delta) set(L, of_l.high);
-                            if (fine) set(W_low, of_w.low), set(L_low, of_l.low);
+                        if (i < j + side) continue;
+                        const bool itself = i == j + side;
+                        if (itself) {
+                            own[i] = w[side];
+                            if (delta) d_beta[i] = erase_ij[side] * beta_slope[i];
                         }
-                    } else {
-                        W.pair(i, j) = of_w.high;
-                        if (delta) L.pair(i, j) = of_l.high;
-                        if (fine) W_low.pair(i, j) = of_w.low, L_low.pair(i, j) = of_l.low;
+                        const int mirrored =
+                            ((side == 0 ? of_first : of_next) ^ 8 * half) + 8 * tensor_chunk * (tile - first);
+                        const auto set = [&](Matrix<tensor_chunk> m, std::uint32_t both) {
+                            const std::uint32_t bits = itself ? 0u : both >> 16 * side;
+                            m.data[place + side] = m.data[mirrored] = static_cast<std::uint16_t>(bits);
+                        };
+                        set(W, of_w.high);
+                        if (delta) set(L, of_l.high);
+                        if (fine) set(W_low, of_w.low), set(L_low, of_l.low);
                     }
                 }
             }
         });
     }
+    // Where Matrix<tensor_chunk> has the first element of a piece of a row.
+    HEADRACE_DEVICE static int place_of(int row, int piece) { return row * tensor_chunk + ((piece ^ row % 8) * 8); }
 
     // Adds what tokens have from the chunk's borders and with themselves to d_q and d_k, begins the gate's gradient
     // with what of it spans gates up to the borders, and keeps decays in groups for the pairs across.
@@ -442,8 +523,8 @@ struct ChannelGradient {
             if (group > 0) pairs.keep(decays.since, pairs.of_since(group));
             if (group < token_groups - 1) pairs.keep(decays.until, pairs.of_until(group));
             TokenGroup queries, keys, from_start, to_end;
-            load_group(queries, q, channel(), first);
-            load_group(keys, k, channel(), first);
+            load_group(queries, pairs.q, channel(), first);
+            load_group(keys, pairs.k, channel(), first);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -490,7 +571,19 @@ struct ChannelGradient {
         return ptx::shuffle_from(own, 4 * g + g / 2);
     }
     HEADRACE_DEVICE void store_gate_gradient(const ChunkRange& range, std::int64_t row, std::int64_t head) {
-        tokens.store_gate_gradient(gates, row, head, range);
+        const GateRows rows = gate_rows(args.d_g, range, head);
+        const bool sums = args.d_gamma != nullptr || args.gate_formula != GateFormula::log_decay;
+        if (sums || !rows.in_pieces) return tokens.store_gate_gradient(gates, row, head, range);
+        constexpr int pieces = K / 4, step = threads / pieces;
+        const int i = static_cast<int>(threadIdx.x) / pieces, c = static_cast<int>(threadIdx.x) % pieces * 4;
+        float* const own = reinterpret_cast<float*>(args.d_g.data) + rows.first + i * rows.step + c;
+        const float* const from = &gates.at(i, c);
+        each_own_row<pieces>([&](int token, int n) {
+            if (token < range.length && c < args.K)
+                *reinterpret_cast<float4*>(own + n * step * rows.step) =
+                    *reinterpret_cast<const float4*>(from + n * step * (K + 4));
+        });
+        ptx::sync_block();
     }
 
     // ---- rows of keys ----
@@ -499,39 +592,55 @@ struct ChannelGradient {
     HEADRACE_DEVICE void store_rows(const Strided& tensor, const TokenGroups& d, Matrix<K> x, const float* inverse_norm,
                                     const ChunkRange& range, std::int64_t key_head) const {
         if (!tensor.given) return;
+        const auto from = OperandAt<K>::across(x);
+        float* const along = own;  // [C] y . d times r^2, of which no head has need any more
         if (args.l2norm) {
 #pragma unroll
-            for (int group = 0; group < token_groups; ++group) add_products(d[group], x, group_tokens * group);
+            for (int group = 0; group < token_groups; ++group) add_products(d[group], from, group_tokens * group);
+            ptx::sync_block();
+            each(tensor_chunk, [&](int i) {
+                float sum = 0;
+#pragma unroll
+                for (int w = 0; w < K / group_channels; ++w) sum += of_rows[w * tensor_chunk + i];
+                along[i] = sum * inverse_norm[i] * inverse_norm[i];
+            });
             ptx::sync_block();
         }
+        const int even = element_of(group_token(0)), odd = element_of(group_token(0) + 1);
 #pragma unroll
         for (int group = 0; group < token_groups; ++group) {
             TokenGroup rows;
-            load_group(rows, x, channel(), group_tokens * group);
+            if (args.l2norm) load_group(rows, from, channel(), group_tokens * group);
             ptx::sync_warp();  // every lane has its rows
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
+                const int i = group_tokens * group + 8 * h;
+                float2 of{};
+                if (args.l2norm) of = *reinterpret_cast<const float2*>(along + i + group_token(0));
 #pragma unroll
                 for (int p = 0; p < 2; ++p) {
-                    const int i = group_tokens * group + group_token(h) + p;
-                    float along = 0;
+                    float left = d[group][h][p], right = d[group][h][2 + p];
                     if (args.l2norm) {
-#pragma unroll
-                        for (int w = 0; w < K / group_channels; ++w) along += of_rows[w * tensor_chunk + i];
-                        along *= inverse_norm[i] * inverse_norm[i];
+                        const float of_token = p == 0 ? of.x : of.y;
+                        left -= of_token * rows[h][p], right -= of_token * rows[h][2 + p];
                     }
-                    const std::uint32_t both = ptx::round_to_bf16(d[group][h][p] - along * rows[h][p],
-                                                                  d[group][h][2 + p] - along * rows[h][2 + p]);
-                    x.at(i, channel() + group_channel(0)) = static_cast<std::uint16_t>(both);
-                    x.at(i, channel() + group_channel(1)) = static_cast<std::uint16_t>(both >> 16);
+                    const std::uint32_t both = ptx::round_to_bf16(left, right);
+                    const int place = p == 0 ? even : odd;
+                    x.data[place + i * K] = static_cast<std::uint16_t>(both);
+                    x.data[(place ^ 8) + i * K] = static_cast<std::uint16_t>(both >> 16);
                 }
             }
         }
         ptx::sync_block();
         store_matrix(tensor, x, range, key_head, 0, args.K);
     }
+    // Where Matrix<K> has the lane's first channel of one of the first eight tokens; its other one lies in the next
+    // piece.
+    HEADRACE_DEVICE static int element_of(int token) {
+        return token * K + (channel() / 8 ^ token) * 8 + group_channel(0);
+    }
     // of_rows = the warp's part of d . x, of tokens from `first` on.
-    HEADRACE_DEVICE void add_products(const TokenGroup& d, Matrix<K> x, int first) const {
+    HEADRACE_DEVICE void add_products(const TokenGroup& d, OperandAt<K> x, int first) const {
         TokenGroup rows;
         load_group(rows, x, channel(), first);
 #pragma unroll

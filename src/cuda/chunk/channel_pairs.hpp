@@ -8,18 +8,32 @@ namespace headrace::cuda {
 // Gradients of a warp's 16 channels over the chunk's tokens.
 using TokenGroups = TokenGroup[token_groups];
 
+// Blocks of 16 x 16 of a matrix over pairs of tokens as right operands.
+struct PairOperands {
+    OperandAt<tensor_chunk> across, down;
+    HEADRACE_DEVICE explicit PairOperands(Matrix<tensor_chunk> m)
+        : across(OperandAt<tensor_chunk>::across(m)), down(OperandAt<tensor_chunk>::down(m)) {}
+    // Of later tokens as columns, the depth earlier ones; and the other way.
+    HEADRACE_DEVICE void load_later(std::uint32_t (&b)[4], int later, int earlier) const {
+        ptx::load_matrix(b, across.at(group_tokens * later, group_tokens * earlier));
+    }
+    HEADRACE_DEVICE void load_earlier(std::uint32_t (&b)[4], int later, int earlier) const {
+        ptx::load_matrix_transposed(b, down.at(group_tokens * later, group_tokens * earlier));
+    }
+};
+
 // W and L [64,64] are the gradients of the scores, without decays: blocks of 16 x 16 below the diagonal, and those on
 // it symmetric, diagonals left out. A pair of tokens meets at an anchor (docs/math.md, section 8), where W and L are
 // multiplied by rows with decays from there to the later token, or from the earlier one to there, in bf16. Both
 // directions of a level are one product: with x and y two tokens of a block of 2^(level+1) in different halves, decays
 // f to the anchor and row m = q in the later half, k in the earlier one,
-//     read_x = f_x sum_y W_xy f_y m_y      joins d_q in the later half, d_k in the earlier one
-//     erase_x = f_x sum_y L_xy f_y k_y     joins d_k
-// and m_x read_x + k_x erase_x is what token x adds to all gates between it and the anchor.
+//     f_x reads_x, reads_x = sum_y W_xy f_y m_y,       joins d_q in the later half, d_k in the earlier one
+//     f_x erases_x, erases_x = sum_y L_xy f_y k_y,     joins d_k
+// and f_x (m_x reads_x + k_x erases_x) is what token x adds to all gates between it and the anchor.
 template <int K, bool delta>
 struct ChannelPairs {
-    Matrix<K> q, k;
-    Matrix<tensor_chunk> W, L;
+    OperandAt<K> q, k;  // across
+    PairOperands W, L;
     Digits of_rows;      // what of decayed rows enters
     Tile<float> decays;  // [64 tokens, K] from the lane's first token and channel on
     int channel;         // the warp's first
@@ -35,8 +49,8 @@ struct ChannelPairs {
             Inside inside;
             load_group(inside.q, q, channel, first);
             load_group(inside.k, k, channel, first);
-            load_b_transposed(inside.W, W, first, first);
-            if (delta) load_b_transposed(inside.L, L, first, first);
+            W.load_later(inside.W, group, group);
+            if (delta) L.load_later(inside.L, group, group);
             inside.decays.load(decays.from(first, 0));
             add_level<0>(d_q[group], d_k[group], d_gate[group], inside);
             add_level<1>(d_q[group], d_k[group], d_gate[group], inside);
@@ -109,9 +123,7 @@ struct ChannelPairs {
             for (int n = 0; n < 4; ++n) {
                 const bool later = GroupDecays::later<level>(h, n % 2);
                 factors[h][n] = later ? decays.since[h][n] : decays.until[h][n];
-                rows[h][n] = later ? inside.q[h][n] : inside.k[h][n];
-                gates[h][n] = rows[h][n];
-                rows[h][n] *= factors[h][n];
+                rows[h][n] = (later ? inside.q[h][n] : inside.k[h][n]) * factors[h][n];
                 keys[h][n] = inside.k[h][n] * factors[h][n];
             }
         }
@@ -122,10 +134,10 @@ struct ChannelPairs {
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const bool later = GroupDecays::later<level>(h, n % 2);
-                const float read = factors[h][n] * reads[h][n], erase = factors[h][n] * erases[h][n];
-                d_q[h][n] += later ? read : 0.0f;
-                d_k[h][n] += later ? erase : read + erase;
-                gates[h][n] = fmaf(gates[h][n], read, inside.k[h][n] * erase);
+                const float of = factors[h][n], both = reads[h][n] + erases[h][n];
+                d_q[h][n] = fmaf(of, later ? reads[h][n] : 0.0f, d_q[h][n]);
+                d_k[h][n] = fmaf(of, later ? erases[h][n] : both, d_k[h][n]);
+                gates[h][n] = fmaf(rows[h][n], reads[h][n], keys[h][n] * erases[h][n]);
                 if (level == 0 && n % 2 == 1) d_gate[h][n] += gates[h][n];
             }
         }
@@ -171,10 +183,10 @@ struct ChannelPairs {
         for (int earlier = 0; earlier < group; ++earlier) {
             if (earlier > 0) decay(of_q, earlier), decay(of_k, earlier);
             std::uint32_t b[4];
-            load_b_transposed(b, W, group_tokens * earlier, group_tokens * group);
+            W.load_later(b, group, earlier);
             multiply_group(of_q, keys[earlier], b);
             if (!delta) continue;
-            load_b_transposed(b, L, group_tokens * earlier, group_tokens * group);
+            L.load_later(b, group, earlier);
             multiply_group(of_k, keys[earlier], b);
         }
         TokenGroup since, rows, gates;
@@ -220,10 +232,10 @@ struct ChannelPairs {
                 add_spanning(d_gate[later], out, rows, until, group, later);
             }
             std::uint32_t b[4];
-            load_b(b, W, group_tokens * later, group_tokens * group);
+            W.load_earlier(b, later, group);
             multiply_group(out, reads[later], b);
             if (!delta) continue;
-            load_b(b, L, group_tokens * later, group_tokens * group);
+            L.load_earlier(b, later, group);
             multiply_group(out, erases[later], b);
         }
         add_rows(d_k, gates, out, until, rows, false);

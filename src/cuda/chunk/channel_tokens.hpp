@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/kernels.hpp"
-#include "cuda/tiles/token_matrices.hpp"
+#include "cuda/tiles/warp_products.hpp"
 
 namespace headrace::cuda {
 
@@ -42,11 +42,11 @@ HEADRACE_DEVICE void from_operand(TokenGroup& x, const std::uint32_t (&a)[4]) {
         for (int c = 0; c < 2; ++c) x[h][2 * c] = low_half(a[2 * h + c]), x[h][2 * c + 1] = high_half(a[2 * h + c]);
     }
 }
-// Rows [64 tokens, K] of the tokens from `token` on, channels from `channel` on.
+// Of rows [64 tokens, K], `rows` as OperandAt::across, the tokens from `token` on, channels from `channel` on.
 template <int K>
-HEADRACE_DEVICE void load_group(TokenGroup& x, Matrix<K> rows, int channel, int token) {
+HEADRACE_DEVICE void load_group(TokenGroup& x, OperandAt<K> rows, int channel, int token) {
     std::uint32_t a[4];
-    load_a_transposed(a, rows, channel, token);
+    ptx::load_matrix_transposed(a, rows.at(token, channel));
     from_operand(x, a);
 }
 

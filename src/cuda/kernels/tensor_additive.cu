@@ -6,8 +6,8 @@ namespace {
 
 template <int K>
 TensorKernels additive_kernels() {
-    static_assert(tensor_threads == tensor_warps * warp_lanes);
-    using Block = TensorKernel<K>;
+    static_assert(tensor_threads == 2 * block_threads);
+    using Block = AdditiveKernel<K>;
     TensorKernels kernels{};
     kernels.forward = {"tensor_forward", reinterpret_cast<const void*>(&tensor_forward<Block>),
                        registers_allowed(tensor_threads, 1), &shared_memory_of<Block>, &tensor_forward_work<K>};

@@ -1,10 +1,10 @@
 // tensor_entry: the kernels of the chunk form on tensor cores.
 #pragma once
 
+#include "cuda/chunk/additive_kernel.hpp"
 #include "cuda/chunk/gate_terms.hpp"
 #include "cuda/chunk/prepare_kernel.hpp"
 #include "cuda/chunk/segment_join.hpp"
-#include "cuda/chunk/tensor_kernel.hpp"
 #include "cuda/chunk/walker_kernel.hpp"
 #include "cuda/kernels/kernels.hpp"
 

@@ -5,46 +5,10 @@
 // and what is written into it.
 #pragma once
 
+#include "cuda/chunk/additive_terms.hpp"
 #include "cuda/chunk/walker_ops.hpp"
 
 namespace headrace::cuda {
-
-// Products of a warp's values with rows of values, token by token.
-struct PartnerDots {
-    Matrix<64> rows;             // [C,64 values]
-    float *from_state, *in_all;  // [C] of the outputs' part from the state, and of all
-
-    HEADRACE_DEVICE void store(float* to, const TokenSums& sums, int first_value) const {
-        float dots[2 * token_tiles];
-#pragma unroll
-        for (int step = 0; step < token_steps; ++step) {
-            const SplitA a = left_operand(rows, first_value, step);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const float(&tile)[4] = sums[2 * step + half];
-                const std::uint32_t upper = a.high[2 * half], lower = a.high[2 * half + 1];
-                float* const of = dots + 2 * (2 * step + half);
-                of[0] = fmaf(tile[0], low_half(upper), tile[2] * low_half(lower));
-                of[1] = fmaf(tile[1], high_half(upper), tile[3] * high_half(lower));
-            }
-        }
-        // Over the eight lanes with the same tokens, each of which keeps a tile's two in the end: lane g that of tile g.
-        add_halves<token_tiles>(dots), add_halves<token_tiles / 2>(dots), add_halves<token_tiles / 4>(dots);
-        *reinterpret_cast<float2*>(to + 2 * lane()) = {dots[0], dots[1]};
-    }
-
-  private:
-    // Of two lanes one keeps the sums of the first `left`, the other those of as many behind them.
-    template <int left>
-    HEADRACE_DEVICE static void add_halves(float (&dots)[2 * token_tiles]) {
-        const bool upper = (lane() & 2 * left) != 0;
-#pragma unroll
-        for (int i = 0; i < left; ++i) {
-            const float own = upper ? dots[left + i] : dots[i], other = upper ? dots[i] : dots[left + i];
-            dots[i] = own + ptx::shuffle_xor(other, 2 * left);
-        }
-    }
-};
 
 template <int K>
 struct AdditiveOps {
@@ -71,8 +35,11 @@ struct AdditiveOps {
     SplitDecay<float> decay;    // of this chunk
     // A pair of a token with itself spans no gate: its score is kept from their sums, where its rounding would show.
     const float* diagonal;  // [C], or null
+    // Of a gate's terms, where they are wanted.
     PartnerDots dots;
-    bool dots_wanted;
+    bool dots_wanted = false;
+    CrossedState<K / 8> crossed;  // the state that entered this chunk in the other walk
+    float* crossing;              // [1] its product with the one that enters here, of this warp, or null
 
     HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
 
@@ -93,6 +60,10 @@ struct AdditiveOps {
         o.patch.store(sums);
     }
     HEADRACE_DEVICE void decay_and_write(State, State, Decayed x, Tile v) {
+        if (crossing != nullptr) {
+            const float sum = crossed.dot(state);
+            if (lane() == 0) *crossing = sum;
+        }
         SplitA written[token_steps];
         const LanePlace at;
 #pragma unroll

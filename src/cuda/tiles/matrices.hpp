@@ -25,8 +25,7 @@ struct Matrix {
     }
     HEADRACE_DEVICE std::uint32_t piece(int i, int j) const { return ptx::shared_address(data + place(i, j)); }
     HEADRACE_DEVICE std::uint16_t& at(int i, int j) const { return data[place(i, j)]; }
-
-  private:
+    // Elements from the first one in memory to (i, j).
     HEADRACE_DEVICE static int place(int i, int j) { return i * columns + ((j / 8) ^ (i % 8)) * 8 + j % 8; }
 };
 

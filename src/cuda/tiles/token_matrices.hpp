@@ -24,13 +24,20 @@ HEADRACE_DEVICE void each_piece(int rows, F f) {
         f(place / pieces, place % pieces * 8);
 }
 
-// The same of the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal.
+// The same of the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal: ten turns of a warp.
 template <class F>
 HEADRACE_DEVICE void each_lower_piece(F f) {
-#pragma unroll
-    for (int rows = 0; rows < 64; rows += 16) {
-        const int pieces = rows / 8 + 2;  // of a row
-        each(16 * pieces, [&](int place) { f(rows + place / pieces, place % pieces * 8); });
+    HEADRACE_ROLLED
+    for (int turn = warp(); turn < 10; turn += warps()) {
+        // Of rows from 48 on 8 pieces, of those from 16 on the first 4, of the first 16 and of those from 32 on 2 more.
+        const int bits = turn < 4   ? 3
+                         : turn < 8 ? 2
+                                    : 1,
+                  first_row = turn < 4   ? 48 + 4 * turn
+                              : turn < 8 ? 8 * turn - 16
+                                         : 32 * (turn - 8),
+                  first_piece = turn < 9 ? 0 : 4;
+        f(first_row + (lane() >> bits), 8 * (first_piece + (lane() & ((1 << bits) - 1))));
     }
 }
 
@@ -49,12 +56,38 @@ HEADRACE_DEVICE TokenRows rows_of(const Strided& tensor, const ChunkRange& range
             2 * tensor.stride[3]};
 }
 
+// Queues copies of the first `width` columns of `count` rows, both multiples of 8, in pieces of 16 bytes. A warp has
+// eight rows at a time: a row's number changes its pieces' places by what is known beforehand.
+template <int columns>
+HEADRACE_DEVICE void copy_whole_rows(Matrix<columns> to, const char* from, std::int64_t step, int count, int width) {
+    constexpr int pieces = columns / 8, rows = warp_lanes / pieces;  // of a row; at once
+    const int row = lane() / pieces, piece = lane() % pieces;
+    if (8 * piece >= width) return;
+    std::uint32_t to_first = to.piece(8 * warp() + row, 8 * piece);
+    from += (8 * warp() + row) * step + 16 * piece;
+    HEADRACE_ROLLED
+    for (int first = 8 * warp(); first < count; first += 8 * warps()) {
+        const char* of_row = from;
+#pragma unroll
+        for (int i = 0; i < 8; i += rows) {
+            ptx::copy_16((to_first ^ static_cast<std::uint32_t>(16 * i)) + 2 * columns * i, of_row, 16);
+            of_row += rows * step;
+        }
+        from += 8 * warps() * step;
+        to_first += static_cast<std::uint32_t>(8 * warps() * 2 * columns);
+    }
+}
+
 // Queues copies of `count` columns of `length` rows; the rest of [padded, width] becomes zero. They are there behind
 // ptx::wait_for_copies and a barrier.
 template <int columns>
 HEADRACE_DEVICE void copy_rows(Matrix<columns> to, TokenRows rows, int length, int padded, int count,
                                int width = columns) {
     const bool pieces = rows.in_pieces(16);
+    if (pieces && length == padded && count >= width) {
+        copy_whole_rows(to, rows.first, rows.step, padded, width);
+        return;
+    }
     each_piece<columns>(padded, [&](int i, int j) {
         if (j >= width) return;
         const char* const from = rows.first + i * rows.step;

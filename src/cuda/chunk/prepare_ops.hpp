@@ -16,17 +16,18 @@ HEADRACE_DEVICE float divisible(float beta) {
     return fabsf(beta) < least ? least : beta;
 }
 
-// Blocks of 16 x 16 on and below the diagonal of [64,64], up to three for each of four warps, one after another; those
-// of the first three warps share their rows.
+// Blocks of 16 x 16 on and below the diagonal of [64,64], up to three for each of four warps that follow each other, one
+// after another; those of the first three warps share their rows.
 struct LowerBlock {
     static constexpr int turns = 3;
     int row, column;  // of its first element
     bool there, new_rows;
     HEADRACE_DEVICE explicit LowerBlock(int turn) {
-        const bool corners = warp() == 3;  // of the diagonal
-        row = corners ? 48 * (1 - turn) : 16 * (3 - warp());
+        const int of_four = warp() % block_warps;
+        const bool corners = of_four == 3;  // of the diagonal
+        row = corners ? 48 * (1 - turn) : 16 * (3 - of_four);
         column = corners ? row : 16 * turn;
-        there = corners || warp() == 2 ? turn < 2 : true;
+        there = corners || of_four == 2 ? turn < 2 : true;
         new_rows = turn == 0 || corners;
     }
 };

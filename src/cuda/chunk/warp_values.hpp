@@ -105,7 +105,6 @@ HEADRACE_DEVICE void copy_lower(Copies... copies) {
         (ptx::copy_16(ptx::shared_address(copies.to.data + at), copies.from + at, 16), ...);
     });
 }
-HEADRACE_DEVICE void copy_lower(Matrix<64> to, const std::uint16_t* from) { copy_lower(LowerCopy{to, from}); }
 
 // Queues copies of so many bytes, a multiple of 16. A warp copies up to 2 KiB at a time, at distances that are known
 // beforehand.

@@ -10,12 +10,15 @@
 namespace headrace::cuda {
 
 // [rows, columns], columns 64 or 128. A row's pieces of 16 bytes change places with the row's number, so that a column
-// of eight pieces lies in all banks.
+// of eight pieces lies in all banks. It begins at a multiple of its rows, so that what is known of a place's bits holds
+// for its address.
 template <int columns>
 struct Matrix {
     std::uint16_t* data = nullptr;
 
     static __host__ __device__ Matrix take(Arena& arena, int rows) {
+        constexpr std::size_t row = columns * sizeof(std::uint16_t);
+        arena.shared_used = (arena.shared_used + row - 1) / row * row;
         return {arena.take<std::uint16_t>(static_cast<std::size_t>(rows) * columns)};
     }
     HEADRACE_DEVICE explicit operator bool() const { return data != nullptr; }

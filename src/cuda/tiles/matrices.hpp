@@ -47,7 +47,7 @@ HEADRACE_DEVICE SplitPair split_pair(float x, float y) {
 // Where the accumulators of a lane lie in their 16 x 8: rows first and first + 8, columns `column` and the next.
 struct LanePlace {
     int row, column;
-    HEADRACE_DEVICE LanePlace() : row(lane() / 4), column(lane() % 4 * 2) {}
+    HEADRACE_DEVICE explicit LanePlace(int of = lane()) : row(of / 4), column(of % 4 * 2) {}
 };
 
 // ---- operands of 16 x 16 (a: rows i, depth d) and two of 16 x 8 (b: depth d, columns j and j + 8) ----

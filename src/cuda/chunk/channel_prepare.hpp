@@ -72,6 +72,7 @@ struct ChannelPrepare {
     // The chunk of that row of part_at.
     HEADRACE_DEVICE void run(std::int64_t row, std::int64_t head) {
         if (!find_chunk(row, head)) return;
+        find_sources(row * args.HV + head);
         clear_scores();
         weigh_tokens();
         Sums sums{};
@@ -92,8 +93,10 @@ struct ChannelPrepare {
     // What 8 bits leave of the rows erased and written, where the chunk needs 16 (ChannelEstimate).
     HEADRACE_DEVICE void run_low(std::int64_t row, std::int64_t head) {
         if (!find_chunk(row, head)) return;
-        const float* const numbers = args.prepared.numbers + 4 * shared->place;
+        const std::int64_t place = row * args.HV + head;
+        const float* const numbers = args.prepared.numbers + 4 * place;
         if (numbers[1] == 0 && numbers[2] == 0) return;
+        find_sources(place);
         weigh_tokens();
         HEADRACE_ROLLED
         for (int slice = 0; slice < slices; ++slice) {
@@ -132,12 +135,13 @@ struct ChannelPrepare {
         range_ = {s.row, s.begin, s.end, first, length, tensor_chunk, args.reverse};
         head_ = static_cast<int>(head);
         block_ = static_cast<int>((warp() + blockIdx.x) % blocks);
-        if (left <= 0) return false;
-        if (threadIdx.x == 0) find_sources(row * args.HV + head);
-        ptx::sync_block();
-        return true;
+        return left > 0;
     }
     HEADRACE_DEVICE void find_sources(std::int64_t place) const {
+        if (threadIdx.x == 0) find_sources_of(place);
+        ptx::sync_block();
+    }
+    HEADRACE_DEVICE void find_sources_of(std::int64_t place) const {
         const auto source = [&](const Strided& tensor, std::int64_t of_head, int size) {
             const std::int64_t first = size * offset_of(tensor, range_.row, range_.token(0), of_head),
                                step = size * (range_.reverse ? -tensor.stride[1] : tensor.stride[1]);

@@ -196,23 +196,15 @@ struct GradientKernel {
         }
         return of;
     }
+    // Four lanes have a row.
     HEADRACE_DEVICE void weigh_rows() const {
-        const auto inverse_norms_of = [&](float* norm, Matrix<K> x) {
-            HEADRACE_ROLLED
-            for (int i = warp(); i < tensor_chunk; i += warps()) {
-                float sum = 0;
-#pragma unroll
-                for (int c = 2 * lane(); c < K; c += 2 * warp_lanes) {
-                    const std::uint32_t pair = x.pair(i, c);
-                    sum = fmaf(low_half(pair), low_half(pair), fmaf(high_half(pair), high_half(pair), sum));
-                }
-                sum = args.l2norm ? sum_of_warp(sum) : 0;
-                if (lane() == 0) norm[i] = args.l2norm ? inverse_norm(sum) : 1.0f;
-            }
+        const int i = 8 * warp() + ptx::not_before(lane()) / 4;
+        const auto norm = [&](float* to, Matrix<K> x) {
+            const float of_row = args.l2norm ? inverse_norm(dot_of_rows(x, x, i)) : 1.0f;
+            if (lane() % 4 == 0) to[i] = of_row;
         };
-        inverse_norms_of(q_norm, q);
-        inverse_norms_of(k_norm, k);
-        if (comba) inverse_norms_of(e_norm, e);
+        norm(q_norm, q), norm(k_norm, k);
+        if (comba) norm(e_norm, e);
     }
     HEADRACE_DEVICE void begin_head(const Numbers& of) const {
         if (warp() == 0) {

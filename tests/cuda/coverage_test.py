@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The problems of mutation_problems.txt and test programs execute 95 % of the statements of each kernel: one table.
 
-    coverage_test.py --headrace build/ptx/tools/headrace/headrace --without 'tensor_|channel_|recurrent_forward|_loop' PROGRAM...
+    coverage_test.py --headrace build/ptx/tools/headrace/headrace --without 'tensor_|channel_|_loop' PROGRAM...
 
 on the interpreter. What nobody executes is printed with its place in the kernel's text; with a build of
 CMAKE_CUDA_FLAGS=-lineinfo, coverage.py on the same files also says where in the sources.
@@ -18,8 +18,10 @@ import coverage
 
 # Kernels of which no problem reaches 95 %, with their bars. In double an additive rule takes tensors of less than f64
 # where they have 7 tokens at most (blocking.hpp: few sums), and so never to a second chunk or segment of 16: the loads
-# of these types on the way to one are not executed.
-LOWER = [(r"split_sweeps<.*<double>, false,", "0.90"), (r"recurrent_backward<double, false>", "0.92")]
+# of these types on the way to one are not executed. The recurrent form's forward has the exponential and log1p in double
+# once for each of a lane's rows: of what is inside of them gates in a problem line's range leave some to no row.
+LOWER = [(r"split_sweeps<.*<double>, false,", "0.90"), (r"recurrent_backward<double, false>", "0.92"),
+         (r"recurrent_forward<double,", "0.92")]
 PROBLEMS = pathlib.Path(__file__).resolve().parent / "mutation_problems.txt"
 
 

@@ -3,6 +3,7 @@
 #include <string>
 #include <type_traits>
 
+#include "cuda/chunk/additive_kernel.hpp"
 #include "cuda/chunk/channel_prepare.hpp"
 #include "cuda/chunk/channel_sweep.hpp"
 #include "cuda/chunk/channel_walk.hpp"
@@ -10,7 +11,6 @@
 #include "cuda/chunk/gradient_kernel.hpp"
 #include "cuda/chunk/prepare_kernel.hpp"
 #include "cuda/chunk/split_kernel.hpp"
-#include "cuda/chunk/tensor_kernel.hpp"
 #include "cuda/chunk/walker_kernel.hpp"
 #include "cuda/layers/convolution_kernel.hpp"
 #include "cuda/layers/rms_norm_kernel.hpp"
@@ -154,10 +154,12 @@ int main() {
     print_all<float, true>();
     print_all<double, false>();
     print_all<double, true>();
-    print_tensor<TensorKernel<64>>("tensor_forward,k64", false, true);
-    print_tensor<TensorKernel<128>>("tensor_forward,k128", false, true);
-    print_tensor<TensorKernel<64>>("tensor_states,k64", false, true);
-    print_tensor<TensorKernel<128>>("tensor_states,k128", false, true);
+    print_tensor<AdditiveKernel<64, false>>("tensor_forward,k64", false, true);
+    print_tensor<AdditiveKernel<128, false>>("tensor_forward,k128", false, true);
+    print_tensor<AdditiveKernel<64, true>>("tensor_forward_terms,k64", false, true);
+    print_tensor<AdditiveKernel<128, true>>("tensor_forward_terms,k128", false, true);
+    print_tensor<AdditiveKernel<64, false>>("tensor_states,k64", false, true);
+    print_tensor<AdditiveKernel<128, false>>("tensor_states,k128", false, true);
     print_tensor<PrepareKernel<64>>("tensor_prepare,k64", true, true);
     print_tensor<PrepareKernel<128>>("tensor_prepare,k128", true, true);
     print_tensor<WalkerKernel<64>>("tensor_walk,k64", true, true);

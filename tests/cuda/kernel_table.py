@@ -45,12 +45,13 @@ LIMITS = {
     "split_sweeps": (168, 16, 0, (1, 2, 2)),
     "split_gradients": (255, 16, 0, (1, 2, 2)),
     "tensor_forward": (255, 0, 0, (1, 1, 1)),
+    "tensor_forward_terms": (255, 8, 8, (1, 1, 1)),  # one number, beside the states of two walks
     "tensor_prepare": (168, 0, 0, (2, 3, 3)),
     "tensor_walk": (255, 0, 0, (1, 1, 1)),
     "tensor_walk_states": (255, 0, 0, (1, 2, 2)),
     "tensor_states": (255, 0, 0, (1, 1, 1)),
     "tensor_sweeps": (255, 40, 100, (1, 1, 1)),  # addresses of what is saved beside 128 channels of a state
-    "tensor_gradients": (255, 400, 1000, (0, 1, 1)),  # sums that stay in registers from part to part
+    "tensor_gradients": (255, 420, 1000, (0, 1, 1)),  # sums that stay in registers from part to part
     "channel_prepare": (168, 0, 0, (2, 3, 3)),
     "channel_prepare_low": (168, 0, 0, (2, 3, 3)),
     "channel_walk": (255, 0, 0, (0, 1, 1)),
@@ -93,11 +94,12 @@ def short_name(symbol):
     if not function:
         return symbol
     name, arguments = function[1], function[2] or ""
-    blocks = "TensorKernel|PrepareKernel|WalkerKernel|ChannelPrepare|ChannelWalk|channel_(?:estimate|sweeps)|tensor_\\w+"
+    blocks = "AdditiveKernel|PrepareKernel|WalkerKernel|ChannelPrepare|ChannelWalk|channel_(?:estimate|sweeps)|tensor_\\w+"
     sizes = re.findall(rf"(?:(?:{blocks})<|true, |false, )(\d+)", name + arguments)
     words = [name, *(f"k{value}" for value in sizes)]
     words += [word for type_, word in (("float", "f32"), ("double", "f64")) if type_ in arguments]
-    rules = ("comba", "") if name == "tensor_gradients" else ("delta", "additive")
+    rules = {"tensor_gradients": ("comba", ""), "tensor_forward": ("", ""), "tensor_forward_terms": ("", ""),
+             "tensor_states": ("", "")}.get(name, ("delta", "additive"))
     words += [rule for value, rule in zip(("true", "false"), rules) if value in arguments and rule]
     words += [gate.lower() for gate in ("Scalar", "Channel") if gate + "Gate" in arguments]
     words += [f"part {value}" for value in re.findall(r"\)(\d+)\b", arguments)]  # of an enum, by number

@@ -37,6 +37,18 @@ struct ChannelPrepare {
     float* warp_sums;                      // [warps] of a backward
     Matrix<64> P, P_low;                   // P_low of a backward
     Tile<float> n, inverse;
+    // Where the chunk's rows lie, and the gate's parameters: in shared memory, as registers are few.
+    struct Source {
+        std::int64_t first, step, element;  // in bytes from the tensor's first element on
+        bool together;                      // four channels in one access
+    };
+    struct Shared {
+        Source q, k, g;
+        float rate, gamma;
+        std::int64_t place;  // of what the chunk prepares
+        int length;          // of the chunk
+    };
+    Shared* shared;
 
     __host__ __device__ ChannelPrepare(const KernelArgs& arguments, Arena& arena) : args(arguments) {
         keys = arena.take<uint4>(pieces_of_keys * 2 * warp_lanes);
@@ -50,6 +62,7 @@ struct ChannelPrepare {
             warp_sums = arena.take<float>(block_warps);
         }
         spare_ = arena.take<float>(block_threads * (lane_channels + 1));
+        shared = arena.take<Shared>(1);
         if (!delta) return;
         constexpr int length = tensor_chunk + 8;  // rows 8 banks apart: lanes of an operand meet different ones
         for (Tile<float>* tile : {&n, &inverse})
@@ -59,6 +72,7 @@ struct ChannelPrepare {
     // The chunk of that row of part_at.
     HEADRACE_DEVICE void run(std::int64_t row, std::int64_t head) {
         if (!find_chunk(row, head)) return;
+        find_sources(row * args.HV + head);
         clear_scores();
         weigh_tokens();
         Sums sums{};
@@ -79,8 +93,10 @@ struct ChannelPrepare {
     // What 8 bits leave of the rows erased and written, where the chunk needs 16 (ChannelEstimate).
     HEADRACE_DEVICE void run_low(std::int64_t row, std::int64_t head) {
         if (!find_chunk(row, head)) return;
-        const float* const numbers = args.prepared.numbers + 4 * place_;
+        const std::int64_t place = row * args.HV + head;
+        const float* const numbers = args.prepared.numbers + 4 * place;
         if (numbers[1] == 0 && numbers[2] == 0) return;
+        find_sources(place);
         weigh_tokens();
         HEADRACE_ROLLED
         for (int slice = 0; slice < slices; ++slice) {
@@ -101,7 +117,7 @@ struct ChannelPrepare {
   private:
     int block_;  // of 16 tokens: this warp's
     ChunkRange range_;
-    std::int64_t head_, place_;
+    int head_;
     float* spare_;    // [block_threads, lane_channels + 1]
     float l_energy_;  // sum of squares of this lane's part of l
 
@@ -117,18 +133,38 @@ struct ChannelPrepare {
         const std::int64_t first = part.part * tensor_chunk, left = s.end - s.begin - first;
         const int length = static_cast<int>(left < tensor_chunk ? left : tensor_chunk);
         range_ = {s.row, s.begin, s.end, first, length, tensor_chunk, args.reverse};
-        head_ = head, place_ = row * args.HV + head;
+        head_ = static_cast<int>(head);
         block_ = static_cast<int>((warp() + blockIdx.x) % blocks);
         return left > 0;
     }
+    HEADRACE_DEVICE void find_sources(std::int64_t place) const {
+        if (threadIdx.x == 0) find_sources_of(place);
+        ptx::sync_block();
+    }
+    HEADRACE_DEVICE void find_sources_of(std::int64_t place) const {
+        const auto source = [&](const Strided& tensor, std::int64_t of_head, int size) {
+            const std::int64_t first = size * offset_of(tensor, range_.row, range_.token(0), of_head),
+                               step = size * (range_.reverse ? -tensor.stride[1] : tensor.stride[1]);
+            const int bytes = size * lane_channels;
+            const bool aligned =
+                step % bytes == 0 && reinterpret_cast<std::uintptr_t>(tensor.data + first) % bytes == 0;
+            return Source{first, step, size * tensor.stride[3], aligned && tensor.stride[3] == 1};
+        };
+        const GateParameters<float> gate = gate_parameters<float>(args, head_);
+        const std::int64_t key_head = head_ / args.group;
+        shared->q = source(args.q, key_head, 2), shared->k = source(args.k, key_head, 2);
+        if (args.g.given) shared->g = source(args.g, head_, args.g.dtype == DType::f32 ? 4 : 2);
+        shared->rate = gate.rate, shared->gamma = gate.gamma;
+        shared->place = place, shared->length = range_.length;
+    }
 
     // ---- inputs ----
-    // Channels [c, c + 8) of a token, zero past the tensor's and the chunk's ends.
-    HEADRACE_DEVICE Piece load_piece(const Strided& tensor, int i, int c) const {
+    // Channels [c, c + 4) of a token, zero past the tensor's and the chunk's ends.
+    HEADRACE_DEVICE Piece load_piece(const Strided& tensor, const Source& source, int i, int c) const {
         Piece piece{};
-        if (i >= range_.length) return piece;
-        const char* const row = row_of(tensor, range_, i, head_ / args.group, 0);
-        if (c + lane_channels <= args.K && in_pieces(tensor, row)) {
+        if (i >= shared->length) return piece;
+        const char* const row = tensor.data + (source.first + i * source.step);
+        if (c + lane_channels <= args.K && source.together) {
             const uint2 both = *reinterpret_cast<const uint2*>(row + 2 * c);
             return {{both.x, both.y}};
         }
@@ -136,7 +172,7 @@ struct ChannelPrepare {
         for (int n = 0; n < lane_channels; ++n) {  // each behind the last, which move up
             const bool inside = c + n < args.K;
             const std::uint32_t element =
-                inside ? *reinterpret_cast<const std::uint16_t*>(row + 2 * (c + n) * tensor.stride[3]) : 0u;
+                inside ? *reinterpret_cast<const std::uint16_t*>(row + (c + n) * source.element) : 0u;
 #pragma unroll
             for (int pair = 0; pair < 2; ++pair)
                 piece.pairs[pair] = piece.pairs[pair] >> 16 | (pair == 0 ? piece.pairs[1] : element) << 16;
@@ -144,23 +180,24 @@ struct ChannelPrepare {
         return piece;
     }
     // Log decays of the same channels, zero past the ends.
-    HEADRACE_DEVICE void load_gates(float (&gates)[lane_channels], int i, int c,
-                                    const GateParameters<float>& gate) const {
+    HEADRACE_DEVICE void load_gates(float (&gates)[lane_channels], int i, int c) const {
 #pragma unroll
         for (float& each : gates) each = 0;
-        if (i >= range_.length) return;
+        if (i >= shared->length) return;
         bool right = true;
         if (args.g.given) {
-            load_raw_gates(gates, range_.token(i), c);
-            if (gate.formula != GateFormula::log_decay) apply_formula(gates, c, gate);
+            load_raw_gates(gates, i, c);
+            if (args.gate_formula != GateFormula::log_decay) apply_formula(gates, c);
 #pragma unroll
             for (float& each : gates) right &= each <= 0;
         }
         if (args.g_gamma.given) {
-            right &= gate.gamma <= 0;
+            const float gamma = shared->gamma;
+            right &= gamma <= 0;
 #pragma unroll
-            for (float& each : gates) each += gate.gamma;
+            for (float& each : gates) each += gamma;
         }
+        if (right && c + lane_channels <= args.K) return;
         if (!right) atomicOr(args.refused, refused_gate);
 #pragma unroll
         for (int n = 0; n < lane_channels; ++n) {
@@ -171,11 +208,12 @@ struct ChannelPrepare {
             }
         }
     }
-    HEADRACE_DEVICE void load_raw_gates(float (&gates)[lane_channels], std::int64_t token, int c) const {
-        const bool narrow = args.g.dtype == DType::bf16;
-        const char* const from = args.g.data + (narrow ? 2 : 4) * offset_of(args.g, range_.row, token, head_, c);
-        if (c + lane_channels <= args.K && args.g.stride[3] == 1 && (narrow || args.g.dtype == DType::f32) &&
-            reinterpret_cast<std::uintptr_t>(from) % (narrow ? 8 : 16) == 0) {
+    HEADRACE_DEVICE void load_raw_gates(float (&gates)[lane_channels], int i, int c) const {
+        const Source& source = shared->g;
+        const char* const row = args.g.data + (source.first + i * source.step);
+        if (c + lane_channels <= args.K && source.together && args.g.dtype != DType::f16) {
+            const bool narrow = args.g.dtype == DType::bf16;
+            const char* const from = row + (narrow ? 2 : 4) * c;
             if (narrow) {
                 const uint2 both = *reinterpret_cast<const uint2*>(from);
                 const Piece piece{{both.x, both.y}};
@@ -190,13 +228,13 @@ struct ChannelPrepare {
         HEADRACE_ROLLED
         for (int n = 0; n < lane_channels; ++n) {
             if (c + n >= args.K) break;
-            spare()[n] =
-                load_element<float>(args.g.data, args.g.dtype, offset_of(args.g, range_.row, token, head_, c + n));
+            spare()[n] = load_element<float>(row + (c + n) * source.element, args.g.dtype, 0);
         }
         take_spare(gates, c);
     }
     // One channel after the other, as the code of a formula is long.
-    HEADRACE_DEVICE void apply_formula(float (&gates)[lane_channels], int c, const GateParameters<float>& gate) const {
+    HEADRACE_DEVICE void apply_formula(float (&gates)[lane_channels], int c) const {
+        const GateParameters<float> gate{args.gate_formula, shared->rate, static_cast<float>(args.lower_bound), 0};
 #pragma unroll
         for (int n = 0; n < lane_channels; ++n) spare()[n] = gates[n];
         HEADRACE_ROLLED
@@ -221,8 +259,8 @@ struct ChannelPrepare {
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const int i = row_of_token(which);
-            const float k = delta || args.l2norm ? squares(args.k, i) : 0.0f,
-                        q = args.l2norm ? squares(args.q, i) : 0.0f;
+            const float k = delta || args.l2norm ? squares(args.k, shared->k, i) : 0.0f,
+                        q = args.l2norm ? squares(args.q, shared->q, i) : 0.0f;
             const float norm = inverse_norm(k), energy = k * norm * norm;
             float own = 0;
             if (delta && i < range_.length) own = beta_value<float>(args, range_.row, range_.token(i), head_, 0).value;
@@ -233,11 +271,11 @@ struct ChannelPrepare {
         }
         ptx::sync_warp();
     }
-    HEADRACE_DEVICE float squares(const Strided& tensor, int i) const {
+    HEADRACE_DEVICE float squares(const Strided& tensor, const Source& source, int i) const {
         float sum = 0;
         HEADRACE_ROLLED
         for (int slice = 0; slice < slices; ++slice) {
-            const Piece x = load_piece(tensor, i, slice_channel(slice));
+            const Piece x = load_piece(tensor, source, i, slice_channel(slice));
 #pragma unroll
             for (int n = 0; n < lane_channels; ++n) sum = fmaf(x.at(n), x.at(n), sum);
         }
@@ -282,15 +320,14 @@ struct ChannelPrepare {
         add_across(sums, rows);
     }
     HEADRACE_DEVICE void load_slice(ChannelSlice& rows, int c) const {
-        const GateParameters<float> gate = gate_parameters<float>(args, head_);
         float of_channels[2 * lane_channels] = {};
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const int i = row_of_token(which);
-            rows.q[which] = load_piece(args.q, i, c);
-            rows.k[which] = load_piece(args.k, i, c);
+            rows.q[which] = load_piece(args.q, shared->q, i, c);
+            rows.k[which] = load_piece(args.k, shared->k, i, c);
             float gates[lane_channels];
-            load_gates(gates, i, c, gate);
+            load_gates(gates, i, c);
 #pragma unroll
             for (int n = 0; n < lane_channels; ++n) {
                 const float k = rows.k[which].at(n);
@@ -409,7 +446,7 @@ struct ChannelPrepare {
     }
     HEADRACE_DEVICE static float rest(float x) { return x - low_half(ptx::round_to_bf16(x, 0)); }
     HEADRACE_DEVICE void write_row(std::uint16_t* matrices, int i, int c, const float (&row)[lane_channels]) const {
-        const Matrix<K> to{matrices + place_ * tensor_chunk * K};
+        const Matrix<K> to{matrices + shared->place * tensor_chunk * K};
         *reinterpret_cast<uint2*>(&to.pair(i, c)) = {ptx::round_to_bf16(row[0], row[1]),
                                                      ptx::round_to_bf16(row[2], row[3])};
     }
@@ -478,12 +515,12 @@ struct ChannelPrepare {
     }
     HEADRACE_DEVICE void store_overlap() const {
         if (threadIdx.x == 0)
-            args.prepared.overlap[place_] = (warp_sums[0] + warp_sums[1]) + (warp_sums[2] + warp_sums[3]);
+            args.prepared.overlap[shared->place] = (warp_sums[0] + warp_sums[1]) + (warp_sums[2] + warp_sums[3]);
     }
 
     // Pieces of 16 bytes on and below the diagonal's blocks of 16.
     HEADRACE_DEVICE void write_matrices() const {
-        const std::int64_t first = place_ * tensor_chunk * tensor_chunk;
+        const std::int64_t first = shared->place * tensor_chunk * tensor_chunk;
         const Matrix<64> scores{args.prepared.scores + first}, high{args.prepared.solve_high + first},
             low{args.prepared.solve_low + first};
         each_lower_piece([&](int i, int j) {
@@ -509,11 +546,11 @@ struct ChannelPrepare {
         return !for_gradients() ? of : i == j ? 0.0f : of * inverse_divisor[j];
     }
     HEADRACE_DEVICE void write_numbers() const {
-        float* const factors = args.prepared.factors + place_ * 4 * tensor_chunk;
+        float* const factors = args.prepared.factors + shared->place * 4 * tensor_chunk;
         each(4 * tensor_chunk, [&](int at) {
             factors[at] = at < 3 * tensor_chunk ? 1.0f : delta ? beta[at % tensor_chunk] : 1.0f;
         });
-        float2* const decays = reinterpret_cast<float2*>(args.prepared.decay) + place_ * K;
+        float2* const decays = reinterpret_cast<float2*>(args.prepared.decay) + shared->place * K;
         each(K, [&](int c) {
             const float sum = sum_of_blocks(log_sums, c);
             const bool whole = sum > -0.6f;
@@ -547,14 +584,14 @@ struct ChannelPrepare {
         for (int n = 0; n < own; ++n) {
             const int c = lane() + n * warp_lanes;
             const float sum = sum_of_blocks(written, c) * share, added = c < args.K ? (sum < most ? sum : most) : 0.0f;
-            args.prepared.added[place_ * K + c] = added;
+            args.prepared.added[shared->place * K + c] = added;
             all_added += added;
         }
         all_added = sum_of_warp(all_added);
         const bool writes = reflects > 0 ? lasting > 0 : 4 * lasting >= args.K;
         if (lane() != 0) return;
-        *reinterpret_cast<float4*>(args.prepared.numbers + 4 * place_) = {kept, writes ? 1.0f : 0.0f, 0,
-                                                                          all_added / args.K};
+        *reinterpret_cast<float4*>(args.prepared.numbers + 4 * shared->place) = {kept, writes ? 1.0f : 0.0f, 0,
+                                                                                 all_added / args.K};
     }
     static constexpr float hardly_forgets = -0.008f * tensor_chunk,  // a channel, of which that much is left
         most = 1e6f;                                                 // of what a chunk adds: keeps the estimate finite

@@ -2,9 +2,30 @@
 // its chunks, counted on the host.
 #pragma once
 
-#include "cuda/chunk/counted_tensor.hpp"
+#include "algorithms/chunk.hpp"
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/tiles/tile_counter.hpp"
 
 namespace headrace::cuda {
+
+inline double bytes_of(const Strided& tensor, double count) {
+    return tensor.given ? count * static_cast<double>(size_of(tensor.dtype)) : 0.0;
+}
+
+// Of a state of so many values: the one that enters and the one that leaves; rows of the first chunk are waited for,
+// those of others arrive meanwhile.
+inline KernelWork tensor_state_work(const KernelArgs& args, double values) {
+    KernelWork work;
+    work.input_bytes = bytes_of(args.initial_state, args.K * values);
+    work.output_bytes = bytes_of(args.final_state, args.K * values);
+    work.memory_waits = 2;
+    work.barriers = args.final_state.given ? 4 : 2;
+    return work;
+}
+
+inline double values_of_block(const KernelArgs& args, int columns = tensor_values) {
+    return args.V < columns ? args.V : columns;
+}
 
 // Products of warps on tensor cores. Waits are those of one warp, where nothing else is in flight: sums of eight tiles
 // hide each other's products and the operands that follow.
@@ -127,6 +148,15 @@ BlockWork tensor_walk_states_work(const KernelArgs& args, std::size_t /*shared_l
     return {block, walk_chunk_work<K>(args, args.V / blocks, false, transitions)};
 }
 
+// Of a segment: a thread has places of [K, join_columns].
+inline BlockWork join_work(const KernelArgs& args) {
+    const double places = args.K * join_columns;
+    KernelWork block, step;
+    block.input_bytes = bytes_of(args.initial_state, places);
+    block.memory_waits = 1;
+    step.saved_bytes = 2 * 4 * places;
+    return {block, step};
+}
 // Of TransitionJoin at a segment: a thread has two rows of the transition, which arrives by halves, the next one
 // meanwhile.
 template <int K>
@@ -172,8 +202,8 @@ BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t /*shared_limit
     counter.barrier();
     // decays, factors and numbers, a value head for each warp; scores and -l Diag(beta); the inverse: substitution of
     // two blocks by each of two warps; 3 x 4 and 7 x 8 and 4 products of fp32 tiles (join_16, join_32); its pieces
-    constexpr double of_decays = 2 * 12 + 4 + 8 + 22 + K / 32.0, of_scores = blocks * (2 * (2 + 4) + 2 + 4),
-                     of_substitution = 2 * (15 * 8 + 16),
+    const double of_scores = blocks * ((args.undecayed_error ? 2 : 1) * 2 + 4 + 2 + 3 * 4);
+    constexpr double of_decays = 2 * 12 + 4 + 8 + 22 + K / 32.0, of_substitution = 2 * (15 * 8 + 16),
                      of_joins = 4 * (4 + 8 + 4 + 4) + 4 * (1.5 * (4 + 16) + 1.5 * 8 + 8), of_pieces = 10 * 2 * 4;
     work.tile_bytes += heads * 128 * (of_decays + of_scores + of_substitution + of_joins + of_pieces);
     work.tile_waits += 40 + heads * (4 + 15 + 6 + 9 + 2);

@@ -173,15 +173,14 @@ struct GradientKernel {
         copy_lines(stage.D, from.adjoints + line * K, count);
         copy_lines(stage.r, from.residuals + line * tensor_chunk, count);
         copy_lines(stage.y, from.d_written + line * tensor_chunk, count);
-        copy_tokens(stage.d_o, args.d_o, range, head, first, count < tensor_values ? count : tensor_values);
+        copy_tokens<tensor_values, false>(stage.d_o, args.d_o, range, head, first,
+                                          count < tensor_values ? count : tensor_values);
         ptx::end_copies();
     }
     template <int columns>
     HEADRACE_DEVICE static void copy_lines(Matrix<columns> to, const std::uint16_t* from, int count) {
-        each_piece<columns>(tensor_values, [&](int i, int j) {
-            const bool inside = i < count;
-            ptx::copy_16(to.piece(i, j), inside ? from + i * columns + j : from, inside ? 16 : 0);
-        });
+        copy_pieces<columns, false>(to, reinterpret_cast<const char*>(from), 2 * columns, count, tensor_values, columns,
+                                    columns);
     }
 
     // ---- numbers of tokens ----

@@ -182,12 +182,11 @@ struct PrepareKernel {
                 for (int c = 0; c < 8; ++c)
                     elements[c] = i == j + c ? 0.0f : elements[c] * inverse_beta[head * tensor_chunk + j + c];
             }
+            SplitPair pairs[4];
 #pragma unroll
-            for (int c = 0; c < 8; c += 2) {
-                const SplitPair both = split_pair(elements[c], elements[c + 1]);
-                (&high.pair(i, j))[c / 2] = both.high;
-                (&low.pair(i, j))[c / 2] = both.low;
-            }
+            for (int pair = 0; pair < 4; ++pair) pairs[pair] = split_pair(elements[2 * pair], elements[2 * pair + 1]);
+            *reinterpret_cast<uint4*>(&high.pair(i, j)) = {pairs[0].high, pairs[1].high, pairs[2].high, pairs[3].high};
+            *reinterpret_cast<uint4*>(&low.pair(i, j)) = {pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low};
         });
     }
 };

@@ -89,10 +89,13 @@ struct SweepKernel : SweepWalk<K> {
         copy_tokens(stage.rows, gradients ? args.d_o : args.v, range, head, first, args.V - first);
         const Prepared& from = args.prepared;
         const std::int64_t matrix = place * 64 * tensor_chunk;
-        if (gradients)
-            copy_lower(stage.P.high, from.scores + matrix), copy_lower(stage.P.low, from.scores_low + matrix);
-        copy_lower(stage.solve.high, from.solve_high + matrix);
-        copy_lower(stage.solve.low, from.solve_low + matrix);
+        const LowerCopy high{stage.solve.high, from.solve_high + matrix}, low{stage.solve.low, from.solve_low + matrix};
+        if constexpr (gradients) {
+            copy_lower(high, low, LowerCopy{stage.P.high, from.scores + matrix},
+                       LowerCopy{stage.P.low, from.scores_low + matrix});
+        } else {
+            copy_lower(high, low);
+        }
         const float* const factors = from.factors + place * 4 * tensor_chunk;
         each(tensor_chunk, [&](int i) { ptx::copy_16(ptx::shared_address(stage.read + 4 * i), factors + 4 * i, 16); });
         if (threadIdx.x < 2)

@@ -84,8 +84,11 @@ class Tensor : public PreparingImplementation {
         launches.push_back({kernels.walk, args, walks, 2 * tensor_values, steps_along(problem, tensor_chunk, walks)});
         return launches;
     }
+    static const Kernel& forward_of(const TensorKernels& tensor, const KernelArgs& args) {
+        return args.gate_walk.terms == GateTerms::none ? tensor.forward : tensor.forward_with_terms;
+    }
     static std::size_t shared(const TensorKernels& tensor, const KernelArgs& args) {
-        return tensor.forward.memory(args, 0).shared;
+        return forward_of(tensor, args).memory(args, 0).shared;
     }
     static std::size_t memory_limit(const Problem& problem) { return shared_memory_limit(named_views(problem)); }
     static std::int64_t blocks_of(std::int64_t columns, int of_block = tensor_values) {
@@ -151,7 +154,7 @@ class Tensor : public PreparingImplementation {
             launches.push_back({kernels.states, of_states, state_blocks, state_threads, of_segments});
             launches.push_back({kernels.join, args, joined, launched_threads, segments});
         }
-        launches.push_back({kernels.forward, args, blocks, threads, steps});
+        launches.push_back({forward_of(kernels, args), args, blocks, threads, steps});
     }
 
     // Of the additive rule each gradient is the output of a forward (math.md, section 5): d_q of queries d_o, keys v

@@ -28,6 +28,7 @@ struct WalkerKernel {
     struct Rows {
         TokenRows q, k, e, v, o;
         std::int64_t tokens, first_place;  // of the sequence; where its first chunk was prepared
+        bool last;                         // whether the walk ends with the sequence
     };
 
     const KernelArgs& args;
@@ -59,7 +60,7 @@ struct WalkerKernel {
         const Columns columns{first, args.V, true};
         load(entering, in_between ? place : walk.n, head, columns);
         run(walk, head, columns, args.o.given, false);
-        if (walk.last) store(args.final_state, walk.n, head, columns);
+        if (rows->last) store(args.final_state, walk.n, head, columns);
     }
 
     // What leaves the segment of a slot: of its own values, value_columns from `first` on; or, behind the blocks of
@@ -153,7 +154,8 @@ struct WalkerKernel {
                      rows_of(args.v, all, head, first),
                      rows_of(args.o, all, head, first),
                      s.end - s.begin,
-                     saved_place(args, s, walk.n, head, 0, tensor_chunk)};
+                     saved_place(args, s, walk.n, head, 0, tensor_chunk),
+                     walk.last};
         }
         ptx::sync_block();
     }
@@ -168,12 +170,11 @@ struct WalkerKernel {
         copy_rows(stage.k, rows->k.from(first), length, tensor_chunk, args.K);
         if (args.undecayed_error) copy_rows(stage.e, rows->e.from(first), length, tensor_chunk, args.K);
         copy_rows(stage.v, rows->v.from(first), length, tensor_chunk, values, args.value_columns);
-        copy_lower(stage.solve.high, args.prepared.solve_high + place * matrix_size);
-        copy_lower(stage.solve.low, args.prepared.solve_low + place * matrix_size);
-        if (outputs) {
-            copy_rows(stage.q, rows->q.from(first), length, tensor_chunk, args.K);
-            copy_lower(stage.scores, args.prepared.scores + place * matrix_size);
-        }
+        const LowerCopy high{stage.solve.high, args.prepared.solve_high + place * matrix_size},
+            low{stage.solve.low, args.prepared.solve_low + place * matrix_size},
+            scores{stage.scores, args.prepared.scores + place * matrix_size};
+        outputs ? copy_lower(high, low, scores) : copy_lower(high, low);
+        if (outputs) copy_rows(stage.q, rows->q.from(first), length, tensor_chunk, args.K);
         copy_numbers(stage.numbers, args.prepared, place);
         ptx::end_copies();
     }

@@ -54,16 +54,30 @@ HEADRACE_DEVICE void store_values(const Strided& tensor, const float (&state)[ti
 HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPatch patch, int length, int count) {
     const int column = 16 * warp() + lane() % 4 * 4, left = count - column;
     // From the tensor's address as the kernel got it, so that stores are known to be to global memory.
-    o.first = tensor.data + (o.first - tensor.data) + column * o.element;
-    const bool together = left >= 4 && o.in_pieces(8);
+    o.first = tensor.data + (o.first - tensor.data) + column * o.element + lane() / 4 * o.step;
+    const bool pieces = o.in_pieces(8), together = pieces && left >= 4;
+    if (pieces && length == tensor_chunk && count - 16 * warp() >= 16) {  // of all lanes
+        char* to = o.first;
 #pragma unroll
+        for (int turn = 0; turn < token_steps; ++turn) {
+            std::uint32_t values[4];
+            patch.load(values, turn);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                *reinterpret_cast<uint2*>(to) = {values[2 * half], values[2 * half + 1]};
+                to += 8 * o.step;
+            }
+        }
+        return;
+    }
+    HEADRACE_ROLLED
     for (int turn = 0; turn < token_steps; ++turn) {
         std::uint32_t values[4];
         patch.load(values, turn);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int i = 16 * turn + 8 * half + lane() / 4;
-            if (i >= length) continue;
+            const int i = 16 * turn + 8 * half;
+            if (i + lane() / 4 >= length) continue;
             const std::uint32_t low = values[2 * half], high = values[2 * half + 1];
             char* const to = o.first + i * o.step;
             if (together) {
@@ -79,19 +93,32 @@ HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPat
     }
 }
 
-// Queues copies of the image of a lower triangular matrix, its blocks of 16 above the diagonal left out.
-HEADRACE_DEVICE void copy_lower(Matrix<64> to, const std::uint16_t* from) {
+// Queues copies of images of lower triangular matrices, their blocks of 16 above the diagonal left out.
+struct LowerCopy {
+    Matrix<64> to;
+    const std::uint16_t* from;
+};
+template <class... Copies>
+HEADRACE_DEVICE void copy_lower(Copies... copies) {
     each_lower_piece([&](int i, int j) {
-        ptx::copy_16(to.piece(i, j), &Matrix<64>{const_cast<std::uint16_t*>(from)}.pair(i, j), 16);
+        const int at = Matrix<64>::place(i, j);
+        (ptx::copy_16(ptx::shared_address(copies.to.data + at), copies.from + at, 16), ...);
     });
 }
 
-// Queues copies of bytes, a multiple of 16.
-HEADRACE_DEVICE void copy_pieces(void* to, const void* from, int bytes) {
-    each(bytes / 16, [&](int piece) {
-        ptx::copy_16(ptx::shared_address(static_cast<char*>(to) + 16 * piece),
-                     static_cast<const char*>(from) + 16 * piece, 16);
-    });
+// Queues copies of so many bytes, a multiple of 16. A warp copies up to 2 KiB at a time, at distances that are known
+// beforehand.
+template <std::int64_t bytes>
+HEADRACE_DEVICE void copy_pieces(void* to, const void* from) {
+    constexpr int of_warp = 16 * warp_lanes, together = bytes < 4 * of_warp ? of_warp : 4 * of_warp;
+    const std::uint32_t to_shared = ptx::shared_address(to);
+    HEADRACE_ROLLED
+    for (int first = together * warp() + 16 * lane(); first < bytes; first += together * warps()) {
+#pragma unroll
+        for (int piece = 0; piece < together; piece += of_warp)
+            ptx::copy_16(to_shared + static_cast<std::uint32_t>(first + piece),
+                         static_cast<const char*>(from) + first + piece, 16);
+    }
 }
 
 // Rows by others in global memory, when all warps have read them.

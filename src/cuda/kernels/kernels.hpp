@@ -63,9 +63,10 @@ inline constexpr int join_columns = 16;
 struct TensorKernels {
     Kernel prepare,  // delta rule: what no state enters of each chunk and value head
         forward,     // outputs; from segments[].states where there are segments; its memory depends on args.stages
-        states,      // of segments that no state enters, and behind the values' blocks those of the transitions
-        gate,        // additive rule: the gradient of the gate of a chunk, of what the walks left (GateWalk)
-        join;        // from what leaves segments to what enters them
+        forward_with_terms,  // additive rule: the same where it leaves terms of a gate's gradient (GateWalk)
+        states,              // of segments that no state enters, and behind the values' blocks those of the transitions
+        gate,                // additive rule: the gradient of the gate of a chunk, of what the walks left (GateWalk)
+        join;                // from what leaves segments to what enters them
 };
 template <bool delta>
 TensorKernels tensor_kernels(std::int64_t K);

@@ -6,11 +6,15 @@ namespace {
 
 template <int K>
 TensorKernels additive_kernels() {
-    static_assert(tensor_threads == tensor_warps * warp_lanes);
-    using Block = TensorKernel<K>;
+    static_assert(tensor_threads == 2 * block_threads);
+    using Block = AdditiveKernel<K, false>;
+    using WithTerms = AdditiveKernel<K, true>;
     TensorKernels kernels{};
     kernels.forward = {"tensor_forward", reinterpret_cast<const void*>(&tensor_forward<Block>),
                        registers_allowed(tensor_threads, 1), &shared_memory_of<Block>, &tensor_forward_work<K>};
+    kernels.forward_with_terms = {
+        "tensor_forward_terms", reinterpret_cast<const void*>(&tensor_forward_terms<WithTerms>),
+        registers_allowed(tensor_threads, 1), &shared_memory_of<WithTerms>, &tensor_forward_work<K>};
     kernels.states = {"tensor_states", reinterpret_cast<const void*>(&tensor_states<Block>),
                       registers_allowed(tensor_threads, 1), &shared_memory_of<Block>, &tensor_states_work<K>};
     kernels.gate = {"tensor_gate", reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>),

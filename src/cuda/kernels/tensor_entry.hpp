@@ -1,10 +1,10 @@
 // tensor_entry: the kernels of the chunk form on tensor cores.
 #pragma once
 
+#include "cuda/chunk/additive_kernel.hpp"
 #include "cuda/chunk/gate_terms.hpp"
 #include "cuda/chunk/prepare_kernel.hpp"
 #include "cuda/chunk/segment_join.hpp"
-#include "cuda/chunk/tensor_kernel.hpp"
 #include "cuda/chunk/walker_kernel.hpp"
 #include "cuda/kernels/kernels.hpp"
 
@@ -14,11 +14,19 @@ namespace headrace::cuda {
 extern __shared__ __align__(256) char block_memory[];
 
 template <class Kernel>
-__global__ void __launch_bounds__(tensor_threads, 1) tensor_forward(const __grid_constant__ KernelArgs args) {
+__device__ void walk_forward(const KernelArgs& args) {
     Arena arena{block_memory, nullptr, ~std::size_t{0}};
     Kernel kernel(args, arena);
     const std::int64_t blocks = (args.V + tensor_values - 1) / tensor_values, task = blockIdx.x;
     kernel.forward(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * tensor_values);
+}
+template <class Kernel>
+__global__ void __launch_bounds__(tensor_threads, 1) tensor_forward(const __grid_constant__ KernelArgs args) {
+    walk_forward<Kernel>(args);
+}
+template <class Kernel>
+__global__ void __launch_bounds__(tensor_threads, 1) tensor_forward_terms(const __grid_constant__ KernelArgs args) {
+    walk_forward<Kernel>(args);
 }
 
 template <class Kernel>

@@ -1,10 +1,10 @@
 // What the blocks of the kernels do, counted on the host: no kernel is compiled here, the pages run on the host.
 #define HEADRACE_PAGES_ON_HOST
+#include "cuda/chunk/counted_additive.hpp"
 #include "cuda/chunk/counted_backward.hpp"
 #include "cuda/chunk/counted_channel.hpp"
 #include "cuda/chunk/counted_channel_gradients.hpp"
 #include "cuda/chunk/counted_split.hpp"
-#include "cuda/chunk/counted_tensor.hpp"
 #include "cuda/chunk/counted_walk.hpp"
 #include "cuda/chunk/counted_walker.hpp"
 #include "cuda/kernels/kernels.hpp"

@@ -58,15 +58,15 @@ struct RecurrentKernel {
         load_state(from, first);
         find(sequence.row, args.reverse ? sequence.end - 1 : sequence.begin);
         Token next{};
-        if (length > 0) load(next);
+        // Once more than there are tokens: each turn asks for one and computes the one before.
         HEADRACE_ROLLED
-        for (std::int64_t t = 0; t < length; ++t) {
+        for (std::int64_t t = 0; t <= length; ++t) {
             const Token now = next;
-            if (t + 1 < length) load(next);
-            store_output(forward(now), from >= 0);
-            if (args.per_token_rows > 0 && from >= 0) store_state(row_of(n, t), first);
+            if (t < length) load(next);
+            if (t > 0) store_output(forward(now), from >= 0);
+            const bool slots = args.per_token_rows > 0, leaves = slots ? t > 0 : t == length;
+            if (leaves && from >= 0) store_state(row_of(n, slots ? t - 1 : 0), first);
         }
-        if (args.per_token_rows == 0 && from >= 0) store_state(row_of(n, 0), first);
     }
 
   private:
@@ -211,10 +211,16 @@ struct RecurrentKernel {
         T g[rows] = {}, bias[rows] = {};
         if (args.g.given) now.g.values(g, args.g.dtype);
         if (args.dt_bias.given && args.gate_formula != GateFormula::log_decay) load_bias(bias);
+        bool refused = false;
+        const auto checked = [&](T of) {
+            const bool fine = acceptable(args, of);
+            refused = refused || !fine;
+            return fine ? of : not_a_number<T>();
+        };
         const auto parts_of = [&](int i) {
             T sum = 0;
-            if (args.g.given) sum = accepted(args, gate_value(g[i] + bias[i], gate));
-            if (args.g_gamma.given) sum += accepted(args, gate.gamma);
+            if (args.g.given) sum = checked(gate_value(g[i] + bias[i], gate));
+            if (args.g_gamma.given) sum += checked(gate.gamma);
             return exp_parts(sum);
         };
         const auto set = [&](int i, const ExpParts<T>& parts) {
@@ -228,6 +234,7 @@ struct RecurrentKernel {
 #pragma unroll
             for (int i = 0; i < rows; ++i) set(i, parts);
         }
+        if (refused) atomicOr(args.refused, refused_gate);
     }
     HEADRACE_DEVICE void load_bias(T (&bias)[rows]) const {
         const Strided& of = args.dt_bias;

@@ -155,20 +155,27 @@ template <class T>
 HEADRACE_DEVICE T exponential(T x) {
     return exp(x);
 }
-// From e^{-|x|}, which never overflows.
+// Of x from e = e^{-|x|}, which never overflows.
+template <class T>
+HEADRACE_DEVICE T sigmoid(T x, T e) {
+    return (x < 0 ? e : T(1)) / (1 + e);
+}
+template <class T>
+HEADRACE_DEVICE T softplus(T x, T e) {
+    return (x < 0 ? T(0) : x) + log1p(e);
+}
 template <class T>
 HEADRACE_DEVICE T sigmoid(T x) {
-    const T e = exponential(-fabs(x));
-    return (x < 0 ? e : T(1)) / (1 + e);
+    return sigmoid(x, exponential(-fabs(x)));
+}
+template <class T>
+HEADRACE_DEVICE T softplus(T x) {
+    return softplus(x, exponential(-fabs(x)));
 }
 template <class T>
 HEADRACE_DEVICE T sigmoid_slope(T x) {
     const T e = exponential(-fabs(x));
     return e / ((1 + e) * (1 + e));
-}
-template <class T>
-HEADRACE_DEVICE T softplus(T x) {
-    return (x < 0 ? T(0) : x) + log1p(exponential(-fabs(x)));
 }
 
 // A gate's parameters for one head.
@@ -181,9 +188,10 @@ struct GateParameters {
 // The log decay without gamma, of x = g + bias.
 template <class T>
 HEADRACE_DEVICE T gate_value(T x, const GateParameters<T>& gate) {
-    if (gate.formula == GateFormula::softplus) return softplus(x) * -gate.rate;
-    if (gate.formula == GateFormula::bounded) return sigmoid(x * gate.rate) * gate.lower_bound;
-    return x;
+    if (gate.formula == GateFormula::log_decay) return x;
+    const bool bounded = gate.formula == GateFormula::bounded;
+    const T z = bounded ? x * gate.rate : x, e = exponential(-fabs(z));  // once, as it is a page of instructions
+    return bounded ? sigmoid(z, e) * gate.lower_bound : softplus(z, e) * -gate.rate;
 }
 
 template <class T>
@@ -206,10 +214,18 @@ HEADRACE_DEVICE T pre_activation(const KernelArgs& args, std::int64_t row, std::
 }
 // A NaN or a forbidden positive value poisons what it decays, and is reported.
 template <class T>
-HEADRACE_DEVICE T accepted(const KernelArgs& args, T g) {
-    if (args.positive_gates ? g == g : g <= 0) return g;
-    atomicOr(args.refused, refused_gate);
+HEADRACE_DEVICE bool acceptable(const KernelArgs& args, T g) {
+    return args.positive_gates ? g == g : g <= 0;
+}
+template <class T>
+HEADRACE_DEVICE T not_a_number() {
     return static_cast<T>(__int_as_float(0x7fc00000));
+}
+template <class T>
+HEADRACE_DEVICE T accepted(const KernelArgs& args, T g) {
+    if (acceptable(args, g)) return g;
+    atomicOr(args.refused, refused_gate);
+    return not_a_number<T>();
 }
 
 // Beta, and its derivative by what the caller gave. 1 where none is given.

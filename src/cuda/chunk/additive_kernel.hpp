@@ -1,0 +1,357 @@
+// AdditiveKernel: a thread block walks the chunks of one sequence or segment, value head and 64 values on tensor cores;
+// four warps have 16 of the values each, four compute the scores of the next chunk meanwhile.
+#pragma once
+
+#include "cuda/chunk/additive_ops.hpp"
+#include "cuda/chunk/additive_scores.hpp"
+#include "cuda/chunk/segments.hpp"
+#include "cuda/chunk/warp_values.hpp"
+
+namespace headrace::cuda {
+
+// The additive rule with a scalar gate. leaves_terms: of the walks that leave terms of a gate's gradient (GateWalk).
+template <int K, bool leaves_terms>
+struct AdditiveKernel {
+    using Ops = AdditiveOps<K>;
+    using Scores = AdditiveScores<K>;
+    static constexpr int values_of_block = tensor_values, score_threads = tensor_threads / 2, score_barrier = 1;
+
+    // Rows of a chunk as they came. Those of keys arrive two chunks ahead, as scores are computed one ahead.
+    struct Keys {
+        Matrix<K> q, k;
+    };
+    struct Values {
+        Matrix<64> v, partner;
+    };
+    // What one half of the warps tells the other of a chunk.
+    struct Chunk {
+        float read[tensor_chunk], write[tensor_chunk], diagonal[tensor_chunk];
+        float whole, part;  // SplitDecay
+    };
+    // Of a gate's terms, the parts of four warps.
+    struct alignas(16) Terms {
+        float from_state[block_warps][tensor_chunk], in_all[block_warps][tensor_chunk], crossing[block_warps];
+        float decay;  // of those that cross the chunk
+    };
+    // Which walk this is and where its tokens lie: in shared memory, as registers are few.
+    struct Course {
+        TokenRange sequence;
+        std::int64_t n, head;
+        int first_chunk, end_chunk, first_value, last;
+        TokenRows q, k, v, partner, o;
+    };
+
+    const KernelArgs& args;
+    Keys first_keys;
+    Values first_values;
+    Matrix<64> first_scores;
+    OutputPatch patch;  // of this warp
+    Chunk* chunks;      // [2]
+    Terms* terms;       // [2]
+    Course* course;
+    float *q_norm, *k_norm;  // [C]
+    Scores scores;
+    Ops ops;
+    double passed = 1;  // the decay of all chunks so far, of the warp that knows them
+
+    __host__ __device__ AdditiveKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
+        const int of_keys = args.stages == 2 ? 3 : 1, others = args.stages == 2 ? 2 : 1;
+        first_keys.q = Matrix<K>::take(arena, of_keys * tensor_chunk);
+        first_keys.k = Matrix<K>::take(arena, of_keys * tensor_chunk);
+        first_values.v = Matrix<64>::take(arena, others * tensor_chunk);
+        first_values.partner = leaves_terms ? Matrix<64>::take(arena, others * tensor_chunk) : first_values.v;
+        first_scores = Matrix<64>::take(arena, others * tensor_chunk);
+        patch.matrix = Matrix<64>::take(arena, tensor_values);
+        chunks = arena.take<Chunk>(2);
+        terms = leaves_terms ? arena.take<Terms>(2) : nullptr;
+        course = arena.take<Course>(1);
+        for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
+        scores.decays.carve(arena);
+        scores.q_norm = q_norm, scores.k_norm = k_norm, scores.normalised = args.l2norm;
+#ifdef __CUDA_ARCH__
+        patch.matrix.data += warp() % block_warps * 16 * 64;
+#endif
+    }
+
+    // One value head, values [first, first + 64): of sequence `place`, or of the segment of that slot.
+    HEADRACE_DEVICE void forward(std::int64_t place, std::int64_t head, int first) {
+        const Walk walk = walk_of(args, place);
+        if (walk.first_chunk < 0) return;
+        const bool in_between = walk.first_chunk > 0;
+        load(in_between ? segment_states() : args.initial_state, in_between ? place : walk.n, head, first);
+        begin(walk, head, first);
+        run(args.o.given || leaves_terms);
+        if (course->last == 0 || !walks()) return;
+        if (args.late_gate && course->end_chunk > 0) decay_by_last();
+        store_values(args.final_state, ops.state, course->n, course->head, args.K, own(course->first_value), args.V);
+    }
+
+    // What leaves the segment of a slot that no state enters, of 64 values.
+    HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int first) {
+        const Walk walk = walk_of(args, slot);
+        if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
+        load({}, 0, 0, first);
+        begin(walk, head, first);
+        run(false);
+        if (walks()) store_values(segment_states(), ops.state, slot, head, args.K, own(first), args.V);
+        if (first == 0 && knows_decays() && lane() == 0) args.segments.decays[slot * args.HV + head] = passed;
+    }
+
+  private:
+    // Of a lane's two, and of the chunk's last where terms cross it.
+    struct Tokens {
+        float log_decay[2], last;
+    };
+
+    // Which warps have values, which of the others the decays.
+    HEADRACE_DEVICE static bool walks() { return warp() < block_warps; }
+    HEADRACE_DEVICE static bool knows_decays() { return warp() == 2 * block_warps - 1; }
+    HEADRACE_DEVICE bool of_keys() const { return leaves_terms && args.gate_walk.terms == GateTerms::of_keys; }
+    HEADRACE_DEVICE bool diagonal_apart() const { return leaves_terms || args.gate_walk.diagonal_apart; }
+    HEADRACE_DEVICE static int own(int first) { return first + Ops::first_value(); }
+
+    HEADRACE_DEVICE Strided segment_states() const {
+        const std::int64_t head = static_cast<std::int64_t>(args.K) * args.V;
+        return {reinterpret_cast<char*>(args.segments.states), {args.HV * head, head, args.V, 1}, DType::f32, true};
+    }
+    HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n, std::int64_t head, int first) {
+        if (walks()) load_values(ops.state, tensor, n, head, args.K, own(first), args.V);
+    }
+
+    HEADRACE_DEVICE void begin(const Walk& walk, std::int64_t head, int first) const {
+        if (threadIdx.x == 0) {
+            const TokenRange& s = walk.sequence;
+            const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
+            const std::int64_t key_head = head / args.group;
+            const TokenRows v = rows_of(args.v, all, head, first);
+            *course = {s,
+                       walk.n,
+                       head,
+                       static_cast<int>(walk.first_chunk),
+                       static_cast<int>(walk.end_chunk),
+                       first,
+                       walk.last ? 1 : 0,
+                       rows_of(args.q, all, key_head, 0),
+                       rows_of(args.k, all, key_head, 0),
+                       v,
+                       leaves_terms ? rows_of(args.gate_walk.partner, all, key_head, first) : v,
+                       rows_of(args.o, all, head, first)};
+        }
+        ptx::sync_block();
+    }
+
+    // The walk's chunks, from the state in registers to that behind them. While some warps walk a chunk, the others
+    // compute the scores of the next one, and the rows of the one behind that arrive: each turn does all of it, of
+    // chunks that are there. With one stage a turn does all of one chunk, one after the other.
+    HEADRACE_DEVICE void run(bool outputs) {
+        const bool ahead = args.stages == 2, with_terms = outputs && leaves_terms;
+        const int first = course->first_chunk, end = course->end_chunk, lead = ahead ? 1 : 0;
+        Tokens next{};
+        HEADRACE_ROLLED
+        for (int chunk = first - lead - 1; chunk < end; ++chunk) {
+            const int prepared = chunk + lead, arriving = prepared + lead;
+            ptx::wait_for_copies<0>();
+            ptx::sync_block();
+            if (arriving >= first && arriving < end) fetch_keys(arriving, outputs);
+            if (prepared >= first && prepared < end) fetch_values(prepared);
+            ptx::end_copies();
+            if (!ahead) {
+                ptx::wait_for_copies<0>();
+                ptx::sync_block();
+            }
+            if (!walks()) {
+                if (with_terms && chunk > first) store_terms(chunk - 1);
+                if (prepared >= first && prepared < end) prepare(prepared, outputs, next);
+                if (knows_decays() && prepared + 1 < end) next = tokens_of(prepared + 1);
+            }
+            if (!ahead) ptx::sync_block();
+            if (walks() && chunk >= first) compute(chunk, outputs);
+        }
+        if (!with_terms || first == end) return;
+        ptx::sync_block();
+        if (!walks()) store_terms(end - 1);
+    }
+
+    // ---- a chunk, by the warps with values ----
+    HEADRACE_DEVICE void compute(int chunk, bool outputs) {
+        const Keys keys = keys_of(chunk);
+        const Values values = values_of(chunk);
+        const Chunk& of = chunks[chunk % 2];
+        ops.read = of.read, ops.write = of.write, ops.decay = {of.whole, of.part};
+        ops.diagonal = diagonal_apart() ? of.diagonal : nullptr;
+        ops.dots_wanted = outputs && leaves_terms;
+        ops.crossing = nullptr;
+        if (ops.dots_wanted) {
+            Terms& to = terms[chunk % 2];
+            ops.dots = {values.partner, to.from_state[warp()], to.in_all[warp()]};
+            cross_chunk(chunk, to.crossing + warp());
+        }
+        const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, true}; };
+        const algorithms::ChunkInputs<Ops> in{{keys.q}, {keys.k}, {keys.k}, tile(values.v), nullptr, 1.0f, false};
+        const algorithms::ForwardTiles<Ops> tiles{tile(scores_of(chunk)), {}, {}, {}, {}};
+        algorithms::chunk_states<false>(ops, in, tiles, {}, {}, {{}, patch, outputs});
+        if (!outputs || !args.o.given) return;
+        ptx::sync_warp();
+        const ChunkRange range = range_of(chunk);
+        store_outputs(args.o, course->o.from(range.first), patch, range.length, args.V - course->first_value);
+    }
+    HEADRACE_DEVICE void decay_by_last() {
+        const ChunkRange range = range_of(course->end_chunk - 1);
+        const float decay = expf(token_log_decay(args, range, range.length - 1, course->head));
+#pragma unroll
+        for (auto& tile : ops.state)
+            for (float& element : tile) element *= decay;
+    }
+
+    // ---- decays and scores of a chunk, by the others ----
+    HEADRACE_DEVICE void prepare(int chunk, bool outputs, const Tokens& tokens) {
+        const Keys keys = keys_of(chunk);
+        Chunk& to = chunks[chunk % 2];
+        ScalarDecays::OfLane of{};
+        if (knows_decays()) of = scores.decays.prepare(tokens.log_decay[0], tokens.log_decay[1]);
+        if (outputs) scores.multiply_rows(keys.q, keys.k);
+        if (args.l2norm) weigh_rows(keys, outputs);
+        ptx::sync_threads(score_barrier, score_threads);
+        if (knows_decays()) publish(chunk, of, tokens);
+        if (!outputs) return;
+        scores.diagonal = diagonal_apart() ? to.diagonal : nullptr;
+        const algorithms::ChunkInputs<Scores> in{
+            {}, {}, {}, {}, nullptr, static_cast<float>(args.scale * args.write_scale), false};
+        algorithms::chunk_scores<false>(scores, in, {{scores_of(chunk)}, {}, {}, {}, {}});
+    }
+    HEADRACE_DEVICE void publish(int chunk, const ScalarDecays::OfLane& of, const Tokens& tokens) {
+        Chunk& to = chunks[chunk % 2];
+#pragma unroll
+        for (int token = 0; token < 2; ++token) {
+            const int i = 2 * lane() + token;
+            to.read[i] = static_cast<float>(args.scale) * of.start[token];
+            to.write[i] = static_cast<float>(args.write_scale) * of.end[token];
+            if (args.l2norm) to.read[i] *= q_norm[i], to.write[i] *= k_norm[i];
+        }
+        passed *= of.through;
+        if (lane() != 0) return;
+        const SplitDecay<float> decay = split_decay<float>(of.through);
+        to.whole = decay.whole, to.part = decay.part;
+        if (of_keys()) terms[chunk % 2].decay = static_cast<float>(of.through * exp(static_cast<double>(tokens.last)));
+    }
+    HEADRACE_DEVICE Tokens tokens_of(int chunk) const {
+        const ChunkRange range = range_of(chunk);
+        const int late = args.late_gate ? 1 : 0, count = of_keys() ? 3 : 2;
+        Tokens of{};
+        HEADRACE_ROLLED
+        for (int number = 0; number < count; ++number) {
+            const int token = number < 2 ? 2 * lane() + number : range.length - 1,
+                      gate = number < 2 ? token - late : token;
+            if (token >= range.length || range.first + gate < 0) continue;
+            const float log_decay = token_log_decay(args, range, gate, course->head);
+            (number == 0 ? of.log_decay[0] : number == 1 ? of.log_decay[1] : of.last) = log_decay;
+        }
+        return of;
+    }
+    // Inverse norms. Four lanes have a row.
+    HEADRACE_DEVICE void weigh_rows(const Keys& of, bool outputs) const {
+        HEADRACE_ROLLED
+        for (int i = 8 * (warp() - block_warps) + lane() / 4; i < tensor_chunk; i += 8 * block_warps) {
+            const float k_k = square(of.k, i), q_q = outputs ? square(of.q, i) : 1.0f;
+            if (lane() % 4 == 0) q_norm[i] = inverse_norm(q_q), k_norm[i] = inverse_norm(k_k);
+        }
+    }
+    HEADRACE_DEVICE static float square(Matrix<K> x, int i) {
+        float sum = 0;
+#pragma unroll
+        for (int c = 8 * (lane() % 4); c < K; c += 32) {
+            const uint4 piece = *reinterpret_cast<const uint4*>(&x.pair(i, c));
+            const std::uint32_t pairs[4] = {piece.x, piece.y, piece.z, piece.w};
+            for (const std::uint32_t pair : pairs)
+                sum = fmaf(low_half(pair), low_half(pair), fmaf(high_half(pair), high_half(pair), sum));
+        }
+        sum += ptx::shuffle_xor(sum, 1);
+        return sum + ptx::shuffle_xor(sum, 2);
+    }
+
+    // ---- what arrives ----
+    HEADRACE_DEVICE int turn_of(int chunk) const { return args.stages == 2 ? chunk % 2 : 0; }
+    HEADRACE_DEVICE Keys keys_of(int chunk) const {
+        const int at = args.stages == 2 ? chunk % 3 * tensor_chunk * K : 0;
+        return {{first_keys.q.data + at}, {first_keys.k.data + at}};
+    }
+    HEADRACE_DEVICE Values values_of(int chunk) const {
+        const int at = turn_of(chunk) * tensor_chunk * tensor_values;
+        return {{first_values.v.data + at}, {first_values.partner.data + at}};
+    }
+    HEADRACE_DEVICE Matrix<64> scores_of(int chunk) const {
+        return {first_scores.data + turn_of(chunk) * tensor_chunk * tensor_chunk};
+    }
+    HEADRACE_DEVICE ChunkRange range_of(int chunk) const {
+        const TokenRange& s = course->sequence;
+        if (args.late_gate) {  // chunks begin where those of a walk from the other end do
+            const std::int64_t tokens = s.end - s.begin, back = (tokens + tensor_chunk - 1) / tensor_chunk - 1 - chunk,
+                               end = back * tensor_chunk + tensor_chunk < tokens ? back * tensor_chunk + tensor_chunk
+                                                                                 : tokens;
+            return {s.row,        s.begin,     s.end, tokens - end, static_cast<int>(end - back * tensor_chunk),
+                    tensor_chunk, args.reverse};
+        }
+        return chunk_range(args, s, chunk);
+    }
+    HEADRACE_DEVICE void fetch_keys(int chunk, bool outputs) const {
+        const Keys to = keys_of(chunk);
+        const ChunkRange range = range_of(chunk);
+        if (outputs) copy_rows(to.q, course->q.from(range.first), range.length, tensor_chunk, args.K);
+        copy_rows(to.k, course->k.from(range.first), range.length, tensor_chunk, args.K);
+    }
+    HEADRACE_DEVICE void fetch_values(int chunk) const {
+        const Values to = values_of(chunk);
+        const ChunkRange range = range_of(chunk);
+        const int count = args.V - course->first_value;
+        copy_rows(to.v, course->v.from(range.first), range.length, tensor_chunk, count);
+        if (leaves_terms) copy_rows(to.partner, course->partner.from(range.first), range.length, tensor_chunk, count);
+    }
+
+    // ---- terms of a gate's gradient ----
+    // Of a chunk, counted from the sequence's first token whichever way the walk goes.
+    HEADRACE_DEVICE std::int64_t chunk_place(int chunk) const {
+        const TokenRange& s = course->sequence;
+        const std::int64_t count = (s.end - s.begin + tensor_chunk - 1) / tensor_chunk,
+                           from_start = args.late_gate ? count - 1 - chunk : chunk;
+        return course->first_value / tensor_values * args.gate_walk.chunks * args.HV +
+               saved_place(args, s, course->n, course->head, from_start, tensor_chunk);
+    }
+    // The walk of d_q saves the state that enters the chunk; that of d_k, which holds the gradient of what leaves it,
+    // has their product.
+    HEADRACE_DEVICE void cross_chunk(int chunk, float* crossing) {
+        const bool narrow = args.gate_walk.state_dtype == DType::bf16;
+        char* const saved = args.gate_walk.states + chunk_place(chunk) * K * tensor_values * (narrow ? 2 : 4);
+        ops.crossed.data = saved, ops.crossed.narrow = narrow;
+        if (of_keys()) {
+            ops.crossed.load(), ops.crossing = crossing;
+        } else {
+            ops.crossed.save(ops.state);
+        }
+    }
+    HEADRACE_DEVICE void store_terms(int chunk) const {
+        const GateWalk& to = args.gate_walk;
+        const Terms& of = terms[chunk % 2];
+        const ChunkRange range = range_of(chunk);
+        const int i = static_cast<int>(threadIdx.x) - block_threads;
+        const auto sum = [](float a, float b, float c, float d) { return (a + b) + (c + d); };
+        if (i == tensor_chunk && of_keys())
+            to.crossing[chunk_place(chunk)] =
+                sum(of.crossing[0], of.crossing[1], of.crossing[2], of.crossing[3]) * of.decay;
+        if (i >= range.length) return;
+        const std::int64_t token = range.row * args.T + range.token(i),
+                           at = (course->first_value / tensor_values * to.tokens + token) * args.HV + course->head;
+        const auto of_warps = [&](const float(&parts)[block_warps][tensor_chunk]) {
+            return sum(parts[0][i], parts[1][i], parts[2][i], parts[3][i]);
+        };
+        const float all = of_warps(of.in_all);
+        if (of_keys()) {
+            const float state = of_warps(of.from_state);
+            to.leaving[at] = state;
+            to.inside[at] = all - state;
+        } else {
+            to.ending[at] = all;
+        }
+    }
+};
+
+}  // namespace headrace::cuda

@@ -1,0 +1,90 @@
+// additive_terms: what the walks of the additive rule's backward leave for the gradient of a scalar gate (GateWalk), of
+// a chunk and the 16 values of a warp.
+#pragma once
+
+#include "cuda/tiles/warp_products.hpp"
+
+namespace headrace::cuda {
+
+// Products of outputs with rows of values, token by token.
+struct PartnerDots {
+    Matrix<64> rows;             // [C,64 values]
+    float *from_state, *in_all;  // [C] of the outputs' part from the state, and of all
+
+    HEADRACE_DEVICE void store(float* to, const TokenSums& sums, int first_value) const {
+        float dots[2 * token_tiles];
+#pragma unroll
+        for (int step = 0; step < token_steps; ++step) {
+            const SplitA a = left_operand(rows, first_value, step);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int tile = 2 * step + half;
+                const float(&sum)[4] = sums[tile];
+                const std::uint32_t upper = a.high[2 * half], lower = a.high[2 * half + 1];
+                dots[2 * tile] = fmaf(sum[0], low_half(upper), sum[2] * low_half(lower));
+                dots[2 * tile + 1] = fmaf(sum[1], high_half(upper), sum[3] * high_half(lower));
+            }
+        }
+        // Over the eight lanes with the same tokens, each of which keeps a tile's two in the end: lane g that of tile
+        // g.
+        add_halves<token_tiles>(dots), add_halves<token_tiles / 2>(dots), add_halves<token_tiles / 4>(dots);
+        *reinterpret_cast<float2*>(to + 2 * lane()) = {dots[0], dots[1]};
+    }
+
+  private:
+    // Of two lanes one keeps the sums of the first `left`, the other those of as many behind them.
+    template <int left>
+    HEADRACE_DEVICE static void add_halves(float (&dots)[2 * token_tiles]) {
+        const bool upper = (lane() & 2 * left) != 0;
+#pragma unroll
+        for (int i = 0; i < left; ++i) {
+            const float own = upper ? dots[left + i] : dots[i], other = upper ? dots[i] : dots[left + i];
+            dots[i] = own + ptx::shuffle_xor(other, 2 * left);
+        }
+    }
+};
+
+// A state that one walk leaves to another, in f32 or bf16, in the order of the threads that have it.
+template <int tiles>
+struct CrossedState {
+    char* data = nullptr;
+    bool narrow = false;  // bf16
+    uint2 pairs[tiles];
+
+    HEADRACE_DEVICE void save(const float (&state)[tiles][4]) const {
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile) {
+            const float(&S)[4] = state[tile];
+            if (narrow) {
+                reinterpret_cast<uint2*>(data)[at(tile)] = {ptx::round_to_bf16(S[0], S[1]),
+                                                            ptx::round_to_bf16(S[2], S[3])};
+            } else {
+                reinterpret_cast<float4*>(data)[at(tile)] = {S[0], S[1], S[2], S[3]};
+            }
+        }
+    }
+    // Before the dot, which then waits for nothing; not in f32, as registers are few.
+    HEADRACE_DEVICE void load() {
+        if (!narrow) return;
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile) pairs[tile] = reinterpret_cast<const uint2*>(data)[at(tile)];
+    }
+    // <this, state>, of the warp's part.
+    HEADRACE_DEVICE float dot(const float (&state)[tiles][4]) const {
+        float sum = 0;
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile) {
+            const uint2 of = pairs[tile];
+            const float4 S = narrow ? float4{low_half(of.x), high_half(of.x), low_half(of.y), high_half(of.y)}
+                                    : reinterpret_cast<const float4*>(data)[at(tile)];
+            const float(&D)[4] = state[tile];
+            sum = fmaf(S.x, D[0], fmaf(S.y, D[1], fmaf(S.z, D[2], fmaf(S.w, D[3], sum))));
+        }
+        return sum_of_warp(sum);
+    }
+
+  private:
+    HEADRACE_DEVICE static int at(int tile) { return tile * block_threads + static_cast<int>(threadIdx.x); }
+};
+
+}  // namespace headrace::cuda

@@ -1,0 +1,143 @@
+// counted_additive: what a block of AdditiveKernel does at a whole chunk and beside its chunks, one of DecayJoin at a
+// segment, and one of GateTermsKernel at a chunk, counted on the host.
+#pragma once
+
+#include "cuda/chunk/counted_walker.hpp"
+
+namespace headrace::cuda {
+
+// The primitives of AdditiveOps, one by one, of the four warps with values.
+template <int K>
+struct CountedAdditiveOps {
+    using T = float;
+    struct Rows {};
+    struct Decayed {};
+    struct State {};
+    struct Tile {
+        bool given = false;
+        explicit operator bool() const { return given; }
+    };
+    using Inputs = algorithms::ChunkInputs<CountedAdditiveOps>;
+
+    static constexpr double tiles = tensor_chunk / 8.0, steps = tensor_chunk / 16.0;
+    static constexpr double lower = 8 + 6 + 4 + 2;  // products of [16,64] and a lower triangular [64,64]
+
+    WarpProducts products;
+    bool diagonal_apart, terms;
+
+    State right_state(State) const { return {}; }
+    Decayed reads(const Inputs&) const { return {}; }
+    Decayed to_end(Rows) const { return {}; }
+    void read_and_score(Tile, Decayed, State, Tile, Tile) {
+        products.add(tiles * K / 16, tiles / 2 * K / 16, 2);
+        products.access(tiles, 0);
+        products.add(lower, lower / 2 + steps, 1);
+        if (diagonal_apart) products.add(0, steps, 0), products.access(tiles, 0);
+        constexpr double shuffles = 8 + 4 + 2;
+        if (terms) products.add(0, 2 * steps, 2), products.access(2 * (shuffles + 2), 6);
+        products.access(2 * tiles, 0);
+    }
+    void decay_and_write(State, State, Decayed, Tile) {
+        products.add(0, steps, 1);
+        products.access(tiles, 0);
+        products.add(steps * K / 8, steps * K / 16, 1.0 + K / 64);
+        products.counter.fma(products.warps * 2 * K / 8 * 4);
+    }
+};
+
+// Decays and scores of a chunk, by the other four warps while these walk the one before it: nobody waits for them.
+template <int K>
+void count_scores(TileCounter& counter, const KernelArgs& args, bool outputs) {
+    constexpr double blocks = 10, on_diagonal = 4, left_operands = 5;  // of 16 x 16, on and below the diagonal
+    KernelWork& work = counter.work;
+    const double norms = args.l2norm ? 1 : 0, rows = outputs ? 2 : 1;
+    work.barriers += 0.5;                                               // of half of the warps
+    work.tile_bytes += 128 * (12 + 4 + 4 + 2 * 2 + 1 + 2 * norms * 2);  // sums of decays; what is left of them
+    work.tile_bytes += norms * 8 * 128 * (rows * (K / 32.0 * 4 + 2) + 2);
+    if (!outputs) return;
+    work.tensor_flop += blocks * 2 * K / 16 * WarpProducts::flop_of_product;
+    work.tile_bytes += (blocks + left_operands) * K / 16 * WarpProducts::bytes_of_operand;
+    work.tile_bytes += 128 * (blocks * (1 + 4 + 6 * norms) + (blocks - on_diagonal) * 6 + on_diagonal * 12);
+}
+
+// Follows AdditiveKernel::run: `values` of v are read, and outputs stored where they are wanted.
+template <int K>
+KernelWork additive_chunk_work(const KernelArgs& args, double values, bool outputs) {
+    using Ops = CountedAdditiveOps<K>;
+    const double C = tensor_chunk, rows = outputs ? 2 : 1;
+    const bool terms = outputs && args.gate_walk.terms != GateTerms::none;
+    TileCounter counter;
+    KernelWork& work = counter.work;
+    Ops ops{{counter, block_warps}, args.gate_walk.diagonal_apart, terms};
+    work.input_bytes = rows * C * args.K * 2 + bytes_of(args.v, C * values) + bytes_of(args.g, C);
+    work.tile_bytes = rows * C * K * 2 + C * tensor_values * 2;  // as copies write them
+    counter.barrier();
+    if (args.stages == 1) work.memory_waits = 1, work.tile_waits = 40, work.barriers += 2;  // scores before the walk
+    const typename Ops::Tile given{true};
+    const algorithms::ForwardTiles<Ops> tiles{given, given, given, given, given};
+    const algorithms::ChunkInputs<Ops> in{{}, {}, {}, given, nullptr, 1.0f, false};
+    algorithms::chunk_states<false>(ops, in, tiles, {}, {}, {outputs});
+    // The model shares products among all warps alike; these have more than the mean, each a fifth of a wait.
+    const double own = work.tensor_flop / block_warps;
+    count_scores<K>(counter, args, outputs);
+    const double beyond = own - work.tensor_flop / (2 * block_warps);
+    ops.products.access(2, 2 + 0.2 * beyond / WarpProducts::flop_of_product);  // the chunk's decay
+    if (!outputs) return work;
+    if (args.o.given) ops.products.add(0, 4, 1);
+    work.output_bytes = bytes_of(args.o, C * values);
+    if (!terms) return work;
+    // Rows of the output's partner, and a state that one walk leaves to the other.
+    const double of_element = args.gate_walk.state_dtype == DType::bf16 ? 2 : 4;
+    work.input_bytes += C * values * 2;
+    work.saved_bytes += of_element * K * tensor_values + 3 * 4 * C;
+    work.tile_bytes += C * tensor_values * 2 + 2 * 2 * block_warps * 128;
+    return work;
+}
+
+// Beside its chunks: the state, the rows of the first chunk, and its scores, which nothing hides.
+inline KernelWork additive_block_work(const KernelArgs& args, double values) {
+    KernelWork work = tensor_state_work(args, values);
+    work.memory_waits = args.stages == 1 ? 2 : 3;
+    work.tile_waits = args.stages == 1 ? 0 : 40;
+    work.barriers = args.stages == 1 ? 4 : 3;
+    if (args.gate_walk.terms != GateTerms::none) ++work.barriers;
+    return work;
+}
+
+template <int K>
+BlockWork tensor_forward_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    const double values = values_of_block(args);
+    const bool terms = args.gate_walk.terms != GateTerms::none;
+    KernelWork block = additive_block_work(args, values);
+    if (args.segments.tokens > 0) block.saved_bytes = 4 * args.K * values;
+    return {block, additive_chunk_work<K>(args, values, args.o.given || terms)};
+}
+
+template <int K>
+BlockWork tensor_states_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    KernelWork block = additive_block_work(args, 0);
+    block.saved_bytes = 4 * args.K * values_of_block(args);
+    const double blocks = static_cast<double>(args.segments.blocks);
+    return {block, additive_chunk_work<K>(args, args.V / blocks, false)};
+}
+
+// Of a chunk, whose terms one warp adds up.
+BlockWork tensor_gate_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    const double value_blocks = quotient_up(args.K, tensor_values);
+    KernelWork step;
+    step.saved_bytes = value_blocks * (3 * tensor_chunk + 1) * 4;
+    step.memory_waits = 2 * value_blocks;
+    step.tile_waits = 20;
+    step.barriers = 4;
+    step.output_bytes = args.d_g.given ? tensor_chunk * static_cast<double>(size_of(args.d_g.dtype)) : 0;
+    return {{}, step};
+}
+
+BlockWork decay_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    BlockWork work = join_work(args);
+    work.step.saved_bytes += 8;
+    work.step.memory_waits = 1;
+    return work;
+}
+
+}  // namespace headrace::cuda

@@ -3,6 +3,7 @@
 #include <string>
 #include <type_traits>
 
+#include "cuda/chunk/channel_gradient.hpp"
 #include "cuda/chunk/channel_prepare.hpp"
 #include "cuda/chunk/channel_walk.hpp"
 #include "cuda/chunk/gate_terms.hpp"
@@ -102,6 +103,7 @@ void print_channel(const char* size) {
         print_tensor<ChannelPrepare<K, delta>>(("channel_prepare" + rest).c_str(), delta, true);
         if (delta) print_tensor<ChannelPrepare<K, delta>>(("channel_prepare_low" + rest).c_str(), delta, true);
         print_tensor<ChannelWalk<K, delta>>(("channel_walk" + rest).c_str(), delta, true);
+        print_tensor<ChannelGradient<K, delta>>(("channel_gradients" + rest).c_str(), delta, true);
     };
     print_rule.template operator()<false>();
     print_rule.template operator()<true>();

@@ -39,11 +39,13 @@ TEST(CudaKeys, NearlyParallel) {
 
 // What writes nothing has a gradient of beta all the same.
 TEST(CudaKeys, SomeBetasOfZero) {
-    const ProblemLine line = line_of("gated_delta_rule:bwd t200 h8 k64 v32 bf16 force=cuda.tensor cuda");
-    const CallTensors made = harness::make_tensors(line);
-    harness::Tensor beta = made.tensors.at("beta");
-    for (std::int64_t i = 0; i < beta.numel(); i += 3) beta.set(i, 0);
-    expect_right_there(made, "every third beta zero");
+    for (const std::string op : {"gated_delta_rule", "kda"}) {
+        const ProblemLine line = line_of(op + ":bwd t200 h8 k64 v32 bf16 force=cuda.tensor cuda");
+        const CallTensors made = harness::make_tensors(line);
+        harness::Tensor beta = made.tensors.at("beta");
+        for (std::int64_t i = 0; i < beta.numel(); i += 3) beta.set(i, 0);
+        expect_right_there(made, op + " every third beta zero");
+    }
 }
 
 }  // namespace

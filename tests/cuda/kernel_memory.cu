@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "cuda/chunk/additive_kernel.hpp"
+#include "cuda/chunk/channel_gradient.hpp"
 #include "cuda/chunk/channel_prepare.hpp"
 #include "cuda/chunk/channel_sweep.hpp"
 #include "cuda/chunk/channel_walk.hpp"
@@ -105,6 +106,7 @@ void print_channel(const char* size) {
         print_tensor<ChannelWalk<K, delta>>(("channel_walk" + rest).c_str(), delta, true);
         print_tensor<ChannelSweep<K, delta>>(("channel_sweeps" + rest).c_str(), delta, true,
                                              most_channel_sweep_threads / 2);
+        print_tensor<ChannelGradient<K, delta>>(("channel_gradients" + rest).c_str(), delta, true);
     };
     print_rule.template operator()<false>();
     print_rule.template operator()<true>();

@@ -535,8 +535,9 @@ struct ChannelGradient {
                                 of_erase = delta ? border.erase[group][h][n] * (start * erase[i]) : 0.0f,
                                 of_write = border.write[group][h][n] * (end * write[i]);
                     d_q[group][h][n] += fmaf(own[i], keys[h][n], of_read);
-                    d_k[group][h][n] += fmaf(own[i], queries[h][n], of_erase + of_write);
-                    from_start[h][n] = fmaf(queries[h][n], of_read, keys[h][n] * of_erase);
+                    d_k[group][h][n] += fmaf(own[i], queries[h][n], delta ? of_erase + of_write : of_write);
+                    from_start[h][n] = queries[h][n] * of_read;
+                    if (delta) from_start[h][n] = fmaf(keys[h][n], of_erase, from_start[h][n]);
                     to_end[h][n] = keys[h][n] * of_write;
                 }
             }

@@ -134,10 +134,11 @@ struct ChannelPairs {
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const bool later = GroupDecays::later<level>(h, n % 2);
-                const float of = factors[h][n], both = reads[h][n] + erases[h][n];
+                const float of = factors[h][n], both = delta ? reads[h][n] + erases[h][n] : reads[h][n];
                 d_q[h][n] = fmaf(of, later ? reads[h][n] : 0.0f, d_q[h][n]);
                 d_k[h][n] = fmaf(of, later ? erases[h][n] : both, d_k[h][n]);
-                gates[h][n] = fmaf(rows[h][n], reads[h][n], keys[h][n] * erases[h][n]);
+                gates[h][n] = rows[h][n] * reads[h][n];
+                if (delta) gates[h][n] = fmaf(keys[h][n], erases[h][n], gates[h][n]);
                 if (level == 0 && n % 2 == 1) d_gate[h][n] += gates[h][n];
             }
         }

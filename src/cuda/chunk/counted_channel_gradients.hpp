@@ -9,7 +9,66 @@ namespace headrace::cuda {
 // Follows ChannelGradient::run: all value heads of a key head.
 template <int K, bool delta>
 BlockWork channel_gradients_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    return {};
+    // Blocks of 16 x 16 on and below the diagonal, and below it.
+    constexpr double C = tensor_chunk, warps = K / 16.0, kinds = delta ? 2 : 1, rows = delta ? 3 : 2, groups = 4,
+                     lower = 10, below = 6, numbers = C / warp_lanes, gates = C * (K + 4) * 4;
+    const double blocks = quotient_up(args.V, tensor_values), steps = args.group * blocks;
+    TileCounter head, chunk;
+    const auto operands = [&](double products, double loaded, double waits) {  // of all warps
+        head.work.tensor_flop += products * WarpProducts::flop_of_product;
+        head.work.tile_bytes += loaded * WarpProducts::bytes_of_operand;
+        head.work.tile_waits += waits;
+    };
+    const auto access = [](TileCounter& counter, double count) { counter.work.tile_bytes += count * 128; };
+    // of 64 values: pairs, borders
+    operands(blocks * 4 * lower * 2 * kinds, blocks * 4 * (warps * kinds + lower), blocks * 4);
+    operands(blocks * warps * 4 * (2 + groups * 2 * rows), blocks * warps * 4 * (2 + groups * rows), blocks * 8);
+    head.work.tile_bytes += blocks * 2 * C * (2 * K + rows * C);
+    head.work.saved_bytes = args.V * (K + (delta ? C : 0)) * 2 * 2;
+    head.work.input_bytes =
+        (delta ? 1 : 2) * C * args.V * 2 + bytes_of(args.g, C * args.K) + (delta ? bytes_of(args.beta, C) : 0);
+    // factors, decays; W and L
+    access(head, numbers * (delta ? 7 : 5));
+    head.work.tile_bytes += 3 * gates;
+    access(head, 2 * lower * (1 + 2 * kinds) + 4 * below * kinds + 8 * (delta ? 6 : 2));
+    // borders, pairs inside groups of 16 tokens, pairs across
+    operands(warps * (6 * groups - 2), warps * 2 * groups, 8);
+    access(head, warps * (groups * (12 + 8 + 8 + 2 * (rows + 1)) + 12 * 4 + 2));
+    operands(warps * groups * (8 * kinds + 6), warps * groups * (2 + kinds), 3 * groups);
+    access(head, warps * groups * (8 + 8));
+    operands(warps * (4 * below * kinds + 12), warps * (2 * below * kinds + 3 * (2 + kinds)), 16);
+    access(head, warps * (9 * 8 + 12));
+    for (int i = 0; i < 3; ++i) head.barrier();
+    if (delta && args.d_beta.given) access(head, numbers), head.barrier();
+    if (args.gate_gradient) {
+        access(head, warps * 32);
+        head.work.tile_bytes += gates;
+        head.work.output_bytes += bytes_of(args.d_g, C * args.K);
+        head.barrier();
+    }
+    head.work.output_bytes += delta ? bytes_of(args.d_beta, C) : 0;
+    // products with decays, roundings and sums: as many slots as multiply-adds, with those that address operands
+    head.fma(warps * ((delta ? 4000 : 3300) + blocks * 440));
+    chunk.work = head.work * args.group;
+    chunk.fma(warps * 1700);
+    for (int i = 0; i < steps + (args.stages == 1 ? steps - 1 : 0) + args.group + 1; ++i) chunk.barrier();
+    // of the keys
+    chunk.work.input_bytes += 2 * C * args.K * 2;
+    chunk.work.memory_waits += args.stages == 1 ? 1 + steps : 2;
+    chunk.work.tile_bytes += 2 * C * K * 2;
+    access(chunk, 2 * numbers / 2);
+    if (args.l2norm) chunk.work.tile_bytes += 2 * C * K * 2, access(chunk, 2 * warps * 2);
+    const Strided* const stored[] = {&args.d_q, &args.d_k};
+    for (const Strided* tensor : stored) {
+        if (!tensor->given) continue;
+        chunk.work.output_bytes += bytes_of(*tensor, C * args.K);
+        chunk.work.tile_bytes += C * args.K * 2;
+        chunk.barrier();
+        if (!args.l2norm) continue;
+        access(chunk, warps * (2 * groups * 4 + 16 * 4 + 8) + numbers * (warps + 2));
+        chunk.barrier(), chunk.barrier();
+    }
+    return {{}, chunk.work};
 }
 
 }  // namespace headrace::cuda

@@ -53,7 +53,7 @@ class TensorBackward : public PreparingImplementation {
                             args.value_columns / 16 * 32, steps_along(problem, tensor_chunk, walks)});
         if (gradients)
             launches.push_back({backward.gradients,
-                                staged(problem, backward.gradients, args),
+                                gradients_staged(problem, backward.gradients, args),
                                 chunks * problem.H,
                                 problem.channel_gate ? channel_gradient_threads(problem.K) : tensor_threads,
                                 {1, steps_along(problem, tensor_chunk, problem.N * problem.H).all}});
@@ -101,6 +101,13 @@ class TensorBackward : public PreparingImplementation {
         args.stages = 2;
         if (shared(kernel, args) > shared_memory_limit(named_views(problem))) args.stages = 1;
         return args;
+    }
+    // Under channel gates two blocks of 64 channels fit onto a multiprocessor if each has one stage, and those of one
+    // step have no use for another.
+    static KernelArgs gradients_staged(const Problem& problem, const Kernel& kernel, KernelArgs args) {
+        args.stages = 1;
+        const bool one = problem.channel_gate && (problem.K <= 64 || args.group * args.V <= tensor_values);
+        return one ? args : staged(problem, kernel, args);
     }
     // Values of a block that sweeps: few where each multiprocessor of an H100 gets one block at most, many under
     // channel gates where it gets more; no bit depends on it.

@@ -16,8 +16,8 @@ HEADRACE_DEVICE float divisible(float beta) {
     return fabsf(beta) < least ? least : beta;
 }
 
-// Blocks of 16 x 16 on and below the diagonal of [64,64], up to three for each of four warps that follow each other, one
-// after another; those of the first three warps share their rows.
+// Blocks of 16 x 16 on and below the diagonal of [64,64], up to three for each of four warps that follow each other,
+// one after another; those of the first three warps share their rows.
 struct LowerBlock {
     static constexpr int turns = 3;
     int row, column;  // of its first element

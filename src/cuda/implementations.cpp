@@ -4,13 +4,13 @@
 namespace headrace::cuda {
 namespace {
 
-// One implementation to the outside: another for each rule.
-class OfRule : public Implementation {
+// One implementation to the outside: another where the delta rule or gates of channels ask for sweeps.
+class OfOperator : public Implementation {
   public:
-    OfRule(const Implementation& additive, const Implementation& delta) : additive_(additive), delta_(delta) {}
-    std::string name() const override { return additive_.name(); }
-    Device device() const override { return additive_.device(); }
-    bool serves(Direction direction) const override { return additive_.serves(direction); }
+    OfOperator(const Implementation& walks, const Implementation& sweeps) : walks_(walks), sweeps_(sweeps) {}
+    std::string name() const override { return walks_.name(); }
+    Device device() const override { return walks_.device(); }
+    bool serves(Direction direction) const override { return walks_.serves(direction); }
     std::string refusal(const Problem& problem, const Machine& machine) const override {
         return of(problem).refusal(problem, machine);
     }
@@ -24,15 +24,17 @@ class OfRule : public Implementation {
     }
 
   private:
-    const Implementation& of(const Problem& problem) const { return problem.rule == Rule::delta ? delta_ : additive_; }
-    const Implementation &additive_, &delta_;
+    const Implementation& of(const Problem& problem) const {
+        return problem.rule == Rule::delta || problem.channel_gate ? sweeps_ : walks_;
+    }
+    const Implementation &walks_, &sweeps_;
 };
 
 }  // namespace
 
 std::vector<const Implementation*> implementations() {
     std::vector<const Implementation*> list = tensor_implementations();
-    list.back() = new OfRule(*list.back(), *tensor_delta_backward());
+    list.back() = new OfOperator(*list.back(), *tensor_sweeping_backward());
     for (const auto& form : {split_implementations(), walk_implementations(), recurrent_implementations()})
         list.insert(list.end(), form.begin(), form.end());
     return list;

@@ -7,8 +7,8 @@
 
 namespace headrace::cuda {
 
-std::vector<const Implementation*> tensor_implementations();     // "cuda.tensor": forward, backward (additive rule)
-const Implementation* tensor_delta_backward();                   // its backward of the delta rule
+std::vector<const Implementation*> tensor_implementations();     // "cuda.tensor": forward, backward by walks
+const Implementation* tensor_sweeping_backward();                // its backward of the delta rule and of channel gates
 std::vector<const Implementation*> split_implementations();      // "cuda.split"
 std::vector<const Implementation*> walk_implementations();       // "cuda.walk"
 std::vector<const Implementation*> recurrent_implementations();  // "cuda.recurrent"

@@ -11,6 +11,13 @@
 
 namespace headrace::cuda::ptx {
 
+// The value, of which the compiler knows nothing: what follows from it is computed where it stands, and not kept in
+// registers from before a loop.
+HEADRACE_DEVICE int not_before(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 // Where a pointer into shared memory lies in it.
 HEADRACE_DEVICE std::uint32_t shared_address(const void* pointer) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));

@@ -17,11 +17,11 @@ TEST(CudaBackward, B1_EachFormServesWhatItDoesBest) {
     EXPECT_EQ(served_by("kda:bwd t17 h2 k32 cuda"), "cuda.split");
     EXPECT_EQ(served_by("kda:bwd t16 h2 k32 cuda"), "cuda.walk");
     EXPECT_EQ(served_by("kda:bwd t100 h2 k32 gv cuda"), "cuda.recurrent");
-    for (const char* op : {"delta_rule", "gated_delta_rule", "comba"}) {
-        const std::string of = std::string(op) + ":bwd bf16 cuda";
+    for (const std::string op : {"delta_rule", "gated_delta_rule", "comba", "kda", "gla"}) {
+        const std::string of = op + ":bwd bf16 cuda";
         EXPECT_EQ(served_by(of + " t64 h8 k64 v32"), "cuda.tensor");
         EXPECT_EQ(served_by(of + " t64 h4 hv8 k128 v256 l2norm"), "cuda.tensor");
-        EXPECT_EQ(served_by(of + " t64 h8 k32 v32"), "cuda.split");
+        EXPECT_EQ(served_by(of + " t64 h8 k32 v32"), op == "gla" ? "cuda.tensor" : "cuda.split");
     }
     EXPECT_EQ(served_by("gated_delta_rule:bwd bf16 cuda t64 h7 k64 v32"), "cuda.split");  // d_g of few heads
     for (const char* text : {"kda:bwd t16 h1 k16", "simple_gla:bwd t100 h1 k16"}) {

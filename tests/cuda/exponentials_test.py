@@ -29,7 +29,8 @@ LINES += [f"{operator}:{direction} gates={gates} bf16 force=cuda.tensor cuda" fo
           for operator, direction in (("simple_gla", "fwd t100 h1 k32 v32"), ("comba", "fwd t100 h1 k64 v32 l2norm"), ("gla", "fwd t100 h1 k32 v32"),
                                       ("kda", "fwd t100 h1 k64 v32 l2norm"),
                                       ("simple_gla", "bwd t70 h8 k32 v32 state=inout"),
-                                      ("gated_delta_rule", "bwd t100 h8 k64 v32 l2norm"))]
+                                      ("gated_delta_rule", "bwd t100 h8 k64 v32 l2norm"),
+                                      ("kda", "bwd t70 h8 k64 v32"), ("gla", "bwd t70 h8 k32 v32"))]
 LINES += [f"{operator}:step t3 h1 k32 v16 gates=reset cuda" for operator in ("kda", "gla", "gated_delta_rule")]
 
 # log2(e), or its share of 252 in the fp32 exp, by type; a constant or a register that was given it.

@@ -18,6 +18,7 @@ const char* const all_lines[] = {
     "gated_delta_rule:step b2 t1 h1 k32 v16 pool=3",
     "simple_gla:fwd t600 h1 k32 v32 bf16 state=inout force=cuda.tensor",
     "simple_gla:bwd t70 h8 k32 v32 gate=step+head bf16 state=inout force=cuda.tensor",
+    "kda:bwd t70 h8 k64 v32 rawgate bf16 state=inout force=cuda.tensor",
 };
 
 // ---- views and memory of the wrong place ----

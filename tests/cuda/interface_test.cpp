@@ -17,6 +17,7 @@ const char* const lines[] = {
     "comba:fwd varlen=0,0,70,100 h1 k64 v32 bf16 state=inout force=cuda.tensor",
     "simple_gla:fwd t600 h1 k32 v32 bf16 state=inout force=cuda.tensor",
     "simple_gla:bwd t70 h8 k32 v32 gate=step+head bf16 state=inout force=cuda.tensor",
+    "kda:bwd varlen=0,40,70 h8 k64 v32 rawgate gate=channel+head bf16 state=inout force=cuda.tensor",
     "gated_delta_rule:step b3 t1 h1 hv2 k32 v16 pool=5 bf16",
 };
 

@@ -5,6 +5,7 @@
 
 #include "cuda/chunk/additive_kernel.hpp"
 #include "cuda/chunk/channel_prepare.hpp"
+#include "cuda/chunk/channel_sweep.hpp"
 #include "cuda/chunk/channel_walk.hpp"
 #include "cuda/chunk/gate_terms.hpp"
 #include "cuda/chunk/gradient_kernel.hpp"
@@ -85,10 +86,10 @@ void print_split() {
 
 // All in shared memory, two chunks' rows in it; the same at any size that K channels serve.
 template <class Block>
-void print_tensor(const char* name, bool delta, bool outputs) {
+void print_tensor(const char* name, bool delta, bool outputs, int value_columns = tensor_values) {
     print(name, delta, false, [=](const KernelArgs& args, Arena& arena) {
         KernelArgs two = args;
-        two.stages = 2, two.o.given = outputs, two.value_columns = tensor_values;
+        two.stages = 2, two.o.given = outputs, two.value_columns = value_columns;
         arena.shared_size = ~std::size_t{0};
         Block(two, arena);
     });
@@ -102,6 +103,8 @@ void print_channel(const char* size) {
         print_tensor<ChannelPrepare<K, delta>>(("channel_prepare" + rest).c_str(), delta, true);
         if (delta) print_tensor<ChannelPrepare<K, delta>>(("channel_prepare_low" + rest).c_str(), delta, true);
         print_tensor<ChannelWalk<K, delta>>(("channel_walk" + rest).c_str(), delta, true);
+        print_tensor<ChannelSweep<K, delta>>(("channel_sweeps" + rest).c_str(), delta, true,
+                                             most_channel_sweep_threads / 2);
     };
     print_rule.template operator()<false>();
     print_rule.template operator()<true>();

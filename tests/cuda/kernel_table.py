@@ -55,6 +55,7 @@ LIMITS = {
     "channel_prepare": (168, 0, 0, (2, 3, 3)),
     "channel_prepare_low": (168, 0, 0, (2, 3, 3)),
     "channel_walk": (255, 0, 0, (0, 1, 1)),
+    "channel_sweeps": (255, 40, 100, (0, 1, 1)),  # as tensor_sweeps
     "recurrent_forward": (255, 0, 0, (2, 2, 2)),
     "recurrent_forward k64 f64 delta": (255, 8, 8, (2, 2, 2)),  # keys, decays and the next token in 64 bits
     "recurrent_forward k128 f64 delta": (255, 8, 8, (2, 2, 2)),
@@ -93,7 +94,7 @@ def short_name(symbol):
     if not function:
         return symbol
     name, arguments = function[1], function[2] or ""
-    blocks = "AdditiveKernel|PrepareKernel|WalkerKernel|ChannelPrepare|ChannelWalk|channel_estimate|tensor_\\w+"
+    blocks = "AdditiveKernel|PrepareKernel|WalkerKernel|ChannelPrepare|ChannelWalk|channel_(?:estimate|sweeps)|tensor_\\w+"
     sizes = re.findall(rf"(?:(?:{blocks})<|true, |false, )(\d+)", name + arguments)
     words = [name, *(f"k{value}" for value in sizes)]
     words += [word for type_, word in (("float", "f32"), ("double", "f64")) if type_ in arguments]
@@ -188,7 +189,7 @@ def memory_of(name, memory):
 def blocks_of(name, table, memory, size):
     """Blocks on each GPU."""
     threads = 128
-    if name.startswith(("tensor_forward", "tensor_states", "tensor_gradients")):
+    if name.startswith(("tensor_forward", "tensor_states", "tensor_gradients", "channel_sweeps")):
         threads = 256
     dynamic = memory_of(name, memory)[size][0]
     return tuple(blocks_per_multiprocessor(gpu, table[gpu.architecture][name], threads, dynamic) for gpu in GPUS)
@@ -241,7 +242,7 @@ def violations(table, memory):
                 if got > most:
                     yield f"{name}, {gpu.architecture}: expected at most {most} {word}, got {got}"
         if name.startswith(("walk_", "split_", "tensor_forward", "tensor_walk", "tensor_sweeps", "tensor_gradients",
-                            "channel_prepare", "channel_walk", "recurrent_backward", "convolution")) and memory_of(name, memory)[0][0] == 0:
+                            "channel_prepare", "channel_walk", "channel_sweeps", "recurrent_backward", "convolution")) and memory_of(name, memory)[0][0] == 0:
             yield f"{name}: kernel_memory.cu does not say what it takes"
         for size, label in enumerate(SIZES):
             got = blocks_of(name, table, memory, size)

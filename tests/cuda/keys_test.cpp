@@ -13,7 +13,7 @@ void expect_right_there(const CallTensors& made, const std::string& what) {
 }
 
 TEST(CudaKeys, OfFewDirections) {
-    for (const std::string op : {"delta_rule", "gated_delta_rule", "comba"}) {
+    for (const std::string op : {"delta_rule", "gated_delta_rule", "comba", "kda"}) {
         for (const std::int64_t directions : {1, 2, 8}) {
             const std::string text = op + ":bwd t200 h8 k64 v32 bf16 force=cuda.tensor cuda" +
                                      (op == "delta_rule" ? "" : " gates=zero") + (directions == 2 ? " l2norm" : "");
@@ -26,7 +26,7 @@ TEST(CudaKeys, OfFewDirections) {
 }
 
 TEST(CudaKeys, NearlyParallel) {
-    for (const std::string op : {"gated_delta_rule", "comba"}) {
+    for (const std::string op : {"gated_delta_rule", "comba", "kda"}) {
         for (const Overlap overlap : {Overlap{1, 1}, {0.99999, 0.98}, {0.999, 0.9}, {0.9, 1}}) {
             const std::string text = op + ":bwd t200 h8 k64 v32 bf16 gates=zero state=inout force=cuda.tensor cuda";
             const ProblemLine line = line_of(text);
@@ -39,11 +39,13 @@ TEST(CudaKeys, NearlyParallel) {
 
 // What writes nothing has a gradient of beta all the same.
 TEST(CudaKeys, SomeBetasOfZero) {
-    const ProblemLine line = line_of("gated_delta_rule:bwd t200 h8 k64 v32 bf16 force=cuda.tensor cuda");
-    const CallTensors made = harness::make_tensors(line);
-    harness::Tensor beta = made.tensors.at("beta");
-    for (std::int64_t i = 0; i < beta.numel(); i += 3) beta.set(i, 0);
-    expect_right_there(made, "every third beta zero");
+    for (const std::string op : {"gated_delta_rule", "kda"}) {
+        const ProblemLine line = line_of(op + ":bwd t200 h8 k64 v32 bf16 force=cuda.tensor cuda");
+        const CallTensors made = harness::make_tensors(line);
+        harness::Tensor beta = made.tensors.at("beta");
+        for (std::int64_t i = 0; i < beta.numel(); i += 3) beta.set(i, 0);
+        expect_right_there(made, op + " every third beta zero");
+    }
 }
 
 }  // namespace

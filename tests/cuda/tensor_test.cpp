@@ -95,6 +95,38 @@ TEST(CudaTensor, B3_GradientsWithoutThoseOfGates) {
     }
 }
 
+// Channel gates: ends of chunks and sequences, values in more than one block, shared keys, gates of any strength and
+// formula, states that hardly forget and come back.
+TEST(CudaTensor, GradientsUnderChannelGates) {
+    for (const char* text :
+         {"kda:bwd t200 h8 k128 v72 state=inout",
+          "kda:bwd varlen=0,33,33,130 h4 hv8 k96 v40 rawgate l2norm state=inout",
+          "kda:bwd t130 h8 k64 v32 gate=channel+head gates=reset reverse strided",
+          "kda:bwd t70 h8 k70 v32 gates=minus_inf", "kda:bwd t300 h8 k64 v32 gates=lasting betas=1.9,2 l2norm state=in",
+          "kda:bwd t66 h34 hv68 k64 v130 bound=-5", "gla:bwd t150 h8 k32 v72 gate=channel+head state=inout",
+          "gla:bwd varlen=0,0,64,150 h2 hv8 k128 v40 rawgate", "gla:bwd t100 h8 k70 v32 gates=strong l2norm reverse",
+          "gla:bwd t70 h34 hv68 k64 v130 gates=zero state=in"})
+        expect_right(std::string(text) + " bf16 force=cuda.tensor cuda");
+}
+
+// The gradient of the initial state, or of v, alone has the same bits; nothing is saved for it.
+TEST(CudaTensor, SweepsAloneUnderChannelGates) {
+    for (const std::string op : {"kda", "gla"}) {
+        const ProblemLine line = line_of(op + ":bwd t130 h8 k64 v32 state=inout bf16 force=cuda.tensor cuda");
+        const std::map<std::string, Bytes> all = run_there(line);
+        for (TensorView Gradients::*wanted : {&Gradients::d_v, &Gradients::d_initial_state}) {
+            const CallTensors made = harness::make_tensors(line);
+            Call call = made.call;
+            call.grads = {};
+            call.grads.*wanted = made.call.grads.*wanted;
+            for (const PlanEntry& entry : plan_of(harness::seen_from_device(call)))
+                EXPECT_EQ(entry.name.find("saved"), std::string::npos) << format(line) << ": " << entry.name;
+            const char* const name = wanted == &Gradients::d_v ? "d_v" : "d_initial_state";
+            EXPECT_TRUE(run_there(made, call).at(name) == all.at(name)) << format(line) << ": " << name;
+        }
+    }
+}
+
 // Gradients may have another type than their inputs; what stores bf16 leaves them to others.
 TEST(CudaTensor, GradientsOfAnotherTypeAreLeftToOthers) {
     for (TensorView Gradients::*gradient : {&Gradients::d_q, &Gradients::d_k, &Gradients::d_v}) {
@@ -117,13 +149,14 @@ TEST(CudaTensor, ServesWhatItCan) {
          {"linear_attention:fwd t64 k32 v32", "retention:fwd t64", "simple_gla:fwd t64 k128 v256", "delta_rule:fwd t64",
           "gated_delta_rule:fwd t64 h2 hv4", "comba:fwd varlen=0,9,64", "gla:fwd t64 k32", "kda:fwd t64 h2 hv4",
           "simple_gla:bwd t64 h8", "retention:bwd t64 h8 k32 v128", "gated_delta_rule:bwd t64 h8",
-          "comba:bwd t64 h2 hv8 v200 l2norm", "delta_rule:bwd t64 h1 k100"})
+          "comba:bwd t64 h2 hv8 v200 l2norm", "delta_rule:bwd t64 h1 k100", "kda:bwd t64 h2 hv8 k100 v200",
+          "gla:bwd t64 h2 hv8 k32 l2norm"})
         EXPECT_EQ(served_by(std::string(text) + " bf16 cuda"), "cuda.tensor") << text;
     for (const char* text :
          {"simple_gla:fwd t64 f16", "simple_gla:fwd t64 f32", "simple_gla:fwd t31 bf16", "simple_gla:fwd t64 k31 bf16",
           "simple_gla:fwd t64 v31 bf16", "delta_rule:fwd t64 k63 bf16", "simple_gla:fwd t64 k129 bf16",
-          "gla:fwd t64 k31 bf16", "kda:fwd t64 k63 bf16", "gated_delta_rule:bwd t64 h7 bf16", "gla:bwd t64 h8 bf16",
-          "gated_delta_rule:bwd t64 h8 f16", "kda:bwd t64 h8 bf16",
+          "gla:fwd t64 k31 bf16", "kda:fwd t64 k63 bf16", "gated_delta_rule:bwd t64 h7 bf16", "gla:bwd t64 h7 bf16",
+          "gated_delta_rule:bwd t64 h8 f16", "kda:bwd t64 h8 k63 bf16", "kda:bwd t64 h8 k129 bf16",
           "simple_gla:bwd t64 h7 bf16", "simple_gla:bwd t64 h8 hv16 bf16", "simple_gla:bwd t64 h8 l2norm bf16",
           "simple_gla:bwd t64 h8 v129 bf16"})
         EXPECT_NE(served_by(std::string(text) + " cuda"), "cuda.tensor") << text;

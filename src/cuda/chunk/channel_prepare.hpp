@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/chunk/channel_decays.hpp"
+#include "cuda/chunk/prepare_ops.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tiles/token_tiles.hpp"
 #include "cuda/tiles/unit_lower.hpp"
@@ -32,7 +33,9 @@ struct ChannelPrepare {
     float *log_sums, *energies, *written;  // [blocks, K] of the tokens of a block
     float *q_norm, *k_norm, *k_k, *beta;   // [C] inverse norms; |k|^2
     float* of_token;                       // [C] what it writes of the errors in what it reads
-    Matrix<64> P;
+    float *divisor, *inverse_divisor;      // [C] of a backward: beta, or next to nothing
+    float* warp_sums;                      // [warps] of a backward
+    Matrix<64> P, P_low;                   // P_low of a backward
     Tile<float> n, inverse;
     // Where the chunk's rows lie, and the gate's parameters: in shared memory, as registers are few.
     struct Source {
@@ -53,6 +56,11 @@ struct ChannelPrepare {
         for (float** sums : {&log_sums, &energies, &written}) *sums = arena.take<float>(blocks * K);
         for (float** vector : {&q_norm, &k_norm, &k_k, &beta, &of_token}) *vector = arena.take<float>(tensor_chunk);
         P = Matrix<64>::take(arena, tensor_chunk);
+        if (for_gradients()) {
+            P_low = Matrix<64>::take(arena, tensor_chunk);
+            for (float** vector : {&divisor, &inverse_divisor}) *vector = arena.take<float>(tensor_chunk);
+            warp_sums = arena.take<float>(block_warps);
+        }
         spare_ = arena.take<float>(block_threads * (lane_channels + 1));
         shared = arena.take<Shared>(1);
         if (!delta) return;
@@ -64,6 +72,7 @@ struct ChannelPrepare {
     // The chunk of that row of part_at.
     HEADRACE_DEVICE void run(std::int64_t row, std::int64_t head) {
         if (!find_chunk(row, head)) return;
+        find_sources(row * args.HV + head);
         clear_scores();
         weigh_tokens();
         Sums sums{};
@@ -71,16 +80,23 @@ struct ChannelPrepare {
         for (int slice = 0; slice < slices; ++slice) run_slice(sums, slice);
         ptx::sync_block();
         store_scores(sums);
+        if (delta && for_gradients()) {
+            const float energy = sum_of_warp(l_energy_);
+            if (lane() == 0) warp_sums[warp()] = energy;
+        }
         ptx::sync_block();
         if constexpr (delta) UnitLowerInverse{n, inverse}.compute();
+        if (delta && for_gradients()) store_overlap();
         write_matrices();
         write_numbers();
     }
     // What 8 bits leave of the rows erased and written, where the chunk needs 16 (ChannelEstimate).
     HEADRACE_DEVICE void run_low(std::int64_t row, std::int64_t head) {
         if (!find_chunk(row, head)) return;
-        const float* const numbers = args.prepared.numbers + 4 * shared->place;
+        const std::int64_t place = row * args.HV + head;
+        const float* const numbers = args.prepared.numbers + 4 * place;
         if (numbers[1] == 0 && numbers[2] == 0) return;
+        find_sources(place);
         weigh_tokens();
         HEADRACE_ROLLED
         for (int slice = 0; slice < slices; ++slice) {
@@ -102,7 +118,10 @@ struct ChannelPrepare {
     int block_;  // of 16 tokens: this warp's
     ChunkRange range_;
     int head_;
-    float* spare_;  // [block_threads, lane_channels + 1]
+    float* spare_;    // [block_threads, lane_channels + 1]
+    float l_energy_;  // sum of squares of this lane's part of l
+
+    __host__ __device__ bool for_gradients() const { return args.prepared.scores_low != nullptr; }
 
     HEADRACE_DEVICE int row_of_token(int which) const { return slice_tokens * block_ + token_of(which); }
 
@@ -116,12 +135,13 @@ struct ChannelPrepare {
         range_ = {s.row, s.begin, s.end, first, length, tensor_chunk, args.reverse};
         head_ = static_cast<int>(head);
         block_ = static_cast<int>((warp() + blockIdx.x) % blocks);
-        if (left <= 0) return false;
-        if (threadIdx.x == 0) find_sources(row * args.HV + head);
-        ptx::sync_block();
-        return true;
+        return left > 0;
     }
     HEADRACE_DEVICE void find_sources(std::int64_t place) const {
+        if (threadIdx.x == 0) find_sources_of(place);
+        ptx::sync_block();
+    }
+    HEADRACE_DEVICE void find_sources_of(std::int64_t place) const {
         const auto source = [&](const Strided& tensor, std::int64_t of_head, int size) {
             const std::int64_t first = size * offset_of(tensor, range_.row, range_.token(0), of_head),
                                step = size * (range_.reverse ? -tensor.stride[1] : tensor.stride[1]);
@@ -247,6 +267,7 @@ struct ChannelPrepare {
             if (lane() % 4 != 0) continue;
             q_norm[i] = inverse_norm(q), k_norm[i] = norm;
             k_k[i] = energy, beta[i] = own, of_token[i] = own * own * energy * energy;
+            if (for_gradients()) divisor[i] = divisible(own), inverse_divisor[i] = 1 / divisible(own);
         }
         ptx::sync_warp();
     }
@@ -435,15 +456,16 @@ struct ChannelPrepare {
         each(tensor_chunk * slice_tokens, [&](int place) {
             const int i = place / slice_tokens, j = i / slice_tokens * slice_tokens + place % slice_tokens;
             P.at(i, j) = 0;
+            if (for_gradients()) P_low.at(i, j) = 0;
             if (delta) n.at(i, j) = 0;
         });
     }
-    // Of rows and columns of the chunk: P, and -l Diag(beta).
+    // Of rows and columns of the chunk: P, and -l.
     HEADRACE_DEVICE float score(int kind, float sum, int i, int j) const {
-        return kind == 0 ? sum * (static_cast<float>(args.scale) * q_norm[i] * k_norm[j])
-                         : sum * (-k_norm[i] * k_norm[j] * beta[j]);
+        return sum * (kind == 0 ? static_cast<float>(args.scale) * q_norm[i] * k_norm[j] : -k_norm[i] * k_norm[j]);
     }
-    HEADRACE_DEVICE void store_scores(const Sums& sums) const {
+    HEADRACE_DEVICE void store_scores(const Sums& sums) {
+        l_energy_ = 0;
         const LanePlace at;
         const int first = slice_tokens * block_;
 #pragma unroll
@@ -481,13 +503,19 @@ struct ChannelPrepare {
             if (lane() % 4 == 0) store_score(0, own, row_of_token(which), row_of_token(which));
         }
     }
-    HEADRACE_DEVICE void store_score(int kind, float sum, int i, int j) const {
+    HEADRACE_DEVICE void store_score(int kind, float sum, int i, int j) {
         const float value = score(kind, sum, i, j);
         if (kind == 0) {
             P.at(i, j) = static_cast<std::uint16_t>(ptx::round_to_bf16(value, 0));
+            if (for_gradients()) P_low.at(i, j) = static_cast<std::uint16_t>(ptx::round_to_bf16(rest(value), 0));
         } else {
-            n.at(i, j) = value;
+            n.at(i, j) = value * (for_gradients() ? divisor : beta)[j];
+            l_energy_ = fmaf(value, value, l_energy_);
         }
+    }
+    HEADRACE_DEVICE void store_overlap() const {
+        if (threadIdx.x == 0)
+            args.prepared.overlap[shared->place] = (warp_sums[0] + warp_sums[1]) + (warp_sums[2] + warp_sums[3]);
     }
 
     // Pieces of 16 bytes on and below the diagonal's blocks of 16.
@@ -497,16 +525,25 @@ struct ChannelPrepare {
             low{args.prepared.solve_low + first};
         each_lower_piece([&](int i, int j) {
             *reinterpret_cast<uint4*>(&scores.pair(i, j)) = *reinterpret_cast<const uint4*>(&P.pair(i, j));
+            if (for_gradients()) {
+                const Matrix<64> scores_low{args.prepared.scores_low + first};
+                *reinterpret_cast<uint4*>(&scores_low.pair(i, j)) = *reinterpret_cast<const uint4*>(&P_low.pair(i, j));
+            }
             if constexpr (delta) {
                 SplitPair pairs[4];
 #pragma unroll
                 for (int pair = 0; pair < 4; ++pair)
-                    pairs[pair] = split_pair(inverse.at(i, j + 2 * pair), inverse.at(i, j + 2 * pair + 1));
+                    pairs[pair] = split_pair(solve(i, j + 2 * pair), solve(i, j + 2 * pair + 1));
                 *reinterpret_cast<uint4*>(&high.pair(i, j)) = {pairs[0].high, pairs[1].high, pairs[2].high,
                                                                pairs[3].high};
                 *reinterpret_cast<uint4*>(&low.pair(i, j)) = {pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low};
             }
         });
+    }
+    // Of a backward without its ones, and each column over beta.
+    HEADRACE_DEVICE float solve(int i, int j) const {
+        const float of = inverse.at(i, j);
+        return !for_gradients() ? of : i == j ? 0.0f : of * inverse_divisor[j];
     }
     HEADRACE_DEVICE void write_numbers() const {
         float* const factors = args.prepared.factors + shared->place * 4 * tensor_chunk;

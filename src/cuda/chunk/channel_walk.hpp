@@ -140,32 +140,19 @@ struct ChannelWalk {
         copy_rows(stage.v, rows->v.from(chunk * tensor_chunk), length_of(chunk), tensor_chunk, args.V - first,
                   args.value_columns);
         const LowerCopy scores{stage.scores, from.scores + place * matrix_size};
-        if (args.o.given) copy<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
-        copy<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
-        copy<8 * K>(stage.decay, from.decay + place * 2 * K);
+        if (args.o.given) copy_pieces<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
+        copy_pieces<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
+        copy_pieces<8 * K>(stage.decay, from.decay + place * 2 * K);
         if (!delta && args.o.given) copy_lower(scores);
         if (delta) {
-            copy<2 * rows_size>(stage.erases.data, from.erases + place * rows_size);
+            copy_pieces<2 * rows_size>(stage.erases.data, from.erases + place * rows_size);
             const LowerCopy high{stage.solve.high, from.solve_high + place * matrix_size},
                 low{stage.solve.low, from.solve_low + place * matrix_size};
             args.o.given ? copy_lower(high, low, scores) : copy_lower(high, low);
-            copy<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk);
-            copy<16>(stage.numbers, from.numbers + place * 4);
+            copy_pieces<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk);
+            copy_pieces<16>(stage.numbers, from.numbers + place * 4);
         }
         ptx::end_copies();
-    }
-    // A warp copies up to 2 KiB at a time, at distances that are known beforehand.
-    template <std::int64_t bytes>
-    HEADRACE_DEVICE static void copy(void* to, const void* from) {
-        constexpr int of_warp = 16 * warp_lanes, together = bytes < 4 * of_warp ? of_warp : 4 * of_warp;
-        const std::uint32_t to_shared = ptx::shared_address(to);
-        HEADRACE_ROLLED
-        for (int first = together * warp() + 16 * lane(); first < bytes; first += together * warps()) {
-#pragma unroll
-            for (int piece = 0; piece < together; piece += of_warp)
-                ptx::copy_16(to_shared + static_cast<std::uint32_t>(first + piece),
-                             static_cast<const char*>(from) + first + piece, 16);
-        }
     }
 };
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "algorithms/chunk.hpp"
-#include "cuda/chunk/walker_ops.hpp"
+#include "cuda/chunk/warp_values.hpp"
 
 namespace headrace::cuda {
 
@@ -103,7 +103,7 @@ struct ChannelWalkOps {
     HEADRACE_DEVICE static void each_rest(Rows x, F f) {
         HEADRACE_ROLLED
         for (int turn = 0; turn < 2; ++turn) {
-            if (turn == 1) replace(x);
+            if (turn == 1) replace_rows(x.matrix, x.low);
             f(turn == 0);
         }
     }
@@ -120,15 +120,6 @@ struct ChannelWalkOps {
         for (int d = 0; d < K; d += 16)
             multiply_tiles<Left::high>(values, left(d / 16), 0, token_tiles,
                                        [&](auto& b, int j) { ptx::load_matrix(b, from.at(j, d)); });
-    }
-    // The rows by what 8 bits left of them, when all warps have read them.
-    HEADRACE_DEVICE static void replace(Rows x) {
-        ptx::sync_block();
-        each_piece<K>(tensor_chunk, [&](int i, int c) {
-            *reinterpret_cast<uint4*>(&x.matrix.pair(i, c)) =
-                *reinterpret_cast<const uint4*>(&Matrix<K>{const_cast<std::uint16_t*>(x.low)}.pair(i, c));
-        });
-        ptx::sync_block();
     }
 };
 

@@ -129,4 +129,60 @@ BlockWork channel_walk_work(const KernelArgs& args, std::size_t /*shared_limit*/
     return {block, counter.work};
 }
 
+// Follows ChannelSweep::advance and retreat, of which a launch with saved states has as many blocks each; of chunks
+// that need no more than 8 bits of their rows.
+template <int K, bool delta>
+BlockWork channel_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    constexpr double tiles = tensor_chunk / 8.0, steps = tensor_chunk / 16.0, lower = 8 + 6 + 4 + 2;
+    const double C = tensor_chunk, values = values_of_block(args, args.value_columns),
+                 warps = args.value_columns / 16.0;
+    const bool states = args.swept.states != nullptr;
+    // Rows [C,K] and lower triangular matrices that arrive.
+    const auto copied = [&](TileCounter& counter, double rows, double matrices) {
+        const double arrived =
+            rows * channel_rows_bytes(K) + matrices * lower_matrix_bytes + 8 * K + (delta ? 4 * C + 16 : 0);
+        counter.work.input_bytes = C * values * 2;
+        counter.work.saved_bytes = arrived + (states ? values * (K + (delta ? 64 : 0)) * 2 : 0);
+        counter.work.tile_bytes = arrived + C * values * 2;
+        counter.barrier();
+        if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
+    };
+    // Of the state and rows; of a state, and what joins it of so many products for each of its tiles.
+    const auto read = [&](WarpProducts& products) { products.add(2 * tiles * K / 16, tiles / 2 * K / 16, 2); };
+    const auto write = [&](WarpProducts& products, double count, double operands) {
+        products.access(2 * K / 8.0, 0);  // decays
+        products.add(count * steps * K / 8, operands, 1.0 + K / 64);
+        products.counter.fma(products.warps * 2 * K / 8 * 4);
+    };
+    constexpr double rows_operands = steps * K / 16, left_operands = steps * K / 64;
+    TileCounter back, on;
+    copied(back, delta ? 3 : 2, delta ? 4 : 2);
+    back.work.output_bytes = bytes_of(args.d_v, C * values);
+    WarpProducts products{back, warps};
+    read(products);
+    products.add(2 * lower, lower + 2 * steps, 2);  // d_o^T P
+    if (delta) products.add(3 * lower, lower, 2);   // solve
+    write(products, delta ? 3 : 1, (delta ? 2 : 1) * rows_operands + left_operands);
+    products.access((delta ? 2 * tiles : 0) + (args.d_v.given ? 2 * tiles : 0), 0);
+    products.add(0, args.d_v.given ? steps : 0, 1);
+    const auto state_bytes = [&](const Strided& tensor) { return bytes_of(tensor, args.K * values); };
+    KernelWork block;
+    block.input_bytes = state_bytes(args.d_final_state), block.output_bytes = state_bytes(args.d_initial_state);
+    block.memory_waits = 2;
+    if (!states) return {block, back.work};
+    copied(on, delta ? 2 : 1, delta ? 2 : 0);
+    WarpProducts forwards{on, warps};
+    if (delta) {
+        read(forwards);
+        forwards.add(3 * lower, lower + steps, 2);
+        forwards.access(2 * tiles, 0);
+    }
+    write(forwards, delta ? 2 : 1, rows_operands + (delta ? 0 : left_operands));
+    block.input_bytes += state_bytes(args.initial_state);
+    KernelWork step = back.work;
+    step += on.work;
+    block.input_bytes *= 0.5, block.output_bytes *= 0.5;
+    return {block, step * 0.5};
+}
+
 }  // namespace headrace::cuda

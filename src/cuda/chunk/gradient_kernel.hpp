@@ -173,15 +173,14 @@ struct GradientKernel {
         copy_lines(stage.D, from.adjoints + line * K, count);
         copy_lines(stage.r, from.residuals + line * tensor_chunk, count);
         copy_lines(stage.y, from.d_written + line * tensor_chunk, count);
-        copy_tokens(stage.d_o, args.d_o, range, head, first, count < tensor_values ? count : tensor_values);
+        copy_tokens<tensor_values, false>(stage.d_o, args.d_o, range, head, first,
+                                          count < tensor_values ? count : tensor_values);
         ptx::end_copies();
     }
     template <int columns>
     HEADRACE_DEVICE static void copy_lines(Matrix<columns> to, const std::uint16_t* from, int count) {
-        each_piece<columns>(tensor_values, [&](int i, int j) {
-            const bool inside = i < count;
-            ptx::copy_16(to.piece(i, j), inside ? from + i * columns + j : from, inside ? 16 : 0);
-        });
+        copy_pieces<columns, false>(to, reinterpret_cast<const char*>(from), 2 * columns, count, tensor_values, columns,
+                                    columns);
     }
 
     // ---- numbers of tokens ----
@@ -197,23 +196,15 @@ struct GradientKernel {
         }
         return of;
     }
+    // Four lanes have a row.
     HEADRACE_DEVICE void weigh_rows() const {
-        const auto inverse_norms_of = [&](float* norm, Matrix<K> x) {
-            HEADRACE_ROLLED
-            for (int i = warp(); i < tensor_chunk; i += warps()) {
-                float sum = 0;
-#pragma unroll
-                for (int c = 2 * lane(); c < K; c += 2 * warp_lanes) {
-                    const std::uint32_t pair = x.pair(i, c);
-                    sum = fmaf(low_half(pair), low_half(pair), fmaf(high_half(pair), high_half(pair), sum));
-                }
-                sum = args.l2norm ? sum_of_warp(sum) : 0;
-                if (lane() == 0) norm[i] = args.l2norm ? inverse_norm(sum) : 1.0f;
-            }
+        const int i = 8 * warp() + ptx::not_before(lane()) / 4;
+        const auto norm = [&](float* to, Matrix<K> x) {
+            const float of_row = args.l2norm ? inverse_norm(dot_of_rows(x, x, i)) : 1.0f;
+            if (lane() % 4 == 0) to[i] = of_row;
         };
-        inverse_norms_of(q_norm, q);
-        inverse_norms_of(k_norm, k);
-        if (comba) inverse_norms_of(e_norm, e);
+        norm(q_norm, q), norm(k_norm, k);
+        if (comba) norm(e_norm, e);
     }
     HEADRACE_DEVICE void begin_head(const Numbers& of) const {
         if (warp() == 0) {

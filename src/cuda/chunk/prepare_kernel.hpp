@@ -139,10 +139,10 @@ struct PrepareKernel {
     HEADRACE_DEVICE void weigh_rows() const {
 #pragma unroll 1
         for (int i = 8 * warp() + lane() / 4; i < tensor_chunk; i += 8 * block_warps) {
-            const float k_k = dot(k, k, i);
-            const float e_e = args.undecayed_error ? dot(e, e, i) : k_k;
-            const float k_e = args.undecayed_error ? dot(k, e, i) : k_k;
-            const float q_q = args.l2norm ? dot(q, q, i) : 1.0f;
+            const float k_k = dot_of_rows(k, k, i);
+            const float e_e = args.undecayed_error ? dot_of_rows(e, e, i) : k_k;
+            const float k_e = args.undecayed_error ? dot_of_rows(k, e, i) : k_k;
+            const float q_q = args.l2norm ? dot_of_rows(q, q, i) : 1.0f;
             const float of_k = args.l2norm ? inverse_norm(k_k) : 1.0f, of_e = args.l2norm ? inverse_norm(e_e) : 1.0f;
             if (lane() % 4 == 0) {
                 q_norm[i] = args.l2norm ? inverse_norm(q_q) : 1.0f, k_norm[i] = of_k;
@@ -154,20 +154,6 @@ struct PrepareKernel {
         }
         ptx::sync_warp();
         numbers.add_up(k);
-    }
-    HEADRACE_DEVICE static float dot(Matrix<K> a, Matrix<K> b, int i) {
-        float sum = 0;
-#pragma unroll
-        for (int c = 8 * (lane() % 4); c < K; c += 32) {
-            const uint4 x = *reinterpret_cast<const uint4*>(&a.pair(i, c)),
-                        y = *reinterpret_cast<const uint4*>(&b.pair(i, c));
-            const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-            for (int pair = 0; pair < 4; ++pair)
-                sum = fmaf(low_half(xs[pair]), low_half(ys[pair]), fmaf(high_half(xs[pair]), high_half(ys[pair]), sum));
-        }
-        sum += ptx::shuffle_xor(sum, 1);
-        return sum + ptx::shuffle_xor(sum, 2);
     }
     // The blocks on and below the diagonal, as high + low; of a backward without its ones, and each column over beta.
     HEADRACE_DEVICE void store_inverse(std::int64_t place, int head) const {
@@ -182,12 +168,11 @@ struct PrepareKernel {
                 for (int c = 0; c < 8; ++c)
                     elements[c] = i == j + c ? 0.0f : elements[c] * inverse_beta[head * tensor_chunk + j + c];
             }
+            SplitPair pairs[4];
 #pragma unroll
-            for (int c = 0; c < 8; c += 2) {
-                const SplitPair both = split_pair(elements[c], elements[c + 1]);
-                (&high.pair(i, j))[c / 2] = both.high;
-                (&low.pair(i, j))[c / 2] = both.low;
-            }
+            for (int pair = 0; pair < 4; ++pair) pairs[pair] = split_pair(elements[2 * pair], elements[2 * pair + 1]);
+            *reinterpret_cast<uint4*>(&high.pair(i, j)) = {pairs[0].high, pairs[1].high, pairs[2].high, pairs[3].high};
+            *reinterpret_cast<uint4*>(&low.pair(i, j)) = {pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low};
         });
     }
 };

@@ -23,11 +23,11 @@ struct LowerBlock {
     int row, column;  // of its first element
     bool there, new_rows;
     HEADRACE_DEVICE explicit LowerBlock(int turn) {
-        const int of_four = warp() % block_warps;
-        const bool corners = of_four == 3;  // of the diagonal
-        row = corners ? 48 * (1 - turn) : 16 * (3 - of_four);
+        const int own = ptx::not_before(warp() % block_warps);
+        const bool corners = own == 3;  // of the diagonal
+        row = corners ? 48 * (1 - turn) : 16 * (3 - own);
         column = corners ? row : 16 * turn;
-        there = corners || of_four == 2 ? turn < 2 : true;
+        there = corners || own == 2 ? turn < 2 : true;
         new_rows = turn == 0 || corners;
     }
 };
@@ -84,43 +84,46 @@ struct PrepareOps {
     }
 
     // ---- what the page asks for ----
-    // P; l is made where it is scaled.
-    HEADRACE_DEVICE void scores(Tile P, Tile, const Inputs& in) {
-        undecayed_error = in.undecayed_error;
-        each_block([&](int turn, LowerBlock block) {
-            const Between between(decays, block, 0);
-            each_score_pair(block, [&](int tile, int place, int i, int j) {
-                const auto score = [&](int odd) {
-                    const float sum = in.scale * q_k[turn][tile][place + odd] * between.decay(tile, place + odd);
-                    return j + odd <= i ? sum : 0.0f;
-                };
-                const SplitPair pair = split_pair(score(0), score(1));
-                P.image.pair(i, j) = pair.high;
-                if (P.low) P.low.pair(i, j) = pair.low;
-            });
-        });
+    HEADRACE_DEVICE void scores(Tile P, Tile l, const Inputs& in) const {
+        in.undecayed_error ? scores_of<true>(P, l, in.scale) : scores_of<false>(P, l, in.scale);
     }
-    HEADRACE_DEVICE void scale_columns(Tile dst, Tile, const float* factors, float factor) {
+    HEADRACE_DEVICE void scale_columns(Tile dst, Tile l, const float* factors, float factor) {
         l_energy = 0;
-        each_block([&](int turn, LowerBlock block) {
-            const Between between(decays, block, undecayed_error ? 1 : 0);
-            each_score_pair(block, [&](int tile, int place, int i, int j) {
+        each_block([&](int, LowerBlock block) {
+            each_score_pair(block, [&](int, int, int i, int j) {
                 float2 of = *reinterpret_cast<const float2*>(factors + j);
                 if (divide_by_beta) of = {divisible(of.x), divisible(of.y)};
-                const auto score = [&](int odd, float scaled) {
-                    const float sum = e_k[turn][tile][place + odd] * between.decay(tile, place + odd),
-                                own = j + odd < i ? sum : 0.0f;
-                    l_energy = fmaf(own, own, l_energy);
-                    return j + odd < i ? sum * scaled : 0.0f;
-                };
-                *reinterpret_cast<float2*>(&dst.exact.at(i, j)) = {score(0, of.x * factor), score(1, of.y * factor)};
+                const float2 own = *reinterpret_cast<const float2*>(&l.exact.at(i, j));
+                l_energy = fmaf(own.y, own.y, fmaf(own.x, own.x, l_energy));
+                // Where l is zero none of a factor's may become another number.
+                *reinterpret_cast<float2*>(&dst.exact.at(i, j)) = {j < i ? own.x * (of.x * factor) : 0.0f,
+                                                                   j + 1 < i ? own.y * (of.y * factor) : 0.0f};
             });
         });
         ptx::sync_block();
     }
 
   private:
-    bool undecayed_error = false;
+    template <bool undecayed_error>
+    HEADRACE_DEVICE void scores_of(Tile P, Tile l, float scale) const {
+        each_block([&](int turn, LowerBlock block) {
+            const Between reads(decays, block, 0), erases(decays, block, undecayed_error ? 1 : 0);
+            each_score_pair(block, [&](int tile, int place, int i, int j) {
+                float of_reads[2], of_erases[2];
+#pragma unroll
+                for (int odd = 0; odd < 2; ++odd) {
+                    const float decay = reads.decay(tile, place + odd),
+                                erased = undecayed_error ? erases.decay(tile, place + odd) : decay;
+                    of_reads[odd] = j + odd <= i ? scale * q_k[turn][tile][place + odd] * decay : 0.0f;
+                    of_erases[odd] = j + odd < i ? e_k[turn][tile][place + odd] * erased : 0.0f;
+                }
+                const SplitPair pair = split_pair(of_reads[0], of_reads[1]);
+                P.image.pair(i, j) = pair.high;
+                if (P.low) P.low.pair(i, j) = pair.low;
+                *reinterpret_cast<float2*>(&l.exact.at(i, j)) = {of_erases[0], of_erases[1]};
+            });
+        });
+    }
 
     // Decays of a lane's pairs of tokens in a block, up to `earlier` tokens before that of the row.
     struct Between {

@@ -1,9 +1,10 @@
-// prepared: the part of the workspace where the chunks of the form on tensor cores leave what their walks read.
+// prepared: the part of the workspace where the chunks of the form on tensor cores leave what their walks read, and the
+// launches that do so under channel gates.
 #pragma once
 
 #include "core/problem.hpp"
 #include "core/workspace.hpp"
-#include "cuda/kernels/kernels.hpp"
+#include "cuda/plumbing/cuda_implementation.hpp"
 
 namespace headrace::cuda {
 
@@ -32,5 +33,24 @@ inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64
     to.added = numbers("prepared roundings", K);
     return to;
 }
+
+class PreparingImplementation : public CudaImplementation {
+  protected:
+    static ChannelKernels channel(const Problem& problem) {
+        return problem.rule == Rule::delta ? channel_kernels<true>(problem.K) : channel_kernels<false>(problem.K);
+    }
+    static std::vector<Launch> prepare_channels(const Problem& problem, const KernelArgs& args) {
+        const ChannelKernels kernels = channel(problem);
+        const std::int64_t chunks = parts_of(problem, tensor_chunk) * problem.HV, heads = problem.N * problem.HV,
+                           warps = launched_threads / 32, estimates = (heads + warps - 1) / warps;
+        const Steps once{1, static_cast<double>(chunks)};
+        std::vector<Launch> launches{{kernels.prepare, args, chunks, launched_threads, once}};
+        if (!args.delta) return launches;
+        launches.push_back(
+            {kernels.estimate, args, estimates, launched_threads, steps_along(problem, tensor_chunk, estimates)});
+        launches.push_back({kernels.prepare_low, args, chunks, launched_threads, once});
+        return launches;
+    }
+};
 
 }  // namespace headrace::cuda

@@ -1,28 +1,27 @@
-// The backward of the delta rule on tensor cores, for bf16 tensors and one gate per token: sweeps that save what lies
+// The backward on tensor cores of the delta rule and of channel gates, for bf16 tensors: sweeps that save what lies
 // between chunks, then the chunks in any order.
 #include <algorithm>
 
 #include "cuda/chunk/prepared.hpp"
 #include "cuda/implementations.hpp"
-#include "cuda/plumbing/cuda_implementation.hpp"
 
 namespace headrace::cuda {
 namespace {
 
-class TensorBackward : public CudaImplementation {
+class TensorBackward : public PreparingImplementation {
   public:
     std::string name() const override { return "cuda.tensor"; }
     bool serves(Direction direction) const override { return direction == Direction::backward; }
 
     std::string refusal(const Problem& problem, const Machine&) const override {
         if (std::string reason = chunk_refusal(problem); !reason.empty()) return reason;
-        if (problem.rule != Rule::delta) return "serves the delta rule";
+        if (problem.rule != Rule::delta && !problem.channel_gate) return "serves the delta rule and gates of channels";
         if (problem.dtype != DType::bf16) return "the tensor cores' products are in bf16";
-        if (problem.channel_gate) return "serves one gate per token, not gates of channels";
         if (problem.options.allow_positive_gates) return "takes no positive gates";
         if (problem.K > 128) return "takes up to 128 key channels";
-        if (problem.K < 64 || problem.V < 32 || problem.whole.longest < 32)
-            return "fewer than 32 tokens or values or 64 key channels are too few to average bf16 roundings";
+        if (problem.K < (problem.rule == Rule::delta ? 64 : 32) || problem.V < 32 || problem.whole.longest < 32)
+            return "fewer than 32 tokens, values or key channels, 64 of the delta rule, are too few to average bf16 "
+                   "roundings";
         const Gradients& grads = problem.grads;
         for (const TensorView* view : {&grads.d_q, &grads.d_k, &grads.d_p, &grads.d_v})
             if (view->given() && view->dtype != DType::bf16) return "stores d_q, d_k, d_p and d_v in bf16";
@@ -32,8 +31,10 @@ class TensorBackward : public CudaImplementation {
             return "a gradient through the final state alone may rest on too few tokens to average bf16 roundings";
         KernelArgs args{};
         args.undecayed_error = problem.erase_with_p;
-        args.V = args.value_columns = static_cast<int>(std::min<std::int64_t>(problem.V, 64));
+        args.V = static_cast<int>(std::min<std::int64_t>(problem.V, 64));
+        args.value_columns = values_of_block(problem);
         args.stages = 1;
+        args.delta = problem.rule == Rule::delta;
         const TensorBackwardKernels backward = of(problem);
         const std::size_t most = shared_memory_limit(named_views(problem));
         if (shared(backward.sweeps, args) > most || shared(backward.gradients, args) > most)
@@ -47,20 +48,14 @@ class TensorBackward : public CudaImplementation {
         const bool gradients = wants_gradients(problem);
         const std::int64_t chunks = args.sums, value_blocks = (args.V + args.value_columns - 1) / args.value_columns,
                            walks = problem.N * problem.HV * value_blocks * (gradients ? 2 : 1);
-        std::vector<Launch> launches;
-        const std::int64_t prepared = chunks * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
-        launches.push_back({tensor_kernels<true>(problem.K).prepare,
-                            args,
-                            prepared,
-                            launched_threads,
-                            {1, static_cast<double>(prepared)}});
+        std::vector<Launch> launches = problem.channel_gate ? prepare_channels(problem, args) : prepare(problem, args);
         launches.push_back({backward.sweeps, staged(problem, backward.sweeps, args), walks,
                             args.value_columns / 16 * 32, steps_along(problem, tensor_chunk, walks)});
         if (gradients)
             launches.push_back({backward.gradients,
                                 staged(problem, backward.gradients, args),
                                 chunks * problem.H,
-                                tensor_threads,
+                                problem.channel_gate ? channel_gradient_threads(problem.K) : tensor_threads,
                                 {1, steps_along(problem, tensor_chunk, problem.N * problem.H).all}});
         return launches;
     }
@@ -72,13 +67,15 @@ class TensorBackward : public CudaImplementation {
         args.prepared = take_prepared(problem, carver, chunks);
         args.prepared.scores_low = static_cast<std::uint16_t*>(
             carver.take("prepared scores, low", DType::bf16, {places, tensor_chunk, tensor_chunk}));
-        args.prepared.overlap = static_cast<float*>(carver.take("prepared overlap", DType::f32, {places}));
+        if (args.delta)
+            args.prepared.overlap = static_cast<float*>(carver.take("prepared overlap", DType::f32, {places}));
         if (!wants_gradients(problem)) return args;
         const auto take = [&](const char* name, std::int64_t columns) {
             return static_cast<std::uint16_t*>(carver.take(name, DType::bf16, {places, V, columns}));
         };
         args.swept.states = take("saved states", K);
         args.swept.adjoints = take("saved adjoints", K);
+        if (!args.delta) return args;
         args.swept.residuals = take("saved residuals", tensor_chunk);
         args.swept.residuals_low = take("saved residuals, low", tensor_chunk);
         args.swept.d_written = take("saved gradients of what is written", tensor_chunk);
@@ -88,7 +85,15 @@ class TensorBackward : public CudaImplementation {
     }
 
   private:
+    static std::vector<Launch> prepare(const Problem& problem, const KernelArgs& args) {
+        const std::int64_t blocks = args.sums * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
+        const Steps once{1, static_cast<double>(blocks)};
+        return {{tensor_kernels<true>(problem.K).prepare, args, blocks, launched_threads, once}};
+    }
     static TensorBackwardKernels of(const Problem& problem) {
+        const bool delta = problem.rule == Rule::delta;
+        if (problem.channel_gate)
+            return {channel_sweeps_kernel(problem.K, delta), channel_gradients_kernel(problem.K, delta)};
         return tensor_backward_kernels(problem.K, problem.erase_with_p);
     }
     static std::size_t shared(const Kernel& kernel, const KernelArgs& args) { return kernel.memory(args, 0).shared; }
@@ -97,12 +102,15 @@ class TensorBackward : public CudaImplementation {
         if (shared(kernel, args) > shared_memory_limit(named_views(problem))) args.stages = 1;
         return args;
     }
-    // Half as many where that gives each multiprocessor of an H100 one block at most; no bit depends on it.
+    // Values of a block that sweeps: few where each multiprocessor of an H100 gets one block at most, many under
+    // channel gates where it gets more; no bit depends on it.
     static int values_of_block(const Problem& problem) {
         constexpr std::int64_t multiprocessors = 132;
-        const std::int64_t halves =
-            problem.N * problem.HV * ((problem.V + 31) / 32) * (wants_gradients(problem) ? 2 : 1);
-        return halves <= multiprocessors ? 32 : 64;
+        const auto blocks = [&](std::int64_t values) {
+            return problem.N * problem.HV * ((problem.V + values - 1) / values) * (wants_gradients(problem) ? 2 : 1);
+        };
+        if (blocks(32) <= multiprocessors) return 32;
+        return problem.channel_gate && problem.V > 64 && blocks(64) > multiprocessors ? 128 : 64;
     }
     static bool wants_gradients(const Problem& problem) {
         const Gradients& g = problem.grads;
@@ -116,6 +124,6 @@ class TensorBackward : public CudaImplementation {
 
 }  // namespace
 
-const Implementation* tensor_delta_backward() { return new TensorBackward; }
+const Implementation* tensor_sweeping_backward() { return new TensorBackward; }
 
 }  // namespace headrace::cuda

@@ -20,6 +20,24 @@ HEADRACE_DEVICE float inverse_norm(float square) {
     return static_cast<float>(1 / sqrt(static_cast<double>(square) + 1e-6));
 }
 
+// Of rows i, the same in each of the four lanes that share it.
+template <int K>
+HEADRACE_DEVICE float dot_of_rows(Matrix<K> a, Matrix<K> b, int i) {
+    const int first = ptx::not_before(lane()) % 4 * 8;
+    float sum = 0;
+#pragma unroll
+    for (int c = first; c < K; c += 32) {
+        const uint4 x = *reinterpret_cast<const uint4*>(&a.pair(i, c)),
+                    y = *reinterpret_cast<const uint4*>(&b.pair(i, c));
+        const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair)
+            sum = fmaf(low_half(xs[pair]), low_half(ys[pair]), fmaf(high_half(xs[pair]), high_half(ys[pair]), sum));
+    }
+    sum += ptx::shuffle_xor(sum, 1);
+    return sum + ptx::shuffle_xor(sum, 2);
+}
+
 // G_i, the sum of the chunk's log decays up to token i, as a number of powers of two in two floats: summed in double,
 // so that a constant gate's roundings do not add up, and differences lose nothing. A gate below `reset` decays to zero
 // whatever it is exactly, and keeps the small ones behind it in the sum.

@@ -4,12 +4,11 @@
 
 #include "cuda/chunk/prepared.hpp"
 #include "cuda/implementations.hpp"
-#include "cuda/plumbing/cuda_implementation.hpp"
 
 namespace headrace::cuda {
 namespace {
 
-class Tensor : public CudaImplementation {
+class Tensor : public PreparingImplementation {
   public:
     explicit Tensor(Direction direction) : direction_(direction) {}
     std::string name() const override { return "cuda.tensor"; }
@@ -19,7 +18,6 @@ class Tensor : public CudaImplementation {
         const bool delta = problem.rule == Rule::delta, backward = direction_ == Direction::backward;
         if (std::string reason = chunk_refusal(problem); !reason.empty()) return reason;
         if (problem.dtype != DType::bf16) return "the tensor cores' products are in bf16";
-        if (problem.channel_gate && backward) return "has no backward of channel gates";
         if (problem.options.allow_positive_gates) return "takes no positive gates";
         if (problem.K > 128 || (backward && problem.V > 128))
             return backward ? "takes up to 128 key and value channels" : "takes up to 128 key channels";
@@ -77,23 +75,12 @@ class Tensor : public CudaImplementation {
     static TensorKernels tensor(const Problem& problem, std::int64_t K) {
         return problem.rule == Rule::delta ? tensor_kernels<true>(K) : tensor_kernels<false>(K);
     }
-    static ChannelKernels channel(const Problem& problem) {
-        return problem.rule == Rule::delta ? channel_kernels<true>(problem.K) : channel_kernels<false>(problem.K);
-    }
     static std::vector<Launch> channel_launches(const Problem& problem, KernelArgs args) {
         const ChannelKernels kernels = channel(problem);
         args.stages = 2;
         if (kernels.walk.memory(args, 0).shared > memory_limit(problem)) args.stages = 1;
-        const std::int64_t chunks = parts_of(problem, tensor_chunk) * problem.HV, heads = problem.N * problem.HV,
-                           warps = launched_threads / 32, walks = heads * blocks_of(problem.V);
-        const Steps once{1, static_cast<double>(chunks)};
-        std::vector<Launch> launches{{kernels.prepare, args, chunks, launched_threads, once}};
-        if (args.delta) {
-            const std::int64_t estimates = (heads + warps - 1) / warps;
-            launches.push_back(
-                {kernels.estimate, args, estimates, launched_threads, steps_along(problem, tensor_chunk, estimates)});
-            launches.push_back({kernels.prepare_low, args, chunks, launched_threads, once});
-        }
+        const std::int64_t walks = problem.N * problem.HV * blocks_of(problem.V);
+        std::vector<Launch> launches = prepare_channels(problem, args);
         launches.push_back({kernels.walk, args, walks, 2 * tensor_values, steps_along(problem, tensor_chunk, walks)});
         return launches;
     }

@@ -105,6 +105,31 @@ HEADRACE_DEVICE void copy_lower(Copies... copies) {
         (ptx::copy_16(ptx::shared_address(copies.to.data + at), copies.from + at, 16), ...);
     });
 }
-HEADRACE_DEVICE void copy_lower(Matrix<64> to, const std::uint16_t* from) { copy_lower(LowerCopy{to, from}); }
+
+// Queues copies of so many bytes, a multiple of 16. A warp copies up to 2 KiB at a time, at distances that are known
+// beforehand.
+template <std::int64_t bytes>
+HEADRACE_DEVICE void copy_pieces(void* to, const void* from) {
+    constexpr int of_warp = 16 * warp_lanes, together = bytes < 4 * of_warp ? of_warp : 4 * of_warp;
+    const std::uint32_t to_shared = ptx::shared_address(to);
+    HEADRACE_ROLLED
+    for (int first = together * warp() + 16 * lane(); first < bytes; first += together * warps()) {
+#pragma unroll
+        for (int piece = 0; piece < together; piece += of_warp)
+            ptx::copy_16(to_shared + static_cast<std::uint32_t>(first + piece),
+                         static_cast<const char*>(from) + first + piece, 16);
+    }
+}
+
+// Rows by others in global memory, when all warps have read them.
+template <int K>
+HEADRACE_DEVICE void replace_rows(Matrix<K> rows, const std::uint16_t* by) {
+    ptx::sync_block();
+    each_piece<K>(tensor_chunk, [&](int i, int c) {
+        *reinterpret_cast<uint4*>(&rows.pair(i, c)) =
+            *reinterpret_cast<const uint4*>(&Matrix<K>{const_cast<std::uint16_t*>(by)}.pair(i, c));
+    });
+    ptx::sync_block();
+}
 
 }  // namespace headrace::cuda

@@ -89,8 +89,8 @@ BlockWork decay_join_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K>
 BlockWork transition_join_work(const KernelArgs& args, std::size_t shared_limit);
 
-// The same under channel gates, up to 128 key channels, forward, in launches one behind the other; what they leave each
-// other is KernelArgs::prepared.
+// The same under channel gates, up to 128 key channels, in launches one behind the other; what they leave each other is
+// KernelArgs::prepared. A backward has all of them but the walk.
 struct ChannelKernels {
     Kernel prepare,   // a block for each chunk (part_at) and value head
         estimate,     // delta rule: a warp for each sequence and head finds the chunks that need 16 bits of their rows
@@ -119,6 +119,18 @@ template <int K>
 BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K, bool comba>
 BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t shared_limit);
+
+// The backward under channel gates on tensor cores, behind ChannelKernels' launches that prepare: sweeps and gradients
+// as those above; sweeps of up to 128 values, as more arrives of a chunk for all of them, gradients with a warp for each
+// 16 channels.
+inline constexpr int most_channel_sweep_threads = 256;
+constexpr int channel_gradient_threads(std::int64_t K) { return K <= 64 ? 128 : 256; }
+Kernel channel_sweeps_kernel(std::int64_t K, bool delta);
+Kernel channel_gradients_kernel(std::int64_t K, bool delta);
+template <int K, bool delta>
+BlockWork channel_sweeps_work(const KernelArgs& args, std::size_t shared_limit);
+template <int K, bool delta>
+BlockWork channel_gradients_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The backward of the chunk form in two launches. Sweeps: a block for each sequence, value head and value_columns walks
 // the chunks, backwards for the gradients of states, forwards for the states, which only a launch of twice as many

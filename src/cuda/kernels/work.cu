@@ -3,6 +3,7 @@
 #include "cuda/chunk/counted_additive.hpp"
 #include "cuda/chunk/counted_backward.hpp"
 #include "cuda/chunk/counted_channel.hpp"
+#include "cuda/chunk/counted_channel_gradients.hpp"
 #include "cuda/chunk/counted_split.hpp"
 #include "cuda/chunk/counted_walk.hpp"
 #include "cuda/chunk/counted_walker.hpp"
@@ -60,13 +61,17 @@ template BlockWork tensor_sweeps_work<128>(const KernelArgs& args, std::size_t);
 HEADRACE_GRADIENTS_WORK(64);
 HEADRACE_GRADIENTS_WORK(128);
 
-#define HEADRACE_CHANNEL_WORK(K)                                                            \
-    template BlockWork channel_prepare_work<K, false>(const KernelArgs& args, std::size_t); \
-    template BlockWork channel_prepare_work<K, true>(const KernelArgs& args, std::size_t);  \
-    template BlockWork channel_estimate_work<K>(const KernelArgs& args, std::size_t);       \
-    template BlockWork channel_prepare_low_work<K>(const KernelArgs& args, std::size_t);    \
-    template BlockWork channel_walk_work<K, false>(const KernelArgs& args, std::size_t);    \
-    template BlockWork channel_walk_work<K, true>(const KernelArgs& args, std::size_t)
+#define HEADRACE_CHANNEL_WORK(K)                                                              \
+    template BlockWork channel_prepare_work<K, false>(const KernelArgs& args, std::size_t);   \
+    template BlockWork channel_prepare_work<K, true>(const KernelArgs& args, std::size_t);    \
+    template BlockWork channel_estimate_work<K>(const KernelArgs& args, std::size_t);         \
+    template BlockWork channel_prepare_low_work<K>(const KernelArgs& args, std::size_t);      \
+    template BlockWork channel_walk_work<K, false>(const KernelArgs& args, std::size_t);      \
+    template BlockWork channel_walk_work<K, true>(const KernelArgs& args, std::size_t);       \
+    template BlockWork channel_sweeps_work<K, false>(const KernelArgs& args, std::size_t);    \
+    template BlockWork channel_sweeps_work<K, true>(const KernelArgs& args, std::size_t);     \
+    template BlockWork channel_gradients_work<K, false>(const KernelArgs& args, std::size_t); \
+    template BlockWork channel_gradients_work<K, true>(const KernelArgs& args, std::size_t)
 HEADRACE_CHANNEL_WORK(64);
 HEADRACE_CHANNEL_WORK(128);
 

@@ -10,12 +10,15 @@
 namespace headrace::cuda {
 
 // [rows, columns], columns 64 or 128. A row's pieces of 16 bytes change places with the row's number, so that a column
-// of eight pieces lies in all banks.
+// of eight pieces lies in all banks. It begins at a multiple of its rows, so that what is known of a place's bits holds
+// for its address.
 template <int columns>
 struct Matrix {
     std::uint16_t* data = nullptr;
 
     static __host__ __device__ Matrix take(Arena& arena, int rows) {
+        constexpr std::size_t row = columns * sizeof(std::uint16_t);
+        arena.shared_used = (arena.shared_used + row - 1) / row * row;
         return {arena.take<std::uint16_t>(static_cast<std::size_t>(rows) * columns)};
     }
     HEADRACE_DEVICE explicit operator bool() const { return data != nullptr; }
@@ -44,7 +47,7 @@ HEADRACE_DEVICE SplitPair split_pair(float x, float y) {
 // Where the accumulators of a lane lie in their 16 x 8: rows first and first + 8, columns `column` and the next.
 struct LanePlace {
     int row, column;
-    HEADRACE_DEVICE LanePlace() : row(lane() / 4), column(lane() % 4 * 2) {}
+    HEADRACE_DEVICE explicit LanePlace(int of = lane()) : row(of / 4), column(of % 4 * 2) {}
 };
 
 // ---- operands of 16 x 16 (a: rows i, depth d) and two of 16 x 8 (b: depth d, columns j and j + 8) ----

@@ -20,13 +20,15 @@ template <int columns, class F>
 HEADRACE_DEVICE void each_piece(int rows, F f) {
     constexpr int pieces = columns / 8;
     HEADRACE_ROLLED
-    for (int place = static_cast<int>(threadIdx.x); place < rows * pieces; place += static_cast<int>(blockDim.x))
+    for (int place = ptx::not_before(static_cast<int>(threadIdx.x)); place < rows * pieces;
+         place += static_cast<int>(blockDim.x))
         f(place / pieces, place % pieces * 8);
 }
 
 // The same of the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal: ten turns of a warp.
 template <class F>
 HEADRACE_DEVICE void each_lower_piece(F f) {
+    const int own = ptx::not_before(lane());
     HEADRACE_ROLLED
     for (int turn = warp(); turn < 10; turn += warps()) {
         // Of rows from 48 on 8 pieces, of those from 16 on the first 4, of the first 16 and of those from 32 on 2 more.
@@ -37,7 +39,7 @@ HEADRACE_DEVICE void each_lower_piece(F f) {
                               : turn < 8 ? 8 * turn - 16
                                          : 32 * (turn - 8),
                   first_piece = turn < 9 ? 0 : 4;
-        f(first_row + (lane() >> bits), 8 * (first_piece + (lane() & ((1 << bits) - 1))));
+        f(first_row + (own >> bits), 8 * (first_piece + (own & ((1 << bits) - 1))));
     }
 }
 
@@ -56,46 +58,46 @@ HEADRACE_DEVICE TokenRows rows_of(const Strided& tensor, const ChunkRange& range
             2 * tensor.stride[3]};
 }
 
-// Queues copies of the first `width` columns of `count` rows, both multiples of 8, in pieces of 16 bytes. A warp has
-// eight rows at a time: a row's number changes its pieces' places by what is known beforehand.
-template <int columns>
-HEADRACE_DEVICE void copy_whole_rows(Matrix<columns> to, const char* from, std::int64_t step, int count, int width) {
+// Queues copies of `count` columns of `length` rows in pieces of 16 bytes; the rest of [padded, width] becomes zero.
+// `whole`: there is none. A warp has eight rows at a time, as every eighth has its pieces in the same order.
+template <int columns, bool whole>
+HEADRACE_DEVICE void copy_pieces(Matrix<columns> to, const char* from, std::int64_t step, int length, int padded,
+                                 int count, int width) {
     constexpr int pieces = columns / 8, rows = warp_lanes / pieces;  // of a row; at once
-    const int row = lane() / pieces, piece = lane() % pieces;
-    if (8 * piece >= width) return;
-    std::uint32_t to_first = to.piece(8 * warp() + row, 8 * piece);
-    from += (8 * warp() + row) * step + 16 * piece;
+    const int own = ptx::not_before(lane()), row = own / pieces, column = own % pieces * 8;
+    if (column >= width) return;
+    const int left = count - column, bytes = whole || left >= 8 ? 16 : left > 0 ? 2 * left : 0;
+    std::uint32_t first_piece = to.piece(8 * warp() + row, column);
+    const char* of_eight = from + (8 * warp() + row) * step + 2 * column;
     HEADRACE_ROLLED
-    for (int first = 8 * warp(); first < count; first += 8 * warps()) {
-        const char* of_row = from;
+    for (int first = 8 * warp(); first < padded; first += 8 * warps()) {
+        const char* of_row = of_eight;
 #pragma unroll
         for (int i = 0; i < 8; i += rows) {
-            ptx::copy_16((to_first ^ static_cast<std::uint32_t>(16 * i)) + 2 * columns * i, of_row, 16);
+            const bool given = whole || (first + row + i < length && bytes > 0);
+            ptx::copy_16((first_piece ^ static_cast<std::uint32_t>(16 * i)) + 2 * columns * i, given ? of_row : from,
+                         given ? bytes : 0);
             of_row += rows * step;
         }
-        from += 8 * warps() * step;
-        to_first += static_cast<std::uint32_t>(8 * warps() * 2 * columns);
+        of_eight += 8 * warps() * step;
+        first_piece += static_cast<std::uint32_t>(8 * warps() * 2 * columns);
     }
 }
 
-// Queues copies of `count` columns of `length` rows; the rest of [padded, width] becomes zero. They are there behind
-// ptx::wait_for_copies and a barrier.
-template <int columns>
+// The same of rows of any kind. They are there behind ptx::wait_for_copies and a barrier. `apart`: code of its own for
+// whole chunks, which is shorter to run.
+template <int columns, bool apart = true>
 HEADRACE_DEVICE void copy_rows(Matrix<columns> to, TokenRows rows, int length, int padded, int count,
                                int width = columns) {
-    const bool pieces = rows.in_pieces(16);
-    if (pieces && length == padded && count >= width) {
-        copy_whole_rows(to, rows.first, rows.step, padded, width);
+    if (rows.in_pieces(16)) {
+        apart&& length == padded&& count >= width
+            ? copy_pieces<columns, true>(to, rows.first, rows.step, length, padded, count, width)
+            : copy_pieces<columns, false>(to, rows.first, rows.step, length, padded, count, width);
         return;
     }
     each_piece<columns>(padded, [&](int i, int j) {
         if (j >= width) return;
         const char* const from = rows.first + i * rows.step;
-        if (pieces) {
-            const int left = i < length ? (count - j < 8 ? count - j : 8) : 0;
-            ptx::copy_16(to.piece(i, j), left > 0 ? from + 2 * j : rows.first, left > 0 ? 2 * left : 0);
-            return;
-        }
         HEADRACE_ROLLED
         for (int c = 0; c < 8; ++c) {
             const bool inside = i < length && j + c < count;
@@ -105,10 +107,10 @@ HEADRACE_DEVICE void copy_rows(Matrix<columns> to, TokenRows rows, int length, i
     });
 }
 // Of the range's tokens, from first_column on.
-template <int columns>
+template <int columns, bool apart = true>
 HEADRACE_DEVICE void copy_tokens(Matrix<columns> to, const Strided& tensor, const ChunkRange& range, std::int64_t head,
                                  int first_column, int count) {
-    copy_rows(to, rows_of(tensor, range, head, first_column), range.length, range.rows, count);
+    copy_rows<columns, apart>(to, rows_of(tensor, range, head, first_column), range.length, range.rows, count);
 }
 
 // The other way; columns past `count` are left alone.

@@ -110,21 +110,16 @@ HEADRACE_DEVICE void add_read(TokenSums& sums, const float (&state)[K / 8][4], M
                              [&](auto& b, int j) { ptx::load_matrix(b, from.at(j, d)); });
 }
 
-// S^T = decay S^T + a rows, rows [64,K]. a(step) gives left operands; decay(tile, odd) the SplitDecay of channel
-// 8 tile + LanePlace::column, or of the one behind it. Tensor cores cut what they add to; the sum with the state
-// rounds.
-template <Left left, int K, class A, class Decay>
-HEADRACE_DEVICE void decay_and_add(float (&state)[K / 8][4], A a, Matrix<K> rows, Decay decay) {
-    const auto from = OperandAt<K>::down(rows);
+// S^T = decay S^T + what add(sums, first) adds to 8 tiles from `first` on; decay(tile, odd) gives the SplitDecay of
+// channel 8 tile + LanePlace::column, or of the one behind it. Tensor cores cut what they add to; the sum with the
+// state rounds.
+template <int K, class Add, class Decay>
+HEADRACE_DEVICE void decay_and_add_sums(float (&state)[K / 8][4], Add add, Decay decay) {
     constexpr int group = 8;  // tiles at once: sums that do not wait for each other
 #pragma unroll
     for (int first = 0; first < K / 8; first += group) {
         float sums[group][4] = {};
-#pragma unroll
-        for (int step = 0; step < token_steps; ++step)
-            multiply_tiles<left>(sums, a(step), 0, group, [&](auto& b, int c) {
-                ptx::load_matrix_transposed(b, from.at(16 * step, 8 * first + c));
-            });
+        add(sums, first);
 #pragma unroll
         for (int tile = 0; tile < group; ++tile) {
 #pragma unroll
@@ -135,6 +130,24 @@ HEADRACE_DEVICE void decay_and_add(float (&state)[K / 8][4], A a, Matrix<K> rows
             }
         }
     }
+}
+// sums += 8 tiles of a rows from `first` on, at a step of the depth; `from` of rows [64,K].
+template <Left left, int K>
+HEADRACE_DEVICE void add_written(float (&sums)[8][4], const SplitA& a, const OperandAt<K>& from, int step, int first) {
+    multiply_tiles<left>(sums, a, 0, 8,
+                         [&](auto& b, int c) { ptx::load_matrix_transposed(b, from.at(16 * step, 8 * first + c)); });
+}
+// S^T = decay S^T + a rows, rows [64,K]; a(step) gives left operands.
+template <Left left, int K, class A, class Decay>
+HEADRACE_DEVICE void decay_and_add(float (&state)[K / 8][4], A a, Matrix<K> rows, Decay decay) {
+    const auto from = OperandAt<K>::down(rows);
+    decay_and_add_sums<K>(
+        state,
+        [&](float(&sums)[8][4], int first) {
+#pragma unroll
+            for (int step = 0; step < token_steps; ++step) add_written<left>(sums, a(step), from, step, first);
+        },
+        decay);
 }
 
 // sums += a m^T, m [64,64] lower triangular: token i takes of tokens up to i.

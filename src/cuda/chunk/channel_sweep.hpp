@@ -1,0 +1,208 @@
+// ChannelSweep: the walks of a backward under channel gates on tensor cores, from what ChannelPrepare left: states from
+// the first chunk to the last, and their gradients back.
+#pragma once
+
+#include "cuda/chunk/sweep_walk.hpp"
+
+namespace headrace::cuda {
+
+// As SweepKernel, with rows that come decayed. States and sums enter products with 16 bits; so do the rows erased and
+// written of chunks that need them (ChannelEstimate). v and d_o have no more than 8.
+template <int K, bool delta>
+struct ChannelSweep : SweepWalk<K> {
+    using Base = SweepWalk<K>;
+    using Base::args, Base::patches, Base::state, Base::state_tiles, Base::warp_value;
+    static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk, rows_size = tensor_chunk * K;
+
+    struct Stage {
+        Matrix<K> reads, writes, erases;
+        Matrix<64> rows;                // v or d_o, 64 values behind the other; of this warp where it computes
+        SplitMatrix scores, solve;      // scores of gradients only
+        float *decay, *beta, *numbers;  // [K,2], [C], [4]
+    };
+
+    Stage first_stage{};
+    std::int64_t stage_bytes;  // from a stage to the next
+
+    __host__ __device__ ChannelSweep(const KernelArgs& arguments, Arena& arena) : Base{arguments, {}, {}} {
+        const std::size_t before = arena.shared_used;
+        for (Matrix<K>* matrix : {&first_stage.reads, &first_stage.writes})
+            *matrix = Matrix<K>::take(arena, tensor_chunk);
+        first_stage.rows = Matrix<64>::take(arena, tensor_chunk * value_groups());
+        for (Matrix<64>* matrix : {&first_stage.scores.high, &first_stage.scores.low})
+            *matrix = Matrix<64>::take(arena, tensor_chunk);
+        first_stage.decay = arena.take<float>(2 * K);
+        if (delta) {
+            first_stage.erases = Matrix<K>::take(arena, tensor_chunk);
+            for (Matrix<64>* matrix : {&first_stage.solve.high, &first_stage.solve.low})
+                *matrix = Matrix<64>::take(arena, tensor_chunk);
+            first_stage.beta = arena.take<float>(tensor_chunk);
+            first_stage.numbers = arena.take<float>(tensor_chunk);  // as matrices begin at multiples of 256 bytes
+        }
+        stage_bytes = static_cast<std::int64_t>(arena.shared_used - before);
+        if (args.stages == 2) arena.take<char>(static_cast<std::size_t>(stage_bytes));
+        patches = Matrix<64>::take(arena, args.value_columns);
+    }
+
+    // ---- sequence n, one value head, values [first, first + args.value_columns) ----
+    HEADRACE_DEVICE void states(std::int64_t n, std::int64_t head, int first) {
+        const TokenRange sequence = sequence_of(args, n);
+        const std::int64_t first_place = saved_place(args, sequence, n, head, 0, tensor_chunk);
+        this->load(args.initial_state, n, head, first);
+        this->template each_chunk<false>(
+            sequence,
+            [&](std::int64_t chunk, std::int64_t turn) {
+                fetch<false>(chunk_range(args, sequence, chunk), first_place + chunk * args.HV, head, first, turn);
+            },
+            [&](std::int64_t chunk, std::int64_t turn) {
+                advance(stage_of_warp(turn), first_place + chunk * args.HV, first);
+            });
+    }
+    HEADRACE_DEVICE void adjoints(std::int64_t n, std::int64_t head, int first) {
+        const TokenRange sequence = sequence_of(args, n);
+        const std::int64_t first_place = saved_place(args, sequence, n, head, 0, tensor_chunk);
+        this->load(args.d_final_state, n, head, first);
+        this->template each_chunk<true>(
+            sequence,
+            [&](std::int64_t chunk, std::int64_t turn) {
+                fetch<true>(chunk_range(args, sequence, chunk), first_place + chunk * args.HV, head, first, turn);
+            },
+            [&](std::int64_t chunk, std::int64_t turn) {
+                retreat(stage_of_warp(turn), chunk_range(args, sequence, chunk), first_place + chunk * args.HV, head,
+                        first);
+            });
+        this->store(args.d_initial_state, n, head, first);
+    }
+
+  private:
+    HEADRACE_DEVICE Stage stage_of(std::int64_t turn) const {
+        const std::int64_t bytes = args.stages == 2 ? turn % 2 * stage_bytes : 0, elements = bytes / 2,
+                           floats = bytes / 4;
+        Stage s = first_stage;
+        for (Matrix<K>* matrix : {&s.reads, &s.writes, &s.erases}) matrix->data += elements;
+        for (Matrix<64>* matrix : {&s.rows, &s.scores.high, &s.scores.low, &s.solve.high, &s.solve.low})
+            matrix->data += elements;
+        for (float** vector : {&s.decay, &s.beta, &s.numbers}) *vector += floats;
+        return s;
+    }
+    HEADRACE_DEVICE Stage stage_of_warp(std::int64_t turn) const {
+        Stage s = stage_of(turn);
+        s.rows.data += warp_value() / 64 * matrix_size;
+        return s;
+    }
+    HEADRACE_DEVICE static int value_in_rows() { return warp_value() % 64; }
+    __host__ __device__ int value_groups() const { return (args.value_columns + 63) / 64; }
+    template <bool gradients>
+    HEADRACE_DEVICE void fetch(const ChunkRange& range, std::int64_t place, std::int64_t head, int first,
+                               std::int64_t turn) const {
+        const Stage stage = stage_of(turn);
+        const Prepared& from = args.prepared;
+        HEADRACE_ROLLED
+        for (int group = 0; group < value_groups(); ++group) {
+            const int value = first + 64 * group, count = args.V - value;  // zeros where there are none
+            copy_tokens(Matrix<64>{stage.rows.data + group * matrix_size}, gradients ? args.d_o : args.v, range, head,
+                        count > 0 ? value : 0, count > 0 ? count : 0);
+        }
+        copy_pieces<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
+        copy_pieces<8 * K>(stage.decay, from.decay + place * 2 * K);
+        if (gradients) {
+            copy_pieces<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
+            copy_lower(LowerCopy{stage.scores.high, from.scores + place * matrix_size},
+                       LowerCopy{stage.scores.low, from.scores_low + place * matrix_size});
+        }
+        if (delta) {
+            copy_pieces<2 * rows_size>(stage.erases.data, from.erases + place * rows_size);
+            copy_lower(LowerCopy{stage.solve.high, from.solve_high + place * matrix_size},
+                       LowerCopy{stage.solve.low, from.solve_low + place * matrix_size});
+            copy_pieces<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk);
+            copy_pieces<16>(stage.numbers, from.numbers + place * 4);
+        }
+        ptx::end_copies();
+    }
+
+    // ---- chunks ----
+    // From the state that enters to the one that leaves.
+    HEADRACE_DEVICE void advance(const Stage& now, std::int64_t place, int first) {
+        this->save(args.swept.states, state, place, first);
+        if constexpr (!delta) {
+            decay_and_add<Left::high, K>(
+                state, [&](int step) { return left_operand(now.rows, value_in_rows(), step); }, now.writes,
+                decay_of(now));
+        } else {
+            TokenSums sums = {};
+            add_read<Left::both, K>(sums, state, now.erases);
+            if (now.numbers[2] != 0) {
+                replace_rows(now.erases, rest_of(args.prepared.erases_low, place));
+                add_read<Left::high, K>(sums, state, now.erases);
+            }
+            add_transposed(sums, now.rows, value_in_rows());
+            TokenSums written;
+            Base::copy(written, sums);
+            scale_tokens(written, now.beta);
+            add_lower_transposed(
+                sums, [&](int step) { return left_operand(written, step); }, now.solve);
+            this->save(args.swept.residuals, sums, place, first);
+            this->save_low(args.swept.residuals_low, sums, place, first);
+            scale_tokens(sums, now.beta);
+            const auto left = [&](int step) { return left_operand(sums, step); };
+            decay_and_add<Left::both, K>(state, left, now.writes, decay_of(now));
+            if (now.numbers[1] != 0) {
+                replace_rows(now.writes, rest_of(args.prepared.writes_low, place));
+                decay_and_add<Left::high, K>(state, left, now.writes, kept);
+            }
+        }
+    }
+    // From the gradient of the state that leaves to that of the one that enters: with y' that of what is written,
+    // y = (I + Diag(beta) l)^-T y' = y' + N^T Diag(beta) y'.
+    HEADRACE_DEVICE void retreat(const Stage& now, const ChunkRange& range, std::int64_t place, std::int64_t head,
+                                 int first) {
+        this->save(args.swept.adjoints, state, place, first);
+        TokenSums y = {};
+        add_read<Left::both, K>(y, state, now.writes);
+        if (delta && now.numbers[1] != 0) {
+            replace_rows(now.writes, rest_of(args.prepared.writes_low, place));
+            add_read<Left::high, K>(y, state, now.writes);
+        }
+        Base::add_lower_of_rows(y, now.rows, value_in_rows(), now.scores);
+        if constexpr (delta) {
+            TokenSums written;
+            Base::copy(written, y);
+            scale_tokens(written, now.beta);
+            add_lower(
+                y, [&](int step) { return left_operand(written, step); }, now.solve);
+            this->save(args.swept.d_written, y, place, first);
+            this->save_low(args.swept.d_written_low, y, place, first);
+            scale_tokens(y, now.beta);
+        }
+        this->store_rows(y, range, head, first);
+        const auto erased = [&](int step) { return left_operand(y, step); };
+        const auto reads = OperandAt<K>::down(now.reads), erases = OperandAt<K>::down(now.erases);
+        decay_and_add_sums<K>(
+            state,
+            [&](float(&sums)[8][4], int tile) {
+#pragma unroll
+                for (int step = 0; step < token_steps; ++step) {
+                    add_written<Left::high>(sums, left_operand(now.rows, value_in_rows(), step), reads, step, tile);
+                    if (delta) add_written<Left::both>(sums, erased(step), erases, step, tile);
+                }
+            },
+            decay_of(now));
+        if (delta && now.numbers[2] != 0) {
+            replace_rows(now.erases, rest_of(args.prepared.erases_low, place));
+            decay_and_add<Left::high, K>(state, erased, now.erases, kept);
+        }
+    }
+    HEADRACE_DEVICE static auto decay_of(const Stage& now) {
+        const float2* const decay = reinterpret_cast<const float2*>(now.decay) + lane() % 4 * 2;
+        return [decay](int tile, int odd) {
+            const float2 of = decay[8 * tile + odd];
+            return SplitDecay<float>{of.x, of.y};
+        };
+    }
+    HEADRACE_DEVICE static SplitDecay<float> kept(int, int) { return {1, 0}; }
+    HEADRACE_DEVICE static const std::uint16_t* rest_of(const std::uint16_t* rows, std::int64_t place) {
+        return rows + place * rows_size;
+    }
+};
+
+}  // namespace headrace::cuda

@@ -1,0 +1,114 @@
+// SweepWalk: what the sweeps of a backward on tensor cores share: a walk over the chunks of a sequence and value head
+// by warps that own 16 values each, and what it leaves of every chunk (SweptChunks).
+#pragma once
+
+#include "cuda/chunk/segments.hpp"
+#include "cuda/chunk/warp_values.hpp"
+
+namespace headrace::cuda {
+
+// Where keys overlap that much, gradients of queries are small differences of what a chunk adds up.
+HEADRACE_DEVICE bool keys_overlap(const KernelArgs& args, std::int64_t place) {
+    constexpr float most = 64 * 63 / 2 / 16.0f;  // 1/16 on the mean of the pairs; of random unit keys it is 1/K
+    return !(args.prepared.overlap[place] < most);
+}
+
+// With the state in registers, or the gradient of one.
+template <int K>
+struct SweepWalk {
+    static constexpr int state_tiles = K / 8;
+
+    const KernelArgs& args;
+    Matrix<64> patches;  // [16 warps,64] OutputPatch of each warp
+    float state[state_tiles][4];
+
+    HEADRACE_DEVICE static int warp_value() { return 16 * warp(); }
+    HEADRACE_DEVICE int count_of(int first) const {
+        return args.V - first < args.value_columns ? args.V - first : args.value_columns;
+    }
+
+    // The chunks of a sequence, from the first one or the last: fetch(chunk, turn) queues copies of what
+    // compute(chunk, turn) reads, args.stages turns at once.
+    template <bool from_end, class Fetch, class Compute>
+    HEADRACE_DEVICE void each_chunk(const TokenRange& sequence, Fetch fetch, Compute compute) {
+        const std::int64_t chunks = (sequence.end - sequence.begin + tensor_chunk - 1) / tensor_chunk;
+        const auto chunk_of = [&](std::int64_t turn) { return from_end ? chunks - 1 - turn : turn; };
+        if (chunks > 0) fetch(chunk_of(0), 0);
+        HEADRACE_ROLLED
+        for (std::int64_t turn = 0; turn < chunks; ++turn) {
+            const bool more = turn + 1 < chunks;
+            ptx::wait_for_copies<0>();
+            ptx::sync_block();
+            if (more && args.stages == 2) fetch(chunk_of(turn + 1), turn + 1);
+            compute(chunk_of(turn), turn);
+            if (more && args.stages == 1) {
+                ptx::sync_block();
+                fetch(chunk_of(turn + 1), turn + 1);
+            }
+        }
+    }
+
+    HEADRACE_DEVICE static void copy(TokenSums& to, const TokenSums& from) {
+#pragma unroll
+        for (int tile = 0; tile < token_tiles; ++tile)
+            for (int place = 0; place < 4; ++place) to[tile][place] = from[tile][place];
+    }
+    // x += rows^T P, rows [64 tokens, 64 values] from `value` on
+    HEADRACE_DEVICE static void add_lower_of_rows(TokenSums& x, Matrix<64> rows, int value, const SplitMatrix& P) {
+        const auto left = [&](int step) { return left_operand(rows, value, step); };
+        add_lower<Left::high>(x, left, P.low);
+        add_lower<Left::high>(x, left, P.high);
+    }
+
+    // ---- what is left for the gradients ----
+    // Lines of this warp's values, which begin before V.
+    template <int tiles>
+    HEADRACE_DEVICE void save(std::uint16_t* to, const float (&sums)[tiles][4], std::int64_t place, int first) const {
+        const LanePlace at;
+        const int value = first + warp_value();
+        if (to == nullptr || value >= args.V) return;
+        std::uint16_t* const line = to + (place * round_up(args.V, 16) + value + at.row) * (8 * tiles) + at.column;
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                *reinterpret_cast<std::uint32_t*>(line + half * 8 * 8 * tiles + 8 * tile) =
+                    ptx::round_to_bf16(sums[tile][2 * half], sums[tile][2 * half + 1]);
+            }
+        }
+    }
+    HEADRACE_DEVICE void save_low(std::uint16_t* to, const TokenSums& sums, std::int64_t place, int first) const {
+        if (to == nullptr || !keys_overlap(args, place)) return;
+        TokenSums rest;
+#pragma unroll
+        for (int tile = 0; tile < token_tiles; ++tile) {
+#pragma unroll
+            for (int half = 0; half < 4; half += 2) {
+                const std::uint32_t high = ptx::round_to_bf16(sums[tile][half], sums[tile][half + 1]);
+                rest[tile][half] = sums[tile][half] - low_half(high);
+                rest[tile][half + 1] = sums[tile][half + 1] - high_half(high);
+            }
+        }
+        save(to, rest, place, first);
+    }
+    // d_v
+    HEADRACE_DEVICE void store_rows(const TokenSums& rows, const ChunkRange& range, std::int64_t head,
+                                    int first) const {
+        if (!args.d_v.given) return;
+        const OutputPatch patch{{patches.data + warp() * 16 * 64}};
+        ptx::sync_warp();
+        patch.store(rows);
+        ptx::sync_warp();
+        store_outputs(args.d_v, rows_of(args.d_v, range, head, first), patch, range.length, count_of(first));
+    }
+
+    // ---- states ----
+    HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n, std::int64_t head, int first) {
+        load_values(state, tensor, n, head, args.K, first + warp_value(), args.V);
+    }
+    HEADRACE_DEVICE void store(const Strided& tensor, std::int64_t n, std::int64_t head, int first) const {
+        cuda::store_values(tensor, state, n, head, args.K, first + warp_value(), args.V);
+    }
+};
+
+}  // namespace headrace::cuda

@@ -45,7 +45,7 @@ LIMITS = {
     "split_sweeps": (168, 16, 0, (1, 2, 2)),
     "split_gradients": (255, 16, 0, (1, 2, 2)),
     "tensor_forward": (255, 0, 0, (1, 1, 1)),
-    "tensor_forward_terms": (255, 8, 8, (1, 1, 1)),  # one number, beside the states of two walks
+    "tensor_forward_terms": (255, 0, 0, (1, 1, 1)),
     "tensor_prepare": (168, 0, 0, (2, 3, 3)),
     "tensor_walk": (255, 0, 0, (1, 1, 1)),
     "tensor_walk_states": (255, 0, 0, (1, 2, 2)),

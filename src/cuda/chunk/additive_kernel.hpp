@@ -77,24 +77,33 @@ struct AdditiveKernel {
     HEADRACE_DEVICE void forward(std::int64_t place, std::int64_t head, int first) {
         const Walk walk = walk_of(args, place);
         if (walk.first_chunk < 0) return;
-        const bool in_between = walk.first_chunk > 0;
-        load(in_between ? segment_states() : args.initial_state, in_between ? place : walk.n, head, first);
         begin(walk, head, first);
-        run(args.o.given || leaves_terms);
-        if (course->last == 0 || !walks()) return;
+        const bool outputs = args.o.given || leaves_terms;
+        if (!walks()) {
+            prepare_all(outputs);
+            return;
+        }
+        const bool in_between = walk.first_chunk > 0;
+        load(in_between ? segment_states() : args.initial_state, in_between ? place : walk.n);
+        walk_all(outputs);
+        if (course->last == 0) return;
         if (args.late_gate && course->end_chunk > 0) decay_by_last();
-        store_values(args.final_state, ops.state, course->n, course->head, args.K, own(course->first_value), args.V);
+        store(args.final_state, course->n);
     }
 
     // What leaves the segment of a slot that no state enters, of 64 values.
     HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int first) {
         const Walk walk = walk_of(args, slot);
         if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
-        load({}, 0, 0, first);
         begin(walk, head, first);
-        run(false);
-        if (walks()) store_values(segment_states(), ops.state, slot, head, args.K, own(first), args.V);
-        if (first == 0 && knows_decays() && lane() == 0) args.segments.decays[slot * args.HV + head] = passed;
+        if (walks()) {
+            load({}, 0);
+            walk_all(false);
+            store(segment_states(), slot);
+        } else {
+            prepare_all(false);
+            if (first == 0 && knows_decays() && lane() == 0) args.segments.decays[slot * args.HV + head] = passed;
+        }
     }
 
   private:
@@ -108,14 +117,17 @@ struct AdditiveKernel {
     HEADRACE_DEVICE static bool knows_decays() { return warp() == 2 * block_warps - 1; }
     HEADRACE_DEVICE bool of_keys() const { return leaves_terms && args.gate_walk.terms == GateTerms::of_keys; }
     HEADRACE_DEVICE bool diagonal_apart() const { return leaves_terms || args.gate_walk.diagonal_apart; }
-    HEADRACE_DEVICE static int own(int first) { return first + Ops::first_value(); }
 
     HEADRACE_DEVICE Strided segment_states() const {
         const std::int64_t head = static_cast<std::int64_t>(args.K) * args.V;
         return {reinterpret_cast<char*>(args.segments.states), {args.HV * head, head, args.V, 1}, DType::f32, true};
     }
-    HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n, std::int64_t head, int first) {
-        if (walks()) load_values(ops.state, tensor, n, head, args.K, own(first), args.V);
+    HEADRACE_DEVICE int own() const { return course->first_value + Ops::first_value(); }
+    HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n) {
+        load_values(ops.state, tensor, n, course->head, args.K, own(), args.V);
+    }
+    HEADRACE_DEVICE void store(const Strided& tensor, std::int64_t n) const {
+        store_values(tensor, ops.state, n, course->head, args.K, own(), args.V);
     }
 
     HEADRACE_DEVICE void begin(const Walk& walk, std::int64_t head, int first) const {
@@ -140,36 +152,49 @@ struct AdditiveKernel {
         ptx::sync_block();
     }
 
-    // The walk's chunks, from the state in registers to that behind them. While some warps walk a chunk, the others
-    // compute the scores of the next one, and the rows of the one behind that arrive: each turn does all of it, of
-    // chunks that are there. With one stage a turn does all of one chunk, one after the other.
-    HEADRACE_DEVICE void run(bool outputs) {
-        const bool ahead = args.stages == 2, with_terms = outputs && leaves_terms;
-        const int first = course->first_chunk, end = course->end_chunk, lead = ahead ? 1 : 0;
+    // ---- turns: while some warps walk a chunk, the others compute the scores of the next one, and the rows of the one
+    // behind that arrive, of chunks that are there. With one stage a turn does all of one chunk, one after the other.
+
+    HEADRACE_DEVICE int lead() const { return args.stages == 2 ? 1 : 0; }
+    HEADRACE_DEVICE bool there(int chunk) const { return chunk >= course->first_chunk && chunk < course->end_chunk; }
+    HEADRACE_DEVICE int first_turn() const { return course->first_chunk - lead() - 1; }
+    // From the state in registers to that behind all chunks.
+    HEADRACE_DEVICE void walk_all(bool outputs) {
+        const int end = course->end_chunk;
+        HEADRACE_ROLLED
+        for (int chunk = first_turn(); chunk < end; ++chunk) {
+            begin_turn(chunk, outputs);
+            if (lead() == 0) ptx::sync_block();
+            if (there(chunk)) compute(chunk, outputs);
+        }
+        if (leaves_terms) ptx::sync_block();
+    }
+    HEADRACE_DEVICE void prepare_all(bool outputs) {
+        const int end = course->end_chunk;
         Tokens next{};
         HEADRACE_ROLLED
-        for (int chunk = first - lead - 1; chunk < end; ++chunk) {
-            const int prepared = chunk + lead, arriving = prepared + lead;
-            ptx::wait_for_copies<0>();
-            ptx::sync_block();
-            if (arriving >= first && arriving < end) fetch_keys(arriving, outputs);
-            if (prepared >= first && prepared < end) fetch_values(prepared);
-            ptx::end_copies();
-            if (!ahead) {
-                ptx::wait_for_copies<0>();
-                ptx::sync_block();
-            }
-            if (!walks()) {
-                if (with_terms && chunk > first) store_terms(chunk - 1);
-                if (prepared >= first && prepared < end) prepare(prepared, outputs, next);
-                if (knows_decays() && prepared + 1 < end) next = tokens_of(prepared + 1);
-            }
-            if (!ahead) ptx::sync_block();
-            if (walks() && chunk >= first) compute(chunk, outputs);
+        for (int chunk = first_turn(); chunk < end; ++chunk) {
+            begin_turn(chunk, outputs);
+            const int prepared = chunk + lead();
+            if (leaves_terms && there(chunk - 1)) store_terms(chunk - 1);
+            if (there(prepared)) prepare(prepared, outputs, next);
+            if (knows_decays() && there(prepared + 1)) next = tokens_of(prepared + 1);
+            if (lead() == 0) ptx::sync_block();
         }
-        if (!with_terms || first == end) return;
+        if (!leaves_terms) return;
         ptx::sync_block();
-        if (!walks()) store_terms(end - 1);
+        if (there(end - 1)) store_terms(end - 1);
+    }
+    HEADRACE_DEVICE void begin_turn(int chunk, bool outputs) const {
+        const int prepared = chunk + lead(), arriving = prepared + lead();
+        ptx::wait_for_copies<0>();
+        ptx::sync_block();
+        if (there(arriving)) fetch_keys(arriving, outputs);
+        if (there(prepared)) fetch_values(prepared);
+        ptx::end_copies();
+        if (lead() == 1) return;
+        ptx::wait_for_copies<0>();
+        ptx::sync_block();
     }
 
     // ---- a chunk, by the warps with values ----
@@ -212,7 +237,7 @@ struct AdditiveKernel {
         if (outputs) scores.multiply_rows(keys.q, keys.k);
         if (args.l2norm) weigh_rows(keys, outputs);
         ptx::sync_threads(score_barrier, score_threads);
-        if (knows_decays()) publish(chunk, of, tokens);
+        if (knows_decays()) publish(chunk, of, tokens);  // nobody still stores terms of two chunks before
         if (!outputs) return;
         scores.diagonal = diagonal_apart() ? to.diagonal : nullptr;
         const algorithms::ChunkInputs<Scores> in{

@@ -66,6 +66,7 @@ struct RecurrentKernel {
             if (t > 0) store_output(forward(now), from >= 0);
             const bool slots = args.per_token_rows > 0, leaves = slots ? t > 0 : t == length;
             if (leaves && from >= 0) store_state(row_of(n, slots ? t - 1 : 0), first);
+            ptx::sync_warp();  // lanes that stored wait here for the others, not at the next shuffle
         }
     }
 

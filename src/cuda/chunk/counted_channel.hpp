@@ -70,8 +70,9 @@ BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limi
     work.fma_flop = 64 * (slices * (delta ? 1567 : 1316) + (delta ? 1380 : 384));
     for (int i = 0; i < 2 * static_cast<int>(slices) + 2; ++i) counter.barrier();
     work.tile_bytes += 128 * (delta ? 700 : 360);  // scores, element by element, and the matrix that leaves
-    work.saved_bytes = (delta ? 3 : 2) * channel_rows_bytes(K) + (delta ? 3 : 1) * lower_matrix_bytes +
-                       4 * (4 * C + 2 * K) + (delta ? 4 * (K + 4) : 0);
+    const double matrices = (delta ? 3 : 1) + (args.prepared.scores_low != nullptr ? 1 : 0);
+    work.saved_bytes = (delta ? 3 : 2) * channel_rows_bytes(K) + matrices * lower_matrix_bytes + 4 * (4 * C + 2 * K) +
+                       (delta ? 4 * (K + 4) : 0);
     if (!delta) return {{}, work};
     // the inverse: as in tensor_prepare_work
     work.tile_bytes += 128 * 600;

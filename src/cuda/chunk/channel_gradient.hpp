@@ -5,6 +5,7 @@
 
 #include "cuda/chunk/channel_pairs.hpp"
 #include "cuda/chunk/sweep_walk.hpp"
+#include "cuda/tiles/own_rows.hpp"
 #include "cuda/tiles/token_tiles.hpp"
 
 namespace headrace::cuda {
@@ -28,7 +29,7 @@ struct ChannelGradient {
     // 64 values of a head, as saved and given.
     struct Stage {
         Matrix<K> S, D;                   // [64 values, K]
-        Matrix<tensor_values> d, y, d_o;  // r, y [64 values, C]; d_o, of the additive rule v [C, 64 values]
+        Matrix<tensor_values> d, y, d_o;  // r, y [64 values, C]; d_o and for r v of the additive rule [C, 64]
         HEADRACE_DEVICE Stage behind(std::int64_t elements) const {
             return {{S.data + elements},
                     {D.data + elements},
@@ -74,8 +75,8 @@ struct ChannelGradient {
         const TokenRange s = sequence_of(args, at.n);
         if (at.part * tensor_chunk >= s.end - s.begin) return;
         const ChunkRange range = chunk_range(args, s, at.part);
-        copy_token_rows(q, args.q, range, key_head, 0, args.K);
-        copy_token_rows(k, args.k, range, key_head, 0, args.K);
+        copy_token_rows<threads>(q, args.q, range, key_head, 0, args.K);
+        copy_token_rows<threads>(k, args.k, range, key_head, 0, args.K);
         TokenGroups d_q = {}, d_k = {};
         heads(range, row, first_head, d_q, d_k);
         store_rows(args.d_q, d_q, q, q_norm, range, key_head);
@@ -159,52 +160,16 @@ struct ChannelGradient {
                            line = (row * args.HV + head) * rows + first;
         const Stage stage = stage_of(step);
         const SweptChunks& from = args.swept;
-        copy_lines(stage.S, from.states + line * K, count);
-        copy_lines(stage.D, from.adjoints + line * K, count);
+        copy_lines<threads>(stage.S, from.states + line * K, count);
+        copy_lines<threads>(stage.D, from.adjoints + line * K, count);
         if (delta) {
-            copy_lines(stage.d, from.residuals + line * tensor_chunk, count);
-            copy_lines(stage.y, from.d_written + line * tensor_chunk, count);
+            copy_lines<threads>(stage.d, from.residuals + line * tensor_chunk, count);
+            copy_lines<threads>(stage.y, from.d_written + line * tensor_chunk, count);
         } else {
-            copy_token_rows(stage.d, args.v, range, head, first, values);
+            copy_token_rows<threads>(stage.d, args.v, range, head, first, values);
         }
-        copy_token_rows(stage.d_o, args.d_o, range, head, first, values);
+        copy_token_rows<threads>(stage.d_o, args.d_o, range, head, first, values);
         ptx::end_copies();
-    }
-    // f(i, n) for the rows i of [64, columns] of which the thread has a piece, always at the same column and the same
-    // place in groups of eight rows; n counts them.
-    template <int pieces, class F>
-    HEADRACE_DEVICE static void each_own_row(F f) {
-        constexpr int step = threads / pieces;
-        static_assert(step % 8 == 0);
-#pragma unroll 4
-        for (int n = 0; n < 64 / step; ++n) f(static_cast<int>(threadIdx.x) / pieces + n * step, n);
-    }
-    template <int columns>
-    HEADRACE_DEVICE static void copy_lines(Matrix<columns> to, const std::uint16_t* from, int count) {
-        constexpr int pieces = columns / 8, step = threads / pieces;
-        const int i = static_cast<int>(threadIdx.x) / pieces, j = static_cast<int>(threadIdx.x) % pieces * 8;
-        const std::uint32_t first = to.piece(i, j);
-        const std::uint16_t* const own = from + i * columns + j;
-        each_own_row<pieces>([&](int row, int n) {
-            const bool inside = row < count;
-            ptx::copy_16(first + 2 * columns * step * n, inside ? own + columns * step * n : from, inside ? 16 : 0);
-        });
-    }
-    // copy_tokens, of whole pieces.
-    template <int columns>
-    HEADRACE_DEVICE static void copy_token_rows(Matrix<columns> to, const Strided& tensor, const ChunkRange& range,
-                                                std::int64_t head, int first_column, int count) {
-        const TokenRows rows = rows_of(tensor, range, head, first_column);
-        if (!rows.in_pieces(16) || count % 8 != 0) return copy_tokens(to, tensor, range, head, first_column, count);
-        constexpr int pieces = columns / 8, step = threads / pieces;
-        const int i = static_cast<int>(threadIdx.x) / pieces, j = static_cast<int>(threadIdx.x) % pieces * 8;
-        const std::uint32_t first = to.piece(i, j);
-        const char* const own = rows.first + i * rows.step + 2 * j;
-        each_own_row<pieces>([&](int row, int n) {
-            const bool inside = row < range.length && j < count;
-            ptx::copy_16(first + 2 * columns * step * n, inside ? own + n * step * rows.step : rows.first,
-                         inside ? 16 : 0);
-        });
     }
     // Of gates, log decays or their gradients: the first of the head, elements to the next token.
     struct GateRows {
@@ -226,7 +191,7 @@ struct ChannelGradient {
             const float* const from = reinterpret_cast<const float*>(args.g.data) + rows.first;
             const float* const own = from + i * rows.step + c;
             const std::uint32_t first = ptx::shared_address(&gates.at(i, c));
-            each_own_row<pieces>([&](int row, int n) {
+            each_own_row<threads, pieces>([&](int row, int n) {
                 const bool inside = row < range.length && c < args.K;
                 ptx::copy_16(first + 4 * (K + 4) * step * n, inside ? own + n * step * rows.step : from,
                              inside ? 16 : 0);
@@ -282,7 +247,7 @@ struct ChannelGradient {
         const bool formula = args.g.given && gate.formula != GateFormula::log_decay;
         constexpr float log2_e = 1.4426950408889634f;
         const int c = static_cast<int>(threadIdx.x) % (K / 4) * 4;
-        each_own_row<K / 4>([&](int i, int) {
+        each_own_row<threads, K / 4>([&](int i, int) {
             const int count = i < range.length ? args.K - c : 0;
             float4& all = *reinterpret_cast<float4*>(&gates.at(i, c));
             if (formula) apply_formula(&all.x, count, head, c, gate);
@@ -359,7 +324,7 @@ struct ChannelGradient {
     HEADRACE_DEVICE void add_rest(PairSums& d_P, PairSums& d_l, const Stage& now, std::int64_t row, std::int64_t head,
                                   int first) const {
         const std::int64_t line = ((row * args.HV + head) * round_up(args.V, 16) + first) * tensor_chunk;
-        copy_lines(W_low, args.swept.residuals_low + line, args.V - first);
+        copy_lines<threads>(W_low, args.swept.residuals_low + line, args.V - first);
         ptx::end_copies();
         ptx::wait_for_copies<0>();
         ptx::sync_block();
@@ -579,7 +544,7 @@ struct ChannelGradient {
         const int i = static_cast<int>(threadIdx.x) / pieces, c = static_cast<int>(threadIdx.x) % pieces * 4;
         float* const own = reinterpret_cast<float*>(args.d_g.data) + rows.first + i * rows.step + c;
         const float* const from = &gates.at(i, c);
-        each_own_row<pieces>([&](int token, int n) {
+        each_own_row<threads, pieces>([&](int token, int n) {
             if (token < range.length && c < args.K)
                 *reinterpret_cast<float4*>(own + n * step * rows.step) =
                     *reinterpret_cast<const float4*>(from + n * step * (K + 4));

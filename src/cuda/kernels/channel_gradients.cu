@@ -23,14 +23,14 @@ BlockMemory gradients_memory(const KernelArgs& args, std::size_t /*shared_limit*
 }
 
 template <int K, bool delta>
-Kernel kernel_of() {
+Kernel gradients_kernel_of() {
     return {"channel_gradients", reinterpret_cast<const void*>(&channel_gradients<K, delta>),
             registers_allowed(tensor_threads, 1), &gradients_memory<K, delta>, &channel_gradients_work<K, delta>};
 }
 
 Kernel channel_gradients_kernel(std::int64_t K, bool delta) {
-    if (K <= 64) return delta ? kernel_of<64, true>() : kernel_of<64, false>();
-    return delta ? kernel_of<128, true>() : kernel_of<128, false>();
+    if (K <= 64) return delta ? gradients_kernel_of<64, true>() : gradients_kernel_of<64, false>();
+    return delta ? gradients_kernel_of<128, true>() : gradients_kernel_of<128, false>();
 }
 
 }  // namespace headrace::cuda

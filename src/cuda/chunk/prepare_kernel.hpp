@@ -155,18 +155,22 @@ struct PrepareKernel {
         ptx::sync_warp();
         numbers.add_up(k);
     }
+    HEADRACE_DEVICE static void eight(float (&to)[8], const float* from) {
+        const float4 x = reinterpret_cast<const float4*>(from)[0], y = reinterpret_cast<const float4*>(from)[1];
+        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w, to[4] = y.x, to[5] = y.y, to[6] = y.z, to[7] = y.w;
+    }
     // The blocks on and below the diagonal, as high + low; of a backward without its ones, and each column over beta.
     HEADRACE_DEVICE void store_inverse(std::int64_t place, int head) const {
         const Matrix<64> high{args.prepared.solve_high + place * matrix_size},
             low{args.prepared.solve_low + place * matrix_size};
         each_lower_piece([&](int i, int j) {
-            const float4* const from = reinterpret_cast<const float4*>(&inverse.at(i, j));
-            const float4 x = from[0], y = from[1];
-            float elements[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+            float elements[8];
+            eight(elements, &inverse.at(i, j));
             if (for_gradients()) {
+                float over_beta[8];  // ahead of the choice, which then needs no branch
+                eight(over_beta, inverse_beta + head * tensor_chunk + j);
 #pragma unroll
-                for (int c = 0; c < 8; ++c)
-                    elements[c] = i == j + c ? 0.0f : elements[c] * inverse_beta[head * tensor_chunk + j + c];
+                for (int c = 0; c < 8; ++c) elements[c] = i == j + c ? 0.0f : elements[c] * over_beta[c];
             }
             SplitPair pairs[4];
 #pragma unroll

@@ -15,7 +15,9 @@ struct ExpParts {
 template <class T>
 HEADRACE_DEVICE ExpParts<T> exp_parts(T g) {
     const bool near = g > T(-0.6875);
-    return {near ? T(1) : T(0), near ? expm1(g) : exponential(g)};
+    // Both for every lane: a branch would part lanes that have other gates.
+    const T of_near = expm1(near ? g : T(0)), of_far = exponential(near ? T(0) : g);
+    return {near ? T(1) : T(0), near ? of_near : of_far};
 }
 
 template <class T, bool delta, int key_channels>

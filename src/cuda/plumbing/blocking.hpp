@@ -35,6 +35,7 @@ inline int walk_value_columns(const Problem& problem) {
 // tokens' outputs do not change.
 inline int segment_tokens(const Problem& problem) {
     const bool delta = problem.rule == Rule::delta;
+    if (delta && problem.channel_gate) return 0;
     const std::int64_t blocks = problem.N * problem.HV * ((problem.V + 63) / 64);
     const int tokens = blocks > (delta ? 32 : 64) ? 0 : delta ? 1024 : 512;
     return problem.whole.longest > tokens ? tokens : 0;

@@ -4,7 +4,6 @@
 
 #include "cuda/chunk/prepared.hpp"
 #include "cuda/implementations.hpp"
-#include "cuda/kernels/channel_segments.hpp"
 
 namespace headrace::cuda {
 namespace {

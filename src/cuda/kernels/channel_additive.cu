@@ -1,7 +1,6 @@
 // The chunk form on tensor cores: the additive rule with channel gates, in segments too.
 #include "cuda/chunk/segment_join.hpp"
 #include "cuda/kernels/channel_entry.hpp"
-#include "cuda/kernels/channel_segments.hpp"
 
 namespace headrace::cuda {
 namespace {

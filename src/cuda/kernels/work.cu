@@ -7,7 +7,6 @@
 #include "cuda/chunk/counted_split.hpp"
 #include "cuda/chunk/counted_walk.hpp"
 #include "cuda/chunk/counted_walker.hpp"
-#include "cuda/kernels/channel_segments.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/recurrent/counted_tokens.hpp"
 

@@ -112,6 +112,8 @@ const char* const segment_lines[] = {
     "simple_gla:fwd t1100 h2 k128 v128 bf16 state=inout",
     "simple_gla:fwd varlen=0,1000,1000,2100 h1 hv2 gate=step+head bf16 state=inout l2norm",
     "retention:fwd t1600 h1 k32 v32 gamma=-1e-4 bf16 state=out reverse",
+    "gla:fwd t2100 h1 k64 v130 gate=channel+head gates=reset bf16 state=inout l2norm",
+    "gla:fwd varlen=0,1000,1000,2100,3200 h1 hv2 k100 v40 gates=lasting bf16 state=inout reverse strided",
     "gated_delta_rule:fwd t2100 h1 gates=reset bf16 state=inout l2norm",
     "comba:fwd varlen=0,1100,1300 h1 k100 v70 gates=lasting bf16 state=inout reverse l2norm",
     "delta_rule:fwd b2 t1100 h1 v70 bf16 state=inout beta=two_sigmoid betas=1.9,2 l2norm strided",

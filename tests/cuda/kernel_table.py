@@ -56,6 +56,7 @@ LIMITS = {
     "channel_prepare_low": (168, 0, 0, (2, 3, 3)),
     "channel_walk": (255, 0, 0, (0, 1, 1)),
     "channel_gradients": (255, 400, 1800, (0, 1, 1)),  # as tensor_gradients; of 64 channels sums of more pairs, too
+    "channel_states": (255, 0, 0, (2, 2, 2)),
     "channel_sweeps": (255, 40, 100, (0, 1, 1)),  # as tensor_sweeps
     "recurrent_forward": (255, 0, 0, (2, 2, 2)),
     "recurrent_forward k64 f64 delta": (255, 8, 8, (2, 2, 2)),  # keys, decays and the next token in 64 bits
@@ -243,8 +244,8 @@ def violations(table, memory):
                 if got > most:
                     yield f"{name}, {gpu.architecture}: expected at most {most} {word}, got {got}"
         if name.startswith(("walk_", "split_", "tensor_forward", "tensor_walk", "tensor_sweeps", "tensor_gradients",
-                            "channel_prepare", "channel_walk", "channel_sweeps", "channel_gradients", "recurrent_backward",
-                            "convolution")) and memory_of(name, memory)[0][0] == 0:
+                            "channel_prepare", "channel_walk", "channel_states", "channel_sweeps", "channel_gradients",
+                            "recurrent_backward", "convolution")) and memory_of(name, memory)[0][0] == 0:
             yield f"{name}: kernel_memory.cu does not say what it takes"
         for size, label in enumerate(SIZES):
             got = blocks_of(name, table, memory, size)

@@ -20,7 +20,8 @@ TEST(CudaTensor, N1_N2_Gates) {
 
 // A sequence that is cut into segments, of 512 tokens or 1024, and one that is not.
 TEST(CudaTensor, N6_Segments) {
-    for (const std::string text : {"simple_gla:fwd t1300 h1 k32 v40", "gated_delta_rule:fwd t1300 h1 k64 v40 l2norm"}) {
+    for (const std::string text : {"simple_gla:fwd t1300 h1 k32 v40", "gla:fwd t1300 h1 k32 v40",
+                                   "gated_delta_rule:fwd t1300 h1 k64 v40 l2norm"}) {
         const ProblemLine line = line_of(text + " bf16 state=inout force=cuda.tensor cuda");
         const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);
         const harness::Expected expected = harness::expect(whole.call);

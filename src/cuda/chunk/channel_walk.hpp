@@ -1,6 +1,6 @@
-// ChannelWalk: a thread block walks the chunks of one sequence, value head and some of its values under channel gates,
-// from what ChannelPrepare left of them; each warp has 16 of the values and needs no other, while the next chunk
-// arrives.
+// ChannelWalk: a thread block walks the chunks of one sequence or segment, value head and some of its values under
+// channel gates, from what ChannelPrepare left of them; each warp has 16 of the values and needs no other, while the
+// next chunk arrives.
 #pragma once
 
 #include "cuda/chunk/channel_walk_ops.hpp"
@@ -27,6 +27,8 @@ struct ChannelWalk {
     struct Rows {
         TokenRows v, o;
         std::int64_t tokens, first_place;  // of the sequence; where its first chunk was prepared
+        std::int64_t end_chunk;            // of the walk
+        bool last;                         // whether the walk ends with the sequence
     };
 
     const KernelArgs& args;
@@ -35,33 +37,58 @@ struct ChannelWalk {
     std::size_t stage_bytes;
     OutputPatch patch;  // of this warp
     Ops ops;
+    double passed = 1;  // of a segment: the decay of all chunks so far, of the channel threadIdx.x
 
     __host__ __device__ ChannelWalk(const KernelArgs& arguments, Arena& arena) : args(arguments) {
-        stage_at(nullptr, &stage_bytes);
+        stage_at(nullptr, args.o.given, &stage_bytes);
         first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
-        patch.matrix = Matrix<64>::take(arena, args.value_columns);
+        patch.matrix = Matrix<64>::take(arena, args.o.given ? args.value_columns : 0);
         rows = arena.take<Rows>(1);
 #ifdef __CUDA_ARCH__
         patch.matrix.data += Ops::first_value() * 64;
 #endif
     }
 
-    // Values [first, first + value_columns) of a head of sequence n.
-    HEADRACE_DEVICE void forward(std::int64_t n, std::int64_t head, int first) {
-        find_rows(n, head, first);
+    // One value head, values [first, first + value_columns): of sequence `place`, or of the segment of that slot.
+    HEADRACE_DEVICE void forward(std::int64_t place, std::int64_t head, int first) {
+        const Walk walk = walk_of(args, place);
+        if (walk.first_chunk < 0) return;
+        const bool in_between = walk.first_chunk > 0;
+        find_rows(walk, head, first);
         const int own = first + Ops::first_value();
-        load_values(ops.state, args.initial_state, n, head, args.K, own, args.V);
-        run(first);
-        store_values(args.final_state, ops.state, n, head, args.K, own, args.V);
+        load_values(ops.state, in_between ? segment_states() : args.initial_state, in_between ? place : walk.n, head,
+                    args.K, own, args.V);
+        run<false>(walk.first_chunk, first);
+        if (rows->last) store_values(args.final_state, ops.state, walk.n, head, args.K, own, args.V);
+    }
+
+    // The additive rule: what leaves the segment of a slot that no state enters, of these values.
+    HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int first) {
+        const Walk walk = walk_of(args, slot);
+        if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
+        find_rows(walk, head, first);
+        const int own = first + Ops::first_value(), c = static_cast<int>(threadIdx.x);
+        load_values(ops.state, {}, 0, 0, args.K, own, args.V);
+        run<true>(walk.first_chunk, first);
+        store_values(segment_states(), ops.state, slot, head, args.K, own, args.V);
+        if (first == 0 && c < args.K) args.segments.decays[(slot * args.HV + head) * args.K + c] = passed;
     }
 
   private:
-    HEADRACE_DEVICE void find_rows(std::int64_t n, std::int64_t head, int first) const {
+    HEADRACE_DEVICE Strided segment_states() const {
+        const std::int64_t head = static_cast<std::int64_t>(args.K) * args.V;
+        return {reinterpret_cast<char*>(args.segments.states), {args.HV * head, head, args.V, 1}, DType::f32, true};
+    }
+    HEADRACE_DEVICE void find_rows(const Walk& walk, std::int64_t head, int first) const {
         if (threadIdx.x == 0) {
-            const TokenRange s = sequence_of(args, n);
+            const TokenRange& s = walk.sequence;
             const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
-            *rows = {rows_of(args.v, all, head, first), rows_of(args.o, all, head, first), s.end - s.begin,
-                     saved_place(args, s, n, head, 0, tensor_chunk)};
+            *rows = {rows_of(args.v, all, head, first),
+                     rows_of(args.o, all, head, first),
+                     s.end - s.begin,
+                     saved_place(args, s, walk.n, head, 0, tensor_chunk),
+                     walk.end_chunk,
+                     walk.last};
         }
         ptx::sync_block();
     }
@@ -70,16 +97,20 @@ struct ChannelWalk {
         const std::int64_t left = rows->tokens - chunk * tensor_chunk;
         return static_cast<int>(left < tensor_chunk ? left : tensor_chunk);
     }
-    HEADRACE_DEVICE void run(int first) {
-        const std::int64_t chunks = (rows->tokens + tensor_chunk - 1) / tensor_chunk;
-        if (chunks > 0) fetch(first, 0);
+    // The walk's chunks, from the state in registers to that behind them.
+    template <bool decays_wanted>
+    HEADRACE_DEVICE void run(std::int64_t first_chunk, int first) {
+        const std::int64_t end_chunk = rows->end_chunk;
+        if (first_chunk < end_chunk) fetch(first, first_chunk);
         HEADRACE_ROLLED
-        for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+        for (std::int64_t chunk = first_chunk; chunk < end_chunk; ++chunk) {
             ptx::wait_for_copies<0>();
             ptx::sync_block();
-            const bool more = chunk + 1 < chunks;
+            const bool more = chunk + 1 < end_chunk;
             if (more && args.stages == 2) fetch(first, chunk + 1);
-            compute(stage_of(chunk), place_of(chunk));
+            const Stage stage = stage_of(chunk);
+            if (decays_wanted) pass(stage);
+            compute(stage, place_of(chunk));
             if (args.o.given) {
                 ptx::sync_warp();
                 store_outputs(args.o, rows->o.from(chunk * tensor_chunk), patch, length_of(chunk), args.V - first);
@@ -89,6 +120,13 @@ struct ChannelWalk {
                 fetch(first, chunk + 1);
             }
         }
+    }
+    // Threads have a channel each, in double as its decays may all be one and near 1.
+    HEADRACE_DEVICE void pass(const Stage& stage) {
+        static_assert(K <= 2 * tensor_values);
+        if (threadIdx.x >= K) return;
+        const float2 decay = reinterpret_cast<const float2*>(stage.decay)[threadIdx.x];
+        passed *= static_cast<double>(decay.x) + static_cast<double>(decay.y);
     }
     HEADRACE_DEVICE void compute(const Stage& stage, std::int64_t place) {
         ops.exact_writes = delta && stage.numbers[1] != 0, ops.exact_reads = delta && stage.numbers[2] != 0;
@@ -107,7 +145,7 @@ struct ChannelWalk {
     }
 
     // ---- what arrives ----
-    static __host__ __device__ Stage stage_at(char* first, std::size_t* bytes) {
+    static __host__ __device__ Stage stage_at(char* first, bool outputs, std::size_t* bytes) {
         std::size_t used = 0;
         const auto take = [&](std::size_t size) {
             used += size;
@@ -117,9 +155,11 @@ struct ChannelWalk {
             return reinterpret_cast<std::uint16_t*>(take(2 * tensor_chunk * columns));
         };
         Stage stage{};
-        stage.reads.data = matrix(K), stage.writes.data = matrix(K);
+        stage.writes.data = matrix(K);
+        stage.reads.data = outputs ? matrix(K) : stage.writes.data;
         stage.erases.data = delta ? matrix(K) : nullptr;
-        stage.v.data = matrix(64), stage.scores.data = matrix(64);
+        stage.v.data = matrix(64);
+        stage.scores.data = outputs ? matrix(64) : stage.v.data;
         stage.decay = reinterpret_cast<float*>(take(8 * K));
         if (delta) {
             stage.solve.high.data = matrix(64), stage.solve.low.data = matrix(64);
@@ -131,7 +171,7 @@ struct ChannelWalk {
     }
     HEADRACE_DEVICE Stage stage_of(std::int64_t chunk) const {
         const std::size_t number = args.stages == 2 ? static_cast<std::size_t>(chunk % 2) : 0;
-        return stage_at(first_stage + number * stage_bytes, nullptr);
+        return stage_at(first_stage + number * stage_bytes, args.o.given, nullptr);
     }
     HEADRACE_DEVICE void fetch(int first, std::int64_t chunk) const {
         const std::int64_t place = place_of(chunk);

@@ -103,13 +103,11 @@ BlockWork channel_prepare_low_work(const KernelArgs&, std::size_t /*shared_limit
     return {{}, step};
 }
 
-// Follows ChannelWalk::run.
+// Follows ChannelWalk::run: `values` of v are read, and outputs stored where they are wanted.
 template <int K, bool delta>
-BlockWork channel_walk_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+KernelWork channel_walk_chunk_work(const KernelArgs& args, double values) {
     using Ops = CountedChannelWalkOps<K, delta>;
-    const double C = tensor_chunk, values = values_of_block(args, args.value_columns), outputs = args.o.given ? 1 : 0;
-    KernelWork block = tensor_state_work(args, values);
-    block.barriers = 1;
+    const double C = tensor_chunk, outputs = args.o.given ? 1 : 0;
     TileCounter counter;
     Ops ops{{counter, args.value_columns / 16.0}};
     const double rows = (delta ? 2 : 1) + outputs, matrices = (delta ? 2 : 0) + outputs;
@@ -127,7 +125,35 @@ BlockWork channel_walk_work(const KernelArgs& args, std::size_t /*shared_limit*/
         counter.work.output_bytes = bytes_of(args.o, C * values);
         ops.products.add(0, 4, 1);
     }
-    return {block, counter.work};
+    return counter.work;
+}
+template <int K, bool delta>
+BlockWork channel_walk_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    const double values = values_of_block(args, args.value_columns);
+    KernelWork block = tensor_state_work(args, values);
+    block.barriers = 1;
+    if (args.segments.tokens > 0) block.saved_bytes = 4 * args.K * values;
+    return {block, channel_walk_chunk_work<K, delta>(args, values)};
+}
+
+// On the mean of the blocks of a segment and head, of which one multiplies decays, in double.
+template <int K>
+BlockWork channel_states_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    const double values = args.V / static_cast<double>(args.segments.blocks);
+    KernelWork block;
+    block.saved_bytes = 4 * args.K * values + 8 * args.K / static_cast<double>(args.segments.blocks);
+    block.memory_waits = 1;
+    block.barriers = 1;
+    KernelWork step = channel_walk_chunk_work<K, false>(args, values);
+    step.tile_bytes += 8 * K;
+    return {block, step};
+}
+
+BlockWork channel_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    BlockWork work = join_work(args);
+    work.step.saved_bytes += 8 * args.K;
+    work.step.memory_waits = 1;
+    return work;
 }
 
 // Follows ChannelSweep::advance and retreat, of which a launch with saved states has as many blocks each; of chunks

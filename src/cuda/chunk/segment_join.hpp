@@ -25,7 +25,8 @@ struct JoinedSegments {
     }
 };
 
-// The additive rule.
+// The additive rule; per_channel: a decay of a segment for each key channel.
+template <bool per_channel>
 struct DecayJoin {
     const KernelArgs& args;
     Tile<float> S;  // [K, join_columns]
@@ -40,9 +41,11 @@ struct DecayJoin {
             const bool last = segment + 1 == segments.count;
             const std::int64_t place = segments.place(segment);
             float* const states = args.segments.states + place * args.K * args.V + first;
-            const SplitDecay<float> decay = split_decay<float>(last ? 1.0 : args.segments.decays[place]);
+            const double* const decays = args.segments.decays + place * (per_channel ? args.K : 1);
+            const SplitDecay<float> of_all = split_decay<float>(last || per_channel ? 1.0 : decays[0]);
             each_place(first, [&](int c, int j) {
                 const float entering = S.at(c, j);
+                const SplitDecay<float> decay = per_channel && !last ? split_decay<float>(decays[c]) : of_all;
                 if (!last) S.at(c, j) = fmaf(entering, decay.whole, fmaf(entering, decay.part, states[c * args.V + j]));
                 states[c * args.V + j] = entering;
             });

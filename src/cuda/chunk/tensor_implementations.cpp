@@ -49,13 +49,8 @@ class Tensor : public PreparingImplementation {
         const std::int64_t chunks = parts_of(problem, tensor_chunk);
         KernelArgs args = make_args(problem, carver, backward ? chunks : -1);
         args.value_columns = value_columns(problem);
-        if (problem.channel_gate) {
-            args.value_columns = tensor_values;
-            args.prepared = take_prepared(problem, carver, chunks);
-            return args;
-        }
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
-        if (args.delta) args.prepared = take_prepared(problem, carver, chunks);
+        if (args.delta || problem.channel_gate) args.prepared = take_prepared(problem, carver, chunks);
         const int tokens = args.segments.tokens = segment_tokens(problem);
         if (tokens == 0) return args;
         const std::int64_t slots = parts_of(problem, tokens);
@@ -66,7 +61,9 @@ class Tensor : public PreparingImplementation {
             args.segments.transitions = static_cast<float*>(carver.take(
                 "segment transitions", DType::f32, {slots, problem.HV, problem.K, (problem.K + 3) / 4 * 4}));
         } else {
-            args.segments.decays = static_cast<double*>(carver.take("segment decays", DType::f64, {slots, problem.HV}));
+            const std::int64_t decays = problem.channel_gate ? problem.K : 1;
+            args.segments.decays =
+                static_cast<double*>(carver.take("segment decays", DType::f64, {slots, problem.HV, decays}));
         }
         return args;
     }
@@ -75,14 +72,49 @@ class Tensor : public PreparingImplementation {
     static TensorKernels tensor(const Problem& problem, std::int64_t K) {
         return problem.rule == Rule::delta ? tensor_kernels<true>(K) : tensor_kernels<false>(K);
     }
+    static int stages_of(const Problem& problem, const Kernel& kernel, KernelArgs args) {
+        args.stages = 2;
+        return kernel.memory(args, 0).shared > memory_limit(problem) ? 1 : 2;
+    }
     static std::vector<Launch> channel_launches(const Problem& problem, KernelArgs args) {
         const ChannelKernels kernels = channel(problem);
-        args.stages = 2;
-        if (kernels.walk.memory(args, 0).shared > memory_limit(problem)) args.stages = 1;
-        const std::int64_t walks = problem.N * problem.HV * blocks_of(problem.V);
+        args.stages = stages_of(problem, kernels.walk, args);
+        const std::int64_t heads = problem.N * problem.HV, values = blocks_of(problem.V);
         std::vector<Launch> launches = prepare_channels(problem, args);
-        launches.push_back({kernels.walk, args, walks, 2 * tensor_values, steps_along(problem, tensor_chunk, walks)});
+        Steps steps = steps_along(problem, tensor_chunk, heads * values);
+        if (args.segments.tokens == 0) {
+            launches.push_back({kernels.walk, args, heads * values, 2 * tensor_values, steps});
+            return launches;
+        }
+        const ChannelSegmentKernels segments = channel_segment_kernels(problem.K);
+        KernelArgs of_states = args;
+        of_states.o = {}, of_states.segments.blocks = values;
+        of_states.stages = stages_of(problem, segments.states, of_states);
+        join_segments(problem, {segments.states, of_states}, {segments.join, args}, 2 * tensor_values, steps, launches);
+        launches.push_back({kernels.walk, args, args.segments.slots * problem.HV * values, 2 * tensor_values, steps});
         return launches;
+    }
+    // What leaves the segments, by args.segments.blocks of a segment and head, and what enters them; from then on a
+    // walk along sequences goes along segments.
+    struct Joining {
+        Kernel kernel;
+        const KernelArgs& args;
+    };
+    static void join_segments(const Problem& problem, Joining states, Joining join, int threads, Steps& steps,
+                              std::vector<Launch>& launches) {
+        const int tokens = join.args.segments.tokens;
+        const std::int64_t heads = problem.N * problem.HV, blocks = states.args.segments.blocks,
+                           joined = heads * ((join.args.V + join_columns - 1) / join_columns);
+        Steps of_states = steps_along(problem, tensor_chunk, heads * blocks),
+              segments = steps_along(problem, tokens, joined);
+        steps.longest = of_states.longest = tokens / tensor_chunk;
+        // the last segment of a sequence leaves no state to another
+        const double leaving = static_cast<double>(segments.longest - 1) / static_cast<double>(segments.longest);
+        of_states.all *= leaving;
+        segments.all *= leaving, --segments.longest;
+        launches.push_back(
+            {states.kernel, states.args, states.args.segments.slots * problem.HV * blocks, threads, of_states});
+        launches.push_back({join.kernel, join.args, joined, launched_threads, segments});
     }
     static const Kernel& forward_of(const TensorKernels& tensor, const KernelArgs& args) {
         return args.gate_walk.terms == GateTerms::none ? tensor.forward : tensor.forward_with_terms;
@@ -102,7 +134,7 @@ class Tensor : public PreparingImplementation {
         const int tokens = segment_tokens(problem);
         const std::int64_t walks = tokens > 0 ? parts_of(problem, tokens) : problem.N,
                            blocks = walks * problem.HV * blocks_of(problem.V, few);
-        return problem.rule == Rule::delta && blocks <= multiprocessors ? few : tensor_values;
+        return problem.rule == Rule::delta && !problem.channel_gate && blocks <= multiprocessors ? few : tensor_values;
     }
 
     static std::string backward_refusal(const Problem& problem) {
@@ -124,8 +156,7 @@ class Tensor : public PreparingImplementation {
     // args as a forward's, of K key and V value channels.
     static void walk(const Problem& problem, KernelArgs args, std::vector<Launch>& launches) {
         const TensorKernels kernels = tensor(problem, args.K);
-        args.stages = 2;
-        if (shared(kernels, args) > memory_limit(problem)) args.stages = 1;
+        args.stages = stages_of(problem, forward_of(kernels, args), args);
         const std::int64_t values = blocks_of(args.V, args.value_columns);
         const int threads = args.delta ? 2 * args.value_columns : tensor_threads;
         KernelArgs of_states = args;
@@ -134,26 +165,15 @@ class Tensor : public PreparingImplementation {
         const int state_threads = args.delta ? 2 * tensor_values : tensor_threads;
         const int tokens = args.segments.tokens;
         const std::int64_t walks = tokens > 0 ? args.segments.slots : problem.N;
-        const std::int64_t blocks = walks * problem.HV * values,
-                           state_blocks = walks * problem.HV * of_states.segments.blocks,
-                           joined = problem.N * problem.HV * ((args.V + join_columns - 1) / join_columns);
+        const std::int64_t blocks = walks * problem.HV * values;
         Steps steps = steps_along(problem, tensor_chunk, problem.N * problem.HV * values);
         if (args.delta) {
             const std::int64_t chunks =
                 parts_of(problem, tensor_chunk) * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
             launches.push_back({kernels.prepare, args, chunks, launched_threads, {1, static_cast<double>(chunks)}});
         }
-        if (tokens > 0) {
-            Steps of_segments = steps_along(problem, tensor_chunk, problem.N * problem.HV * of_states.segments.blocks);
-            Steps segments = steps_along(problem, tokens, joined);
-            steps.longest = of_segments.longest = tokens / tensor_chunk;
-            // the last segment of a sequence leaves no state to another
-            const double leaving = static_cast<double>(segments.longest - 1) / static_cast<double>(segments.longest);
-            of_segments.all *= leaving;
-            segments.all *= leaving, --segments.longest;
-            launches.push_back({kernels.states, of_states, state_blocks, state_threads, of_segments});
-            launches.push_back({kernels.join, args, joined, launched_threads, segments});
-        }
+        if (tokens > 0)
+            join_segments(problem, {kernels.states, of_states}, {kernels.join, args}, state_threads, steps, launches);
         launches.push_back({forward_of(kernels, args), args, blocks, threads, steps});
     }
 

@@ -1,8 +1,44 @@
-// The chunk form on tensor cores: the additive rule with channel gates.
+// The chunk form on tensor cores: the additive rule with channel gates, in segments too.
+#include "cuda/chunk/segment_join.hpp"
 #include "cuda/kernels/channel_entry.hpp"
 
 namespace headrace::cuda {
+namespace {
+
+// As registers let onto a multiprocessor.
+inline constexpr int states_blocks = 2;
+
+template <class Block>
+__global__ void __launch_bounds__(walk_threads, states_blocks) channel_states(const __grid_constant__ KernelArgs args) {
+    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Block block(args, arena);
+    const std::int64_t blocks = args.segments.blocks, task = blockIdx.x;
+    block.states(task / blocks / args.HV, task / blocks % args.HV,
+                 static_cast<int>(task % blocks) * args.value_columns);
+}
+
+__global__ void __launch_bounds__(block_threads) channel_join(const __grid_constant__ KernelArgs args) {
+    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    DecayJoin<true> join(args, arena);
+    const std::int64_t blocks = (args.V + join_columns - 1) / join_columns, task = blockIdx.x;
+    join.join(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * join_columns);
+}
+
+template <int K>
+ChannelSegmentKernels segment_kernels_of() {
+    using Walk = ChannelWalk<K, false>;
+    return {{"channel_states", reinterpret_cast<const void*>(&channel_states<Walk>),
+             registers_allowed(walk_threads, states_blocks), &channel_memory<Walk>, &channel_states_work<K>},
+            {"channel_join", reinterpret_cast<const void*>(&channel_join), registers_allowed(block_threads, 1),
+             &channel_memory<DecayJoin<true>>, &channel_join_work}};
+}
+
+}  // namespace
 
 template ChannelKernels channel_kernels<false>(std::int64_t K);
+
+ChannelSegmentKernels channel_segment_kernels(std::int64_t K) {
+    return K <= 64 ? segment_kernels_of<64>() : segment_kernels_of<128>();
+}
 
 }  // namespace headrace::cuda

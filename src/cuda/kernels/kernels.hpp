@@ -99,6 +99,12 @@ struct ChannelKernels {
 };
 template <bool delta>
 ChannelKernels channel_kernels(std::int64_t K);
+// Of segments of the additive rule, between prepare and walk, which then takes segments: as the same of TensorKernels,
+// states with two threads for each of value_columns.
+struct ChannelSegmentKernels {
+    Kernel states, join;
+};
+ChannelSegmentKernels channel_segment_kernels(std::int64_t K);
 template <int K, bool delta>
 BlockWork channel_prepare_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K>
@@ -107,6 +113,9 @@ template <int K>
 BlockWork channel_prepare_low_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K, bool delta>
 BlockWork channel_walk_work(const KernelArgs& args, std::size_t shared_limit);
+template <int K>
+BlockWork channel_states_work(const KernelArgs& args, std::size_t shared_limit);
+BlockWork channel_join_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The backward of the delta rule on tensor cores, behind TensorKernels::prepare. Sweeps: blocks as of SplitKernels, of
 // args.value_columns values, 64 or 32, with a warp for each 16. Gradients: a block for each chunk and key head.

@@ -20,8 +20,8 @@ TensorKernels additive_kernels() {
     kernels.gate = {"tensor_gate", reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>),
                     registers_allowed(block_threads, gate_blocks), &shared_memory_of<GateTermsKernel>,
                     &tensor_gate_work};
-    kernels.join = {"tensor_join", reinterpret_cast<const void*>(&tensor_join<DecayJoin>),
-                    registers_allowed(block_threads, 1), &shared_memory_of<DecayJoin>, &decay_join_work};
+    kernels.join = {"tensor_join", reinterpret_cast<const void*>(&tensor_join<DecayJoin<false>>),
+                    registers_allowed(block_threads, 1), &shared_memory_of<DecayJoin<false>>, &decay_join_work};
     return kernels;
 }
 

@@ -66,6 +66,7 @@ HEADRACE_GRADIENTS_WORK(128);
     template BlockWork channel_prepare_work<K, true>(const KernelArgs& args, std::size_t);    \
     template BlockWork channel_estimate_work<K>(const KernelArgs& args, std::size_t);         \
     template BlockWork channel_prepare_low_work<K>(const KernelArgs& args, std::size_t);      \
+    template BlockWork channel_states_work<K>(const KernelArgs& args, std::size_t);           \
     template BlockWork channel_walk_work<K, false>(const KernelArgs& args, std::size_t);      \
     template BlockWork channel_walk_work<K, true>(const KernelArgs& args, std::size_t);       \
     template BlockWork channel_sweeps_work<K, false>(const KernelArgs& args, std::size_t);    \

@@ -30,7 +30,7 @@ struct Segments {
     std::int64_t blocks;  // of 64 columns of a slot and head: values, then those of transitions
     float* states;        // [slots,HV,K,V] what leaves a segment that no state enters; then what enters it
     float* transitions;   // [slots,HV,K,K up to a multiple of 4] delta rule: what leaves it of the state that enters
-    double* decays;       // [slots,HV] the same of the additive rule: one number
+    double* decays;       // [slots,HV], of channel gates [slots,HV,K]: the same of the additive rule
 };
 
 // What the walks of a backward on tensor cores leave for the gradient of a scalar gate, by blocks of 64 key channels

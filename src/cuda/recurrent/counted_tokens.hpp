@@ -44,7 +44,7 @@ BlockWork recurrent_forward_work(const KernelArgs& args, std::size_t /*shared_li
     shuffles(shape.columns * (args.gv.given ? 3 : 1), 1);
     const double write_products = args.gv.given ? 4 : 2;  // the decay has two parts
     counter.fma(warps * shape.rows * (shape.columns * (reads + write_products) + norms + 1));
-    constexpr double of_decay = 10;  // exp and expm1
+    constexpr double of_decay = 14;  // exp and expm1, both
     counter.fma(warps * of_decay * (args.channel_gate ? shape.rows : 1));
     return {block, counter.work};
 }

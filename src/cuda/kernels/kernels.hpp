@@ -130,8 +130,8 @@ template <int K, bool comba>
 BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The backward under channel gates on tensor cores, behind ChannelKernels' launches that prepare: sweeps and gradients
-// as those above; sweeps of up to 128 values, as more arrives of a chunk for all of them, gradients with a warp for each
-// 16 channels.
+// as those above; sweeps of up to 128 values, as more arrives of a chunk for all of them, gradients with a warp for
+// each 16 channels.
 inline constexpr int most_channel_sweep_threads = 256;
 constexpr int channel_gradient_threads(std::int64_t K) { return K <= 64 ? 128 : 256; }
 Kernel channel_sweeps_kernel(std::int64_t K, bool delta);

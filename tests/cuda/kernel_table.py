@@ -57,11 +57,11 @@ LIMITS = {
     "channel_walk": (255, 0, 0, (0, 1, 1)),
     "channel_gradients": (255, 400, 1800, (0, 1, 1)),  # as tensor_gradients; of 64 channels sums of more pairs, too
     "channel_states": (255, 0, 0, (2, 2, 2)),
-    "channel_sweeps": (255, 40, 100, (0, 1, 1)),  # as tensor_sweeps
+    "channel_sweeps": (255, 48, 200, (0, 1, 1)),  # as tensor_sweeps
     "recurrent_forward": (255, 0, 0, (2, 2, 2)),
     "recurrent_forward k64 f64 delta": (255, 8, 8, (2, 2, 2)),  # keys, decays and the next token in 64 bits
     "recurrent_forward k128 f64 delta": (255, 8, 8, (2, 2, 2)),
-    "recurrent_forward k256 f64 delta": (255, 72, 228, (2, 2, 2)),
+    "recurrent_forward k256 f64 delta": (255, 80, 228, (2, 2, 2)),
     "recurrent_backward": (255, 16, 0, (1, 2, 2)),
     "parameter_sums": (40, 0, 0, (12, 12, 12)),
     "numbers": (40, 0, 0, (12, 12, 12)),

@@ -40,7 +40,7 @@ struct ChannelWalk {
     double passed = 1;  // of a segment: the decay of all chunks so far, of the channel threadIdx.x
 
     __host__ __device__ ChannelWalk(const KernelArgs& arguments, Arena& arena) : args(arguments) {
-        stage_at(nullptr, args.o.given, &stage_bytes);
+        stage_at(nullptr, with_outputs(), &stage_bytes);
         first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
         patch.matrix = Matrix<64>::take(arena, args.o.given ? args.value_columns : 0);
         rows = arena.take<Rows>(1);
@@ -53,12 +53,13 @@ struct ChannelWalk {
     HEADRACE_DEVICE void forward(std::int64_t place, std::int64_t head, int first) {
         const Walk walk = walk_of(args, place);
         if (walk.first_chunk < 0) return;
-        const bool in_between = walk.first_chunk > 0;
+        const std::int64_t first_chunk = delta ? 0 : walk.first_chunk;
+        const bool in_between = first_chunk > 0;
         find_rows(walk, head, first);
         const int own = first + Ops::first_value();
         load_values(ops.state, in_between ? segment_states() : args.initial_state, in_between ? place : walk.n, head,
                     args.K, own, args.V);
-        run<false>(walk.first_chunk, first);
+        run<false>(first_chunk, first);
         if (rows->last) store_values(args.final_state, ops.state, walk.n, head, args.K, own, args.V);
     }
 
@@ -75,6 +76,8 @@ struct ChannelWalk {
     }
 
   private:
+    // The delta rule, which has no segments, lays stages out in one way only.
+    __host__ __device__ bool with_outputs() const { return delta || args.o.given; }
     HEADRACE_DEVICE Strided segment_states() const {
         const std::int64_t head = static_cast<std::int64_t>(args.K) * args.V;
         return {reinterpret_cast<char*>(args.segments.states), {args.HV * head, head, args.V, 1}, DType::f32, true};
@@ -171,7 +174,7 @@ struct ChannelWalk {
     }
     HEADRACE_DEVICE Stage stage_of(std::int64_t chunk) const {
         const std::size_t number = args.stages == 2 ? static_cast<std::size_t>(chunk % 2) : 0;
-        return stage_at(first_stage + number * stage_bytes, args.o.given, nullptr);
+        return stage_at(first_stage + number * stage_bytes, with_outputs(), nullptr);
     }
     HEADRACE_DEVICE void fetch(int first, std::int64_t chunk) const {
         const std::int64_t place = place_of(chunk);

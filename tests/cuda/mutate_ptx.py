@@ -122,8 +122,9 @@ class Mutant:
         return f"{self.title}: {self.original}{place}"
 
 
-def problems_and_texts(checks, path, programs, jobs):
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+def problems_and_texts(checks, path, every, programs, jobs):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = [line for line in lines if line and not line.startswith("#")][::every]
     texts = checks.scratch / "texts"
     texts.mkdir()
     wrong = checks.run(lines[:1], 120, DUMP=texts)
@@ -213,6 +214,7 @@ def main():
     parser.add_argument("--runtime", type=pathlib.Path, required=True, help="folder of the stand-in for CUDA")
     parser.add_argument("--programs", type=pathlib.Path, nargs="*", default=[], help="tests to run beside the problems")
     parser.add_argument("--problems", type=pathlib.Path, default=HERE / "mutation_problems.txt")
+    parser.add_argument("--every", type=int, default=1, help="take one problem of so many: quicker, notices less")
     parser.add_argument("--kernels", default="", help="a regular expression: mutate those with such a name")
     parser.add_argument("--mutants", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
@@ -222,7 +224,8 @@ def main():
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         checks = Checks(arguments.headrace.resolve(), arguments.runtime.resolve(), pathlib.Path(scratch))
-        problems, texts = problems_and_texts(checks, arguments.problems, arguments.programs, arguments.jobs)
+        problems, texts = problems_and_texts(checks, arguments.problems, arguments.every, arguments.programs,
+                                             arguments.jobs)
         mutants, states = draw_mutants(texts, problems, arguments), []
         names = coverage.readable(sorted({mutant.kernel for mutant in mutants}))
         with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:

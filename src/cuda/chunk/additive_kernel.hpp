@@ -277,21 +277,9 @@ struct AdditiveKernel {
     HEADRACE_DEVICE void weigh_rows(const Keys& of, bool outputs) const {
         HEADRACE_ROLLED
         for (int i = 8 * (warp() - block_warps) + lane() / 4; i < tensor_chunk; i += 8 * block_warps) {
-            const float k_k = square(of.k, i), q_q = outputs ? square(of.q, i) : 1.0f;
+            const float k_k = dot_of_rows(of.k, of.k, i), q_q = outputs ? dot_of_rows(of.q, of.q, i) : 1.0f;
             if (lane() % 4 == 0) q_norm[i] = inverse_norm(q_q), k_norm[i] = inverse_norm(k_k);
         }
-    }
-    HEADRACE_DEVICE static float square(Matrix<K> x, int i) {
-        float sum = 0;
-#pragma unroll
-        for (int c = 8 * (lane() % 4); c < K; c += 32) {
-            const uint4 piece = *reinterpret_cast<const uint4*>(&x.pair(i, c));
-            const std::uint32_t pairs[4] = {piece.x, piece.y, piece.z, piece.w};
-            for (const std::uint32_t pair : pairs)
-                sum = fmaf(low_half(pair), low_half(pair), fmaf(high_half(pair), high_half(pair), sum));
-        }
-        sum += ptx::shuffle_xor(sum, 1);
-        return sum + ptx::shuffle_xor(sum, 2);
     }
 
     // ---- what arrives ----

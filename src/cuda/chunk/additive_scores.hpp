@@ -98,26 +98,6 @@ struct AdditiveScores {
         }
         return of;
     }
-    // f(turn, block) for the blocks of this warp
-    template <class F>
-    HEADRACE_DEVICE static void each_block(F f) {
-#pragma unroll
-        for (int turn = 0; turn < LowerBlock::turns; ++turn) {
-            const LowerBlock block(turn);
-            if (block.there) f(turn, block);
-        }
-    }
-    // f(tile, place, i, j) for this lane's accumulators of a block, by two neighbours in a row.
-    template <class F>
-    HEADRACE_DEVICE static void each_pair(LowerBlock block, F f) {
-        const LanePlace at;
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-            for (int place = 0; place < 4; place += 2)
-                f(tile, place, block.row + at.row + place / 2 * 8, block.column + 8 * tile + at.column);
-        }
-    }
 };
 
 }  // namespace headrace::cuda

@@ -139,14 +139,7 @@ struct ChannelSweep : SweepWalk<K> {
                 add_read<Left::high, K>(sums, state, now.erases);
             }
             add_transposed(sums, now.rows, value_in_rows());
-            TokenSums written;
-            Base::copy(written, sums);
-            scale_tokens(written, now.beta);
-            add_lower_transposed(
-                sums, [&](int step) { return left_operand(written, step); }, now.solve);
-            this->save(args.swept.residuals, sums, place, first);
-            this->save_low(args.swept.residuals_low, sums, place, first);
-            scale_tokens(sums, now.beta);
+            this->solve_residuals(sums, now.solve, now.beta, place, first);
             const auto left = [&](int step) { return left_operand(sums, step); };
             decay_and_add<Left::both, K>(state, left, now.writes, decay_of(now));
             if (now.numbers[1] != 0) {
@@ -155,8 +148,7 @@ struct ChannelSweep : SweepWalk<K> {
             }
         }
     }
-    // From the gradient of the state that leaves to that of the one that enters: with y' that of what is written,
-    // y = (I + Diag(beta) l)^-T y' = y' + N^T Diag(beta) y'.
+    // From the gradient of the state that leaves to that of the one that enters.
     HEADRACE_DEVICE void retreat(const Stage& now, const ChunkRange& range, std::int64_t place, std::int64_t head,
                                  int first) {
         this->save(args.swept.adjoints, state, place, first);
@@ -168,14 +160,7 @@ struct ChannelSweep : SweepWalk<K> {
         }
         Base::add_lower_of_rows(y, now.rows, value_in_rows(), now.scores);
         if constexpr (delta) {
-            TokenSums written;
-            Base::copy(written, y);
-            scale_tokens(written, now.beta);
-            add_lower(
-                y, [&](int step) { return left_operand(written, step); }, now.solve);
-            this->save(args.swept.d_written, y, place, first);
-            this->save_low(args.swept.d_written_low, y, place, first);
-            scale_tokens(y, now.beta);
+            this->solve_gradients(y, now.solve, now.beta, place, first);
         }
         this->store_rows(y, range, head, first);
         const auto erased = [&](int step) { return left_operand(y, step); };

@@ -32,6 +32,27 @@ struct LowerBlock {
     }
 };
 
+// f(turn, block) for the blocks of this warp
+template <class F>
+HEADRACE_DEVICE void each_block(F f) {
+#pragma unroll
+    for (int turn = 0; turn < LowerBlock::turns; ++turn) {
+        const LowerBlock block(turn);
+        if (block.there) f(turn, block);
+    }
+}
+// f(tile, place, i, j) for this lane's accumulators of a block, by two neighbours in a row.
+template <class F>
+HEADRACE_DEVICE void each_pair(LowerBlock block, F f) {
+    const LanePlace at;
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+        for (int place = 0; place < 4; place += 2)
+            f(tile, place, block.row + at.row + place / 2 * 8, block.column + 8 * tile + at.column);
+    }
+}
+
 template <int K>
 struct PrepareOps {
     using T = float;
@@ -90,7 +111,7 @@ struct PrepareOps {
     HEADRACE_DEVICE void scale_columns(Tile dst, Tile l, const float* factors, float factor) {
         l_energy = 0;
         each_block([&](int, LowerBlock block) {
-            each_score_pair(block, [&](int, int, int i, int j) {
+            each_pair(block, [&](int, int, int i, int j) {
                 float2 of = *reinterpret_cast<const float2*>(factors + j);
                 if (divide_by_beta) of = {divisible(of.x), divisible(of.y)};
                 const float2 own = *reinterpret_cast<const float2*>(&l.exact.at(i, j));
@@ -108,7 +129,7 @@ struct PrepareOps {
     HEADRACE_DEVICE void scores_of(Tile P, Tile l, float scale) const {
         each_block([&](int turn, LowerBlock block) {
             const Between reads(decays, block, 0), erases(decays, block, undecayed_error ? 1 : 0);
-            each_score_pair(block, [&](int tile, int place, int i, int j) {
+            each_pair(block, [&](int tile, int place, int i, int j) {
                 float of_reads[2], of_erases[2];
 #pragma unroll
                 for (int odd = 0; odd < 2; ++odd) {
@@ -143,30 +164,11 @@ struct PrepareOps {
         }
     };
 
-    // f(turn, block) for the blocks of this warp
-    template <class F>
-    HEADRACE_DEVICE static void each_block(F f) {
-#pragma unroll
-        for (int turn = 0; turn < LowerBlock::turns; ++turn) {
-            const LowerBlock block(turn);
-            if (block.there) f(turn, block);
-        }
-    }
-    // f(tile, place, i, j) for this lane's accumulators of a block; the other one by two neighbours in a row.
+    // As each_pair, for each of the accumulators.
     template <class F>
     HEADRACE_DEVICE static void each_score(LowerBlock block, F f) {
-        each_score_pair(block,
-                        [&](int tile, int place, int i, int j) { f(tile, place, i, j), f(tile, place + 1, i, j + 1); });
-    }
-    template <class F>
-    HEADRACE_DEVICE static void each_score_pair(LowerBlock block, F f) {
-        const LanePlace at;
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-            for (int place = 0; place < 4; place += 2)
-                f(tile, place, block.row + at.row + place / 2 * 8, block.column + 8 * tile + at.column);
-        }
+        each_pair(block,
+                  [&](int tile, int place, int i, int j) { f(tile, place, i, j), f(tile, place + 1, i, j + 1); });
     }
 };
 

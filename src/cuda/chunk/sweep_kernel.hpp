@@ -111,35 +111,21 @@ struct SweepKernel : SweepWalk<K> {
         add_read<Left::both, K>(sums, state, now.e);
         scale_tokens(sums, now.erase);
         add_transposed(sums, now.rows, warp_value());
-        TokenSums written;
-        Base::copy(written, sums);
-        scale_tokens(written, now.beta);
-        add_lower_transposed(
-            sums, [&](int step) { return left_operand(written, step); }, now.solve);
-        this->save(args.swept.residuals, sums, place, first);
-        this->save_low(args.swept.residuals_low, sums, place, first);
-        scale_tokens(sums, now.beta);
+        this->solve_residuals(sums, now.solve, now.beta, place, first);
         scale_tokens(sums, now.write);
         const SplitDecay<float> decay{now.decay[0], now.decay[1]};
         decay_and_add<Left::both, K>(
             state, [&](int step) { return left_operand(sums, step); }, now.k, [&](int, int) { return decay; });
     }
-    // From the gradient of the state that leaves to that of the one that enters: with y' that of what is written,
-    // y = (I + Diag(beta) l)^-T y' = y' + N^T Diag(beta) y'.
+    // From the gradient of the state that leaves to that of the one that enters.
     HEADRACE_DEVICE void retreat(const Stage& now, const ChunkRange& range, std::int64_t place, std::int64_t head,
                                  int first) {
         this->save(args.swept.adjoints, state, place, first);
-        TokenSums y = {}, written;
+        TokenSums y = {};
         add_read<Left::both, K>(y, state, now.k);
         scale_tokens(y, now.write);
         Base::add_lower_of_rows(y, now.rows, warp_value(), now.P);
-        Base::copy(written, y);
-        scale_tokens(written, now.beta);
-        add_lower(
-            y, [&](int step) { return left_operand(written, step); }, now.solve);
-        this->save(args.swept.d_written, y, place, first);
-        this->save_low(args.swept.d_written_low, y, place, first);
-        scale_tokens(y, now.beta);
+        this->solve_gradients(y, now.solve, now.beta, place, first);
         this->store_rows(y, range, head, first);
         scale_tokens(y, now.erase);
         decay_and_add_both(y, now);

@@ -48,16 +48,41 @@ struct SweepWalk {
         }
     }
 
-    HEADRACE_DEVICE static void copy(TokenSums& to, const TokenSums& from) {
-#pragma unroll
-        for (int tile = 0; tile < token_tiles; ++tile)
-            for (int place = 0; place < 4; ++place) to[tile][place] = from[tile][place];
-    }
     // x += rows^T P, rows [64 tokens, 64 values] from `value` on
     HEADRACE_DEVICE static void add_lower_of_rows(TokenSums& x, Matrix<64> rows, int value, const SplitMatrix& P) {
         const auto left = [&](int step) { return left_operand(rows, value, step); };
         add_lower<Left::high>(x, left, P.low);
         add_lower<Left::high>(x, left, P.high);
+    }
+
+    // With N of `solve` (math.md, section 5): from what a chunk's tokens find to its residuals r = x + N Diag(beta) x,
+    // and from gradients y' of what is written to y = (I + Diag(beta) l)^-T y' = y' + N^T Diag(beta) y'. They are left
+    // for the gradients, and become d = beta r and z = beta y.
+    HEADRACE_DEVICE void solve_residuals(TokenSums& x, const SplitMatrix& solve, const float* beta, std::int64_t place,
+                                         int first) const {
+        TokenSums scaled;
+        scale_into(scaled, x, beta);
+        add_lower_transposed(
+            x, [&](int step) { return left_operand(scaled, step); }, solve);
+        save(args.swept.residuals, x, place, first);
+        save_low(args.swept.residuals_low, x, place, first);
+        scale_tokens(x, beta);
+    }
+    HEADRACE_DEVICE void solve_gradients(TokenSums& y, const SplitMatrix& solve, const float* beta, std::int64_t place,
+                                         int first) const {
+        TokenSums scaled;
+        scale_into(scaled, y, beta);
+        add_lower(
+            y, [&](int step) { return left_operand(scaled, step); }, solve);
+        save(args.swept.d_written, y, place, first);
+        save_low(args.swept.d_written_low, y, place, first);
+        scale_tokens(y, beta);
+    }
+    HEADRACE_DEVICE static void scale_into(TokenSums& to, const TokenSums& from, const float* factors) {
+#pragma unroll
+        for (int tile = 0; tile < token_tiles; ++tile)
+            for (int place = 0; place < 4; ++place) to[tile][place] = from[tile][place];
+        scale_tokens(to, factors);
     }
 
     // ---- what is left for the gradients ----

@@ -10,7 +10,7 @@ inline constexpr int states_blocks = 2;
 
 template <class Block>
 __global__ void __launch_bounds__(walk_threads, states_blocks) channel_states(const __grid_constant__ KernelArgs args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     Block block(args, arena);
     const std::int64_t blocks = args.segments.blocks, task = blockIdx.x;
     block.states(task / blocks / args.HV, task / blocks % args.HV,
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(walk_threads, states_blocks) channel_states(co
 }
 
 __global__ void __launch_bounds__(block_threads) channel_join(const __grid_constant__ KernelArgs args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     DecayJoin<true> join(args, arena);
     const std::int64_t blocks = (args.V + join_columns - 1) / join_columns, task = blockIdx.x;
     join.join(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * join_columns);
@@ -28,9 +28,9 @@ template <int K>
 ChannelSegmentKernels segment_kernels_of() {
     using Walk = ChannelWalk<K, false>;
     return {{"channel_states", reinterpret_cast<const void*>(&channel_states<Walk>),
-             registers_allowed(walk_threads, states_blocks), &channel_memory<Walk>, &channel_states_work<K>},
+             registers_allowed(walk_threads, states_blocks), &shared_memory_of<Walk>, &channel_states_work<K>},
             {"channel_join", reinterpret_cast<const void*>(&channel_join), registers_allowed(block_threads, 1),
-             &channel_memory<DecayJoin<true>>, &channel_join_work}};
+             &shared_memory_of<DecayJoin<true>>, &channel_join_work}};
 }
 
 }  // namespace

@@ -1,17 +1,14 @@
 // The kernels that sweep over chunks for the backward under channel gates on tensor cores.
 #include "cuda/chunk/channel_sweep.hpp"
-#include "cuda/kernels/kernels.hpp"
+#include "cuda/kernels/tensor_memory.hpp"
 
 namespace headrace::cuda {
-
-// Matrices begin at multiples of their rows.
-extern __shared__ __align__(256) char block_memory[];
 
 // As tensor_sweeps: first the blocks of the gradients of states, then those of states.
 template <int K, bool delta>
 __global__ void __launch_bounds__(most_channel_sweep_threads, 1)
     channel_sweeps(const __grid_constant__ KernelArgs args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     ChannelSweep<K, delta> sweep(args, arena);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, heads = args.N * args.HV,
                        task = blockIdx.x, n = task / blocks % heads / args.HV, head = task / blocks % args.HV;
@@ -20,15 +17,10 @@ __global__ void __launch_bounds__(most_channel_sweep_threads, 1)
 }
 
 template <int K, bool delta>
-BlockMemory sweeps_memory(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    Arena arena{nullptr, nullptr, ~std::size_t{0}};
-    ChannelSweep<K, delta>(args, arena);
-    return {arena.shared_used, 0};
-}
-template <int K, bool delta>
 Kernel sweeps_kernel_of() {
     return {"channel_sweeps", reinterpret_cast<const void*>(&channel_sweeps<K, delta>),
-            registers_allowed(most_channel_sweep_threads, 1), &sweeps_memory<K, delta>, &channel_sweeps_work<K, delta>};
+            registers_allowed(most_channel_sweep_threads, 1), &shared_memory_of<ChannelSweep<K, delta>>,
+            &channel_sweeps_work<K, delta>};
 }
 
 Kernel channel_sweeps_kernel(std::int64_t K, bool delta) {

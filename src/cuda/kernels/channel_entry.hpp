@@ -4,12 +4,9 @@
 #include "cuda/chunk/channel_estimate.hpp"
 #include "cuda/chunk/channel_prepare.hpp"
 #include "cuda/chunk/channel_walk.hpp"
-#include "cuda/kernels/kernels.hpp"
+#include "cuda/kernels/tensor_memory.hpp"
 
 namespace headrace::cuda {
-
-// Matrices begin at multiples of their rows.
-extern __shared__ __align__(256) char block_memory[];
 
 // As shared memory lets three blocks of the delta rule onto a multiprocessor of 9.0.
 inline constexpr int prepare_blocks = 3, walk_threads = 2 * tensor_values;
@@ -17,7 +14,7 @@ inline constexpr int prepare_blocks = 3, walk_threads = 2 * tensor_values;
 template <class Block>
 __global__ void __launch_bounds__(block_threads, prepare_blocks)
     channel_prepare(const __grid_constant__ KernelArgs args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     Block block(args, arena);
     block.run(blockIdx.x / args.HV, blockIdx.x % args.HV);
 }
@@ -31,26 +28,20 @@ __global__ void __launch_bounds__(block_threads) channel_estimate(const __grid_c
 template <class Block>
 __global__ void __launch_bounds__(block_threads, prepare_blocks)
     channel_prepare_low(const __grid_constant__ KernelArgs args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     Block block(args, arena);
     block.run_low(blockIdx.x / args.HV, blockIdx.x % args.HV);
 }
 
 template <class Block>
 __global__ void __launch_bounds__(walk_threads, 1) channel_walk(const __grid_constant__ KernelArgs args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     Block block(args, arena);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, task = blockIdx.x;
     block.forward(task / blocks / args.HV, task / blocks % args.HV,
                   static_cast<int>(task % blocks) * args.value_columns);
 }
 
-template <class Block>
-BlockMemory channel_memory(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    Arena arena{nullptr, nullptr, ~std::size_t{0}};
-    Block(args, arena);
-    return {arena.shared_used, 0};
-}
 inline BlockMemory no_memory(const KernelArgs&, std::size_t) { return {0, 0}; }
 
 template <int K, bool delta>
@@ -59,15 +50,15 @@ ChannelKernels channel_kernels_of() {
     using Walk = ChannelWalk<K, delta>;
     ChannelKernels all{};
     all.prepare = {"channel_prepare", reinterpret_cast<const void*>(&channel_prepare<Prepare>),
-                   registers_allowed(block_threads, prepare_blocks), &channel_memory<Prepare>,
+                   registers_allowed(block_threads, prepare_blocks), &shared_memory_of<Prepare>,
                    &channel_prepare_work<K, delta>};
     all.walk = {"channel_walk", reinterpret_cast<const void*>(&channel_walk<Walk>), registers_allowed(walk_threads, 1),
-                &channel_memory<Walk>, &channel_walk_work<K, delta>};
+                &shared_memory_of<Walk>, &channel_walk_work<K, delta>};
     if constexpr (delta) {
         all.estimate = {"channel_estimate", reinterpret_cast<const void*>(&channel_estimate<K>),
                         registers_allowed(block_threads, 1), &no_memory, &channel_estimate_work<K>};
         all.prepare_low = {"channel_prepare_low", reinterpret_cast<const void*>(&channel_prepare_low<Prepare>),
-                           registers_allowed(block_threads, prepare_blocks), &channel_memory<Prepare>,
+                           registers_allowed(block_threads, prepare_blocks), &shared_memory_of<Prepare>,
                            &channel_prepare_low_work<K>};
     }
     return all;

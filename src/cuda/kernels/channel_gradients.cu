@@ -1,31 +1,22 @@
 // The kernel of the backward under channel gates on tensor cores that makes gradients of what its sweeps left.
 #include "cuda/chunk/channel_gradient.hpp"
-#include "cuda/kernels/kernels.hpp"
+#include "cuda/kernels/tensor_memory.hpp"
 
 namespace headrace::cuda {
-
-// Matrices begin at multiples of their rows.
-extern __shared__ __align__(256) char block_memory[];
 
 template <int K, bool delta>
 __global__ void __launch_bounds__(channel_gradient_threads(K), tensor_threads / channel_gradient_threads(K))
     channel_gradients(const __grid_constant__ KernelArgs args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     ChannelGradient<K, delta> kernel(args, arena);
     kernel.run(blockIdx.x / args.H, blockIdx.x % args.H);
 }
 
 template <int K, bool delta>
-BlockMemory gradients_memory(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    Arena arena{nullptr, nullptr, ~std::size_t{0}};
-    ChannelGradient<K, delta>(args, arena);
-    return {arena.shared_used, 0};
-}
-
-template <int K, bool delta>
 Kernel gradients_kernel_of() {
     return {"channel_gradients", reinterpret_cast<const void*>(&channel_gradients<K, delta>),
-            registers_allowed(tensor_threads, 1), &gradients_memory<K, delta>, &channel_gradients_work<K, delta>};
+            registers_allowed(tensor_threads, 1), &shared_memory_of<ChannelGradient<K, delta>>,
+            &channel_gradients_work<K, delta>};
 }
 
 Kernel channel_gradients_kernel(std::int64_t K, bool delta) {

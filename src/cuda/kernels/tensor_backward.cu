@@ -1,17 +1,14 @@
 // The kernels of the delta rule's backward on tensor cores: sweeps that save what lies between chunks, and gradients.
 #include "cuda/chunk/gradient_kernel.hpp"
 #include "cuda/chunk/sweep_kernel.hpp"
-#include "cuda/kernels/kernels.hpp"
+#include "cuda/kernels/tensor_memory.hpp"
 
 namespace headrace::cuda {
-
-// Matrices begin at multiples of their rows.
-extern __shared__ __align__(256) char block_memory[];
 
 // Of heads and blocks of values: first those of gradients of states, then, where gradients follow, those of states.
 template <int K>
 __global__ void __launch_bounds__(most_sweep_threads, 1) tensor_sweeps(const __grid_constant__ KernelArgs args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     SweepKernel<K> kernel(args, arena);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, heads = args.N * args.HV,
                        task = blockIdx.x, n = task / blocks % heads / args.HV, head = task / blocks % args.HV;
@@ -21,26 +18,19 @@ __global__ void __launch_bounds__(most_sweep_threads, 1) tensor_sweeps(const __g
 
 template <int K, bool comba>
 __global__ void __launch_bounds__(tensor_threads, 1) tensor_gradients(const __grid_constant__ KernelArgs args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     GradientKernel<K, comba> kernel(args, arena);
     kernel.run(blockIdx.x / args.H, blockIdx.x % args.H);
-}
-
-template <class Block>
-BlockMemory memory_of(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    Arena arena{nullptr, nullptr, ~std::size_t{0}};
-    Block(args, arena);
-    return {arena.shared_used, 0};
 }
 
 template <int K, bool comba>
 TensorBackwardKernels kernels_of() {
     constexpr int of_sweeps = registers_allowed(most_sweep_threads, 1),
                   of_gradients = registers_allowed(tensor_threads, 1);
-    return {{"tensor_sweeps", reinterpret_cast<const void*>(&tensor_sweeps<K>), of_sweeps, &memory_of<SweepKernel<K>>,
-             &tensor_sweeps_work<K>},
+    return {{"tensor_sweeps", reinterpret_cast<const void*>(&tensor_sweeps<K>), of_sweeps,
+             &shared_memory_of<SweepKernel<K>>, &tensor_sweeps_work<K>},
             {"tensor_gradients", reinterpret_cast<const void*>(&tensor_gradients<K, comba>), of_gradients,
-             &memory_of<GradientKernel<K, comba>>, &tensor_gradients_work<K, comba>}};
+             &shared_memory_of<GradientKernel<K, comba>>, &tensor_gradients_work<K, comba>}};
 }
 
 TensorBackwardKernels tensor_backward_kernels(std::int64_t K, bool comba) {

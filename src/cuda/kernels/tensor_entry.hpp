@@ -6,16 +6,13 @@
 #include "cuda/chunk/prepare_kernel.hpp"
 #include "cuda/chunk/segment_join.hpp"
 #include "cuda/chunk/walker_kernel.hpp"
-#include "cuda/kernels/kernels.hpp"
+#include "cuda/kernels/tensor_memory.hpp"
 
 namespace headrace::cuda {
 
-// Matrices begin at multiples of their rows.
-extern __shared__ __align__(256) char block_memory[];
-
 template <class Kernel>
 __device__ void walk_forward(const KernelArgs& args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     Kernel kernel(args, arena);
     const std::int64_t blocks = (args.V + tensor_values - 1) / tensor_values, task = blockIdx.x;
     kernel.forward(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * tensor_values);
@@ -31,7 +28,7 @@ __global__ void __launch_bounds__(tensor_threads, 1) tensor_forward_terms(const 
 
 template <class Kernel>
 __global__ void __launch_bounds__(tensor_threads, 1) tensor_states(const __grid_constant__ KernelArgs args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     Kernel kernel(args, arena);
     const std::int64_t blocks = args.segments.blocks, task = blockIdx.x;
     kernel.states(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * tensor_values);
@@ -42,14 +39,14 @@ inline constexpr int prepare_blocks = 3, walker_threads = 128;
 template <class Kernel>
 __global__ void __launch_bounds__(block_threads, prepare_blocks)
     tensor_prepare(const __grid_constant__ KernelArgs args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     Kernel kernel(args, arena);
     const std::int64_t parts = (args.group + prepared_heads - 1) / prepared_heads, task = blockIdx.x;
     kernel.run(task / parts / args.H, task / parts % args.H, static_cast<int>(task % parts) * prepared_heads);
 }
 template <class Kernel>
 __global__ void __launch_bounds__(walker_threads, 1) tensor_walk(const __grid_constant__ KernelArgs args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     Kernel kernel(args, arena);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, task = blockIdx.x;
     kernel.forward(task / blocks / args.HV, task / blocks % args.HV,
@@ -57,7 +54,7 @@ __global__ void __launch_bounds__(walker_threads, 1) tensor_walk(const __grid_co
 }
 template <class Kernel>
 __global__ void __launch_bounds__(walker_threads, 1) tensor_walk_states(const __grid_constant__ KernelArgs args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     Kernel kernel(args, arena);
     const std::int64_t blocks = args.segments.blocks, task = blockIdx.x;
     kernel.states(task / blocks / args.HV, task / blocks % args.HV,
@@ -66,7 +63,7 @@ __global__ void __launch_bounds__(walker_threads, 1) tensor_walk_states(const __
 
 template <class Join>
 __device__ void join_segments(const KernelArgs& args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     Join join(args, arena);
     const std::int64_t blocks = (args.V + join_columns - 1) / join_columns, task = blockIdx.x;
     join.join(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * join_columns);
@@ -85,16 +82,9 @@ __global__ void __launch_bounds__(2 * block_threads, 1)
 inline constexpr int gate_blocks = 8;
 template <class Kernel>
 __global__ void __launch_bounds__(block_threads, gate_blocks) tensor_gate(const __grid_constant__ KernelArgs args) {
-    Arena arena{block_memory, nullptr, ~std::size_t{0}};
+    Arena arena = block_arena();
     Kernel kernel(args, arena);
     kernel.run(blockIdx.x / args.HV, blockIdx.x % args.HV);
-}
-
-template <class Block>
-BlockMemory shared_memory_of(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    Arena arena{nullptr, nullptr, ~std::size_t{0}};
-    Block(args, arena);
-    return {arena.shared_used, 0};
 }
 
 }  // namespace headrace::cuda

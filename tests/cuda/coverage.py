@@ -7,7 +7,8 @@
 Several files, of shards say, are added up. The texts of a build with CMAKE_CUDA_FLAGS=-lineinfo know the source line of
 a statement, and then a second share is that of the statements whose line was reached in any kernel: inlining copies a
 switch over types to a hundred places, of which no problem needs most. Exit code 1: a kernel lies below the bar, with
-the second share where there is one.
+the second share where there is one. --issued prints how many instructions warps executed instead: of two lengths of one
+problem, what a chunk costs.
 """
 
 import argparse
@@ -126,6 +127,12 @@ def shares_of(kernel, number, texts, counts, places):
     return executed, reached / number
 
 
+def issued_by(statements, counts):
+    """How many instructions warps executed, but moves and loads of parameters, which ptxas mostly does without."""
+    left_out = re.compile(r"\{?\s*(@!?%\w+\s+)?(mov|ld\.param|cvta)\b")
+    return sum(counts[statement.line] for statement in statements if not left_out.match(statement.text))
+
+
 def print_places(texts, counts, places):
     missed = collections.Counter(statement.place for statements in texts.values() for statement in statements
                                  if statement.place not in places)
@@ -142,8 +149,11 @@ def main(words=None):
     parser.add_argument("--without", default="(?!)", help="a regular expression: kernels that the bar is not for")
     parser.add_argument("--lower", nargs=2, action="append", default=[], metavar=("REGEX", "SHARE"),
                         help="another bar for kernels of such names")
+    parser.add_argument("--issued", action="store_true", help="print executed instructions of each kernel, no shares")
     parser.add_argument("--stretches", type=int, default=3, help="how many stretches of each kernel to print")
     arguments = parser.parse_args(words)
+    if arguments.issued and not arguments.texts:
+        parser.error("--issued: expected --texts")
     statements, counts = read_counts(arguments.counts)
     texts = read_texts(arguments.texts) if arguments.texts else {}
     # A kernel that never ran is in the texts alone.
@@ -151,6 +161,10 @@ def main(words=None):
         if statements.setdefault(kernel, len(its)) != len(its):
             raise SystemExit(f"{kernel}: {len(its)} statements in the texts, {statements[kernel]} in the counts")
     names, below, places = readable(sorted(statements)), 0, reached_places(texts, counts)
+    if arguments.issued:
+        for kernel in sorted(counts):
+            print(f"{issued_by(texts[kernel], counts[kernel]):12}  {names[kernel]}")
+        return 0
     for kernel in sorted(statements):
         executed, share = shares_of(kernel, statements[kernel], texts, counts, places)
         bar = min([float(lower) for name, lower in arguments.lower if re.search(name, names[kernel])] + [arguments.bar])

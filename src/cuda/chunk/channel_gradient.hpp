@@ -5,7 +5,7 @@
 
 #include "cuda/chunk/channel_pairs.hpp"
 #include "cuda/chunk/sweep_walk.hpp"
-#include "cuda/tiles/own_rows.hpp"
+#include "cuda/tiles/token_matrices.hpp"
 #include "cuda/tiles/token_tiles.hpp"
 
 namespace headrace::cuda {
@@ -75,8 +75,8 @@ struct ChannelGradient {
         const TokenRange s = sequence_of(args, at.n);
         if (at.part * tensor_chunk >= s.end - s.begin) return;
         const ChunkRange range = chunk_range(args, s, at.part);
-        copy_token_rows<threads>(q, args.q, range, key_head, 0, args.K);
-        copy_token_rows<threads>(k, args.k, range, key_head, 0, args.K);
+        copy_tokens<K, false>(q, args.q, range, key_head, 0, args.K);
+        copy_tokens<K, false>(k, args.k, range, key_head, 0, args.K);
         TokenGroups d_q = {}, d_k = {};
         heads(range, row, first_head, d_q, d_k);
         store_rows(args.d_q, d_q, q, q_norm, range, key_head);
@@ -160,15 +160,15 @@ struct ChannelGradient {
                            line = (row * args.HV + head) * rows + first;
         const Stage stage = stage_of(step);
         const SweptChunks& from = args.swept;
-        copy_lines<threads>(stage.S, from.states + line * K, count);
-        copy_lines<threads>(stage.D, from.adjoints + line * K, count);
+        copy_lines(stage.S, from.states + line * K, count);
+        copy_lines(stage.D, from.adjoints + line * K, count);
         if (delta) {
-            copy_lines<threads>(stage.d, from.residuals + line * tensor_chunk, count);
-            copy_lines<threads>(stage.y, from.d_written + line * tensor_chunk, count);
+            copy_lines(stage.d, from.residuals + line * tensor_chunk, count);
+            copy_lines(stage.y, from.d_written + line * tensor_chunk, count);
         } else {
-            copy_token_rows<threads>(stage.d, args.v, range, head, first, values);
+            copy_tokens<tensor_values, false>(stage.d, args.v, range, head, first, values);
         }
-        copy_token_rows<threads>(stage.d_o, args.d_o, range, head, first, values);
+        copy_tokens<tensor_values, false>(stage.d_o, args.d_o, range, head, first, values);
         ptx::end_copies();
     }
     // Of gates, log decays or their gradients: the first of the head, elements to the next token.
@@ -324,7 +324,7 @@ struct ChannelGradient {
     HEADRACE_DEVICE void add_rest(PairSums& d_P, PairSums& d_l, const Stage& now, std::int64_t row, std::int64_t head,
                                   int first) const {
         const std::int64_t line = ((row * args.HV + head) * round_up(args.V, 16) + first) * tensor_chunk;
-        copy_lines<threads>(W_low, args.swept.residuals_low + line, args.V - first);
+        copy_lines(W_low, args.swept.residuals_low + line, args.V - first);
         ptx::end_copies();
         ptx::wait_for_copies<0>();
         ptx::sync_block();

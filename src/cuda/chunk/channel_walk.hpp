@@ -183,17 +183,17 @@ struct ChannelWalk {
         copy_rows(stage.v, rows->v.from(chunk * tensor_chunk), length_of(chunk), tensor_chunk, args.V - first,
                   args.value_columns);
         const LowerCopy scores{stage.scores, from.scores + place * matrix_size};
-        if (args.o.given) copy_pieces<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
-        copy_pieces<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
-        copy_pieces<8 * K>(stage.decay, from.decay + place * 2 * K);
+        if (args.o.given) copy_bytes<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
+        copy_bytes<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
+        copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K);
         if (!delta && args.o.given) copy_lower(scores);
         if (delta) {
-            copy_pieces<2 * rows_size>(stage.erases.data, from.erases + place * rows_size);
+            copy_bytes<2 * rows_size>(stage.erases.data, from.erases + place * rows_size);
             const LowerCopy high{stage.solve.high, from.solve_high + place * matrix_size},
                 low{stage.solve.low, from.solve_low + place * matrix_size};
             args.o.given ? copy_lower(high, low, scores) : copy_lower(high, low);
-            copy_pieces<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk);
-            copy_pieces<16>(stage.numbers, from.numbers + place * 4);
+            copy_bytes<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk);
+            copy_bytes<16>(stage.numbers, from.numbers + place * 4);
         }
         ptx::end_copies();
     }

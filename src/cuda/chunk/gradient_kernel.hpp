@@ -177,11 +177,6 @@ struct GradientKernel {
                                           count < tensor_values ? count : tensor_values);
         ptx::end_copies();
     }
-    template <int columns>
-    HEADRACE_DEVICE static void copy_lines(Matrix<columns> to, const std::uint16_t* from, int count) {
-        copy_pieces<columns, false>(to, reinterpret_cast<const char*>(from), 2 * columns, count, tensor_values, columns,
-                                    columns);
-    }
 
     // ---- numbers of tokens ----
     // By the first warp.

@@ -109,7 +109,7 @@ HEADRACE_DEVICE void copy_lower(Copies... copies) {
 // Queues copies of so many bytes, a multiple of 16. A warp copies up to 2 KiB at a time, at distances that are known
 // beforehand.
 template <std::int64_t bytes>
-HEADRACE_DEVICE void copy_pieces(void* to, const void* from) {
+HEADRACE_DEVICE void copy_bytes(void* to, const void* from) {
     constexpr int of_warp = 16 * warp_lanes, together = bytes < 4 * of_warp ? of_warp : 4 * of_warp;
     const std::uint32_t to_shared = ptx::shared_address(to);
     HEADRACE_ROLLED

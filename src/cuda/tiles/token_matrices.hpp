@@ -25,7 +25,17 @@ HEADRACE_DEVICE void each_piece(int rows, F f) {
         f(place / pieces, place % pieces * 8);
 }
 
-// The same of the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal: ten turns of a warp.
+// f(i, n) for the rows i of 64 of which a thread has a piece, `pieces` to a row, by so many threads; n counts them.
+// They lie multiples of eight apart, so that a Matrix has the pieces at places a constant apart.
+template <int threads, int pieces, class F>
+HEADRACE_DEVICE void each_own_row(F f) {
+    constexpr int step = threads / pieces;
+    static_assert(step % 8 == 0);
+#pragma unroll 4
+    for (int n = 0; n < 64 / step; ++n) f(static_cast<int>(threadIdx.x) / pieces + n * step, n);
+}
+
+// f(i, j) for the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal: ten turns of a warp.
 template <class F>
 HEADRACE_DEVICE void each_lower_piece(F f) {
     const int own = ptx::not_before(lane());
@@ -82,6 +92,12 @@ HEADRACE_DEVICE void copy_pieces(Matrix<columns> to, const char* from, std::int6
         of_eight += 8 * warps() * step;
         first_piece += static_cast<std::uint32_t>(8 * warps() * 2 * columns);
     }
+}
+
+// The same of `count` lines of a matrix that lies one line behind the other, up to 64.
+template <int columns>
+HEADRACE_DEVICE void copy_lines(Matrix<columns> to, const std::uint16_t* from, int count) {
+    copy_pieces<columns, false>(to, reinterpret_cast<const char*>(from), 2 * columns, count, 64, columns, columns);
 }
 
 // The same of rows of any kind. They are there behind ptx::wait_for_copies and a barrier. `apart`: code of its own for

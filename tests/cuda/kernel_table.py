@@ -103,6 +103,7 @@ def short_name(symbol):
     rules = {"tensor_gradients": ("comba", ""), "tensor_forward": ("", ""), "tensor_forward_terms": ("", ""),
              "tensor_states": ("", "")}.get(name, ("delta", "additive"))
     words += [rule for value, rule in zip(("true", "false"), rules) if value in arguments and rule]
+    words += ["f16"] if "F16" in arguments else []
     words += [gate.lower() for gate in ("Scalar", "Channel") if gate + "Gate" in arguments]
     words += [f"part {value}" for value in re.findall(r"\)(\d+)\b", arguments)]  # of an enum, by number
     return " ".join(words)

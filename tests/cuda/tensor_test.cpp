@@ -5,12 +5,14 @@
 namespace headrace::test {
 namespace {
 
-// What tensor cores serve: bf16.
-const char* const tensor_operators[] = {"simple_gla", "gated_delta_rule", "comba", "gla", "kda"};
+// What tensor cores serve: both types of 16 bits, under channel gates bf16.
+const char* const tensor_operators[] = {"simple_gla:fwd bf16",      "simple_gla:fwd f16", "gated_delta_rule:fwd bf16",
+                                        "gated_delta_rule:fwd f16", "comba:fwd bf16",     "comba:fwd f16",
+                                        "gla:fwd bf16",             "kda:fwd bf16"};
 
 TEST(CudaTensor, N1_N2_Gates) {
     for (const std::string op : tensor_operators) {
-        const std::string text = op + ":fwd t130 h1 k64 v64 state=inout bf16 force=cuda.tensor cuda";
+        const std::string text = op + " t130 h1 k64 v64 state=inout force=cuda.tensor cuda";
         for (const char* gamma :
              {"-0.3", "-0.5", "-0.7071", "-0.7443", "-0.8", "-0.9286", "-1", "-1.4", "-1.5", "-3", "-20"})
             expect_right(text + " gate=head gamma=" + gamma);
@@ -20,9 +22,11 @@ TEST(CudaTensor, N1_N2_Gates) {
 
 // A sequence that is cut into segments, of 512 tokens or 1024, and one that is not.
 TEST(CudaTensor, N6_Segments) {
-    for (const std::string text : {"simple_gla:fwd t1300 h1 k32 v40", "gla:fwd t1300 h1 k32 v40",
-                                   "gated_delta_rule:fwd t1300 h1 k64 v40 l2norm"}) {
-        const ProblemLine line = line_of(text + " bf16 state=inout force=cuda.tensor cuda");
+    for (const std::string text :
+         {"simple_gla:fwd t1300 h1 k32 v40 bf16", "simple_gla:fwd t1300 h1 k32 v40 f16",
+          "gla:fwd t1300 h1 k32 v40 bf16", "gated_delta_rule:fwd t1300 h1 k64 v40 bf16 l2norm",
+          "gated_delta_rule:fwd t1300 h1 k64 v40 f16 l2norm"}) {
+        const ProblemLine line = line_of(text + " state=inout force=cuda.tensor cuda");
         const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);
         const harness::Expected expected = harness::expect(whole.call);
         run_there(whole);
@@ -61,22 +65,56 @@ TEST(CudaTensor, N6_ChannelGates) {
 // The delta rule prepares a chunk once for up to four value heads of a key head, and joins segments of any widths.
 TEST(CudaTensor, SharedKeysAndJoinedSegments) {
     for (const char* text :
-         {"gated_delta_rule:fwd t130 h1 hv5 k64 v100 l2norm state=inout", "comba:fwd t70 h2 hv6 k100 v48 reverse",
-          "gated_delta_rule:fwd t2100 h1 k70 v49 state=inout betas=1.9,2 l2norm",
-          "comba:fwd t1100 h1 k127 v33 state=inout"})
-        expect_right(std::string(text) + " bf16 force=cuda.tensor cuda");
+         {"gated_delta_rule:fwd t130 h1 hv5 k64 v100 bf16 l2norm state=inout",
+          "comba:fwd t70 h2 hv6 k100 v48 bf16 reverse", "comba:fwd t70 h2 hv6 k100 v48 f16 reverse strided",
+          "gated_delta_rule:fwd t2100 h1 k70 v49 bf16 state=inout betas=1.9,2 l2norm",
+          "gated_delta_rule:fwd t2100 h1 k70 v49 f16 state=inout betas=1.9,2 l2norm",
+          "comba:fwd t1100 h1 k127 v33 bf16 state=inout",
+          "comba:fwd varlen=0,0,37,200 h2 k128 v72 f16 state=inout l2norm"})
+        expect_right(std::string(text) + " force=cuda.tensor cuda");
+}
+
+// States, gradients of states and what is written into them that are no numbers of f16, or hardly any.
+TEST(CudaTensor, StatesBeyondTheRangeOfF16) {
+    struct Case {
+        const char* text;
+        std::map<std::string, double> factors;  // of what the line makes
+    };
+    for (const Case& each :
+         {Case{"simple_gla:fwd t200 h1 k64 v64", {{"q", 0x1p-12}, {"k", 0x1p13}, {"v", 0x1p12}}},
+          Case{"simple_gla:fwd t200 h1 k128 v40 gates=zero", {{"q", 0x1p13}, {"k", 0x1p-10}, {"v", 0x1p-12}}},
+          Case{"linear_attention:bwd t200 h1 k64 v64", {{"k", 0x1p11}, {"v", 0x1p11}, {"d_o", 0x1p-9}}},
+          Case{"gated_delta_rule:fwd t200 h1 k64 v64 l2norm gates=lasting scale=0.001 state=inout",
+               {{"initial_state", 0x1p18}}},
+          Case{"gated_delta_rule:fwd t200 h1 k128 v64 l2norm scale=4096", {{"v", 0x1p-16}}},
+          Case{"comba:fwd t200 h1 k64 v32 l2norm", {{"q", 0x1p10}, {"k", 0x1p10}, {"v", 0x1p-6}}}}) {
+        const std::string text = std::string(each.text) + " f16 force=cuda.tensor cuda";
+        CallTensors made = harness::make_tensors(line_of(text));
+        for (const auto& [name, factor] : each.factors) {
+            harness::Tensor& tensor = made.tensors.at(name);
+            for (std::int64_t i = 0; i < tensor.numel(); ++i) tensor.set(i, factor * tensor.get(i));
+        }
+        const harness::Expected expected = harness::expect(made.call);
+        run_there(made);
+        expect_within_bars(made.call, expected.outputs, text, expected.terms);
+    }
 }
 
 // The additive rule on tensor cores, which leave out the gradients of gates: all others, each alone with the same bits.
 TEST(CudaTensor, B3_GradientsWithoutThoseOfGates) {
     for (const std::string text :
-         {"linear_attention:bwd t200 h2 k64 v64 state=inout", "retention:bwd b2 t130 h1 k128 v40 gamma=-0.3 scale=2",
-          "retention:bwd varlen=0,100,100,263 h2 k100 v70 state=inout reverse strided vfirst",
-          "simple_gla:bwd t300 h1 k64 v128 gate=step+head state=inout",
-          "simple_gla:bwd t150 h2 k32 v64 gates=reset state=in", "simple_gla:bwd t190 h1 gates=minus_inf state=out",
-          "simple_gla:bwd t190 h1 k80 gates=lasting rawgate reverse",
-          "retention:bwd varlen=0,0,700,1900 h1 k32 v32 gamma=-0.001 state=inout"}) {
-        const ProblemLine line = line_of(text + " bf16 force=cuda.tensor cuda");
+         {"linear_attention:bwd t200 h2 k64 v64 bf16 state=inout",
+          "retention:bwd b2 t130 h1 k128 v40 bf16 gamma=-0.3 scale=2",
+          "retention:bwd varlen=0,100,100,263 h2 k100 v70 bf16 state=inout reverse strided vfirst",
+          "retention:bwd varlen=0,100,100,263 h2 k100 v70 f16 state=inout reverse strided vfirst",
+          "simple_gla:bwd t300 h1 k64 v128 bf16 gate=step+head state=inout",
+          "simple_gla:bwd t150 h2 k32 v64 bf16 gates=reset state=in",
+          "simple_gla:bwd t150 h2 k32 v64 f16 gates=reset state=in",
+          "simple_gla:bwd t190 h1 bf16 gates=minus_inf state=out",
+          "simple_gla:bwd t190 h1 k80 bf16 gates=lasting rawgate reverse",
+          "simple_gla:bwd t190 h1 k80 f16 gates=lasting rawgate reverse",
+          "retention:bwd varlen=0,0,700,1900 h1 k32 v32 bf16 gamma=-0.001 state=inout"}) {
+        const ProblemLine line = line_of(text + " force=cuda.tensor cuda");
         CallTensors made = harness::make_tensors(line);
         Gradients& grads = made.call.grads;
         grads.d_g = grads.d_g_gamma = grads.d_A_log = grads.d_dt_bias = {};
@@ -128,7 +166,17 @@ TEST(CudaTensor, SweepsAloneUnderChannelGates) {
     }
 }
 
-// Gradients may have another type than their inputs; what stores bf16 leaves them to others.
+// Gradients of gates of f16 tensors.
+TEST(CudaTensor, GateGradientsOfF16) {
+    for (const char* text :
+         {"simple_gla:bwd t200 h8 k64 v40 state=inout",
+          "simple_gla:bwd varlen=0,33,33,130 h8 k128 v128 rawgate strided",
+          "simple_gla:bwd t70 h8 k40 v72 gates=strong gate=step+head reverse",
+          "retention:bwd t130 h8 k64 v64 state=in"})
+        expect_right(std::string(text) + " f16 force=cuda.tensor cuda");
+}
+
+// Gradients may have another type than their inputs; what stores 16 bits leaves them to others.
 TEST(CudaTensor, GradientsOfAnotherTypeAreLeftToOthers) {
     for (TensorView Gradients::*gradient : {&Gradients::d_q, &Gradients::d_k, &Gradients::d_v}) {
         CallTensors made = harness::make_tensors(line_of("simple_gla:bwd t70 h8 k32 v32 bf16 cuda"));
@@ -144,7 +192,7 @@ TEST(CudaTensor, GradientsOfAnotherTypeAreLeftToOthers) {
     }
 }
 
-// Where results rest on long sums of bf16 products, and nothing that it lacks is asked for.
+// Where results rest on long sums of products, and nothing that it lacks is asked for.
 TEST(CudaTensor, ServesWhatItCan) {
     for (const char* text :
          {"linear_attention:fwd t64 k32 v32", "retention:fwd t64", "simple_gla:fwd t64 k128 v256", "delta_rule:fwd t64",
@@ -153,8 +201,12 @@ TEST(CudaTensor, ServesWhatItCan) {
           "comba:bwd t64 h2 hv8 v200 l2norm", "delta_rule:bwd t64 h1 k100", "kda:bwd t64 h2 hv8 k100 v200",
           "gla:bwd t64 h2 hv8 k32 l2norm"})
         EXPECT_EQ(served_by(std::string(text) + " bf16 cuda"), "cuda.tensor") << text;
+    for (const char* text : {"linear_attention:fwd t64 k32 v32", "simple_gla:fwd t64 k128 v256", "delta_rule:fwd t64",
+                             "comba:fwd varlen=0,9,64", "simple_gla:bwd t64 h8", "retention:bwd t64 h8 k32 v128"})
+        EXPECT_EQ(served_by(std::string(text) + " f16 cuda"), "cuda.tensor") << text;
     for (const char* text :
-         {"simple_gla:fwd t64 f16", "simple_gla:fwd t64 f32", "simple_gla:fwd t31 bf16", "simple_gla:fwd t64 k31 bf16",
+         {"gla:fwd t64 f16", "kda:fwd t64 f16", "gla:bwd t64 h8 f16", "kda:bwd t64 h8 f16", "simple_gla:fwd t64 f32",
+          "gated_delta_rule:fwd t64 k63 f16", "simple_gla:fwd t31 bf16", "simple_gla:fwd t64 k31 bf16",
           "simple_gla:fwd t64 v31 bf16", "delta_rule:fwd t64 k63 bf16", "simple_gla:fwd t64 k129 bf16",
           "gla:fwd t64 k31 bf16", "kda:fwd t64 k63 bf16", "gated_delta_rule:bwd t64 h7 bf16", "gla:bwd t64 h7 bf16",
           "gated_delta_rule:bwd t64 h8 f16", "kda:bwd t64 h8 k63 bf16", "kda:bwd t64 h8 k129 bf16",

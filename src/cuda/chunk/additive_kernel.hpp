@@ -10,10 +10,10 @@
 namespace headrace::cuda {
 
 // The additive rule with a scalar gate. leaves_terms: of the walks that leave terms of a gate's gradient (GateWalk).
-template <int K, bool leaves_terms>
+template <int K, bool leaves_terms, class Format>
 struct AdditiveKernel {
-    using Ops = AdditiveOps<K>;
-    using Scores = AdditiveScores<K>;
+    using Ops = AdditiveOps<K, Format>;
+    using Scores = AdditiveScores<K, Format>;
     static constexpr int values_of_block = tensor_values, score_threads = tensor_threads / 2, score_barrier = 1;
 
     // Rows of a chunk as they came. Those of keys arrive two chunks ahead, as scores are computed one ahead.
@@ -44,7 +44,7 @@ struct AdditiveKernel {
     const KernelArgs& args;
     Keys first_keys;
     Values first_values;
-    Matrix<64> first_scores;
+    Matrix<64> first_scores, first_scores_low;
     OutputPatch patch;  // of this warp
     Chunk* chunks;      // [2]
     Terms* terms;       // [2]
@@ -61,6 +61,7 @@ struct AdditiveKernel {
         first_values.v = Matrix<64>::take(arena, others * tensor_chunk);
         first_values.partner = leaves_terms ? Matrix<64>::take(arena, others * tensor_chunk) : first_values.v;
         first_scores = Matrix<64>::take(arena, others * tensor_chunk);
+        if (Format::splits_scores) first_scores_low = Matrix<64>::take(arena, others * tensor_chunk);
         patch.matrix = Matrix<64>::take(arena, tensor_values);
         chunks = arena.take<Chunk>(2);
         terms = leaves_terms ? arena.take<Terms>(2) : nullptr;
@@ -211,10 +212,13 @@ struct AdditiveKernel {
             ops.dots = {values.partner, to.from_state[warp()], to.in_all[warp()]};
             cross_chunk(chunk, to.crossing + warp());
         }
-        const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, true}; };
+        const auto tile = [](Matrix<64> matrix, Matrix<64> low = {}) {
+            return typename Ops::Tile{matrix, low, {}, true};
+        };
+        const SplitMatrix P = scores_of(chunk);
         const algorithms::ChunkInputs<Ops> in{{keys.q}, {keys.k}, {keys.k}, tile(values.v), nullptr, 1.0f, false};
-        const algorithms::ForwardTiles<Ops> tiles{tile(scores_of(chunk)), {}, {}, {}, {}};
-        algorithms::chunk_states<false>(ops, in, tiles, {}, {}, {{}, patch, outputs});
+        const algorithms::ForwardTiles<Ops> tiles{tile(P.high, P.low), {}, {}, {}, {}};
+        algorithms::chunk_states<false>(ops, in, tiles, {}, {}, {{}, {}, patch, outputs});
         if (!outputs || !args.o.given) return;
         ptx::sync_warp();
         const ChunkRange range = range_of(chunk);
@@ -242,7 +246,8 @@ struct AdditiveKernel {
         scores.diagonal = diagonal_apart() ? to.diagonal : nullptr;
         const algorithms::ChunkInputs<Scores> in{
             {}, {}, {}, {}, nullptr, static_cast<float>(args.scale * args.write_scale), false};
-        algorithms::chunk_scores<false>(scores, in, {{scores_of(chunk)}, {}, {}, {}, {}});
+        const SplitMatrix P = scores_of(chunk);
+        algorithms::chunk_scores<false>(scores, in, {{P.high, P.low}, {}, {}, {}, {}});
     }
     HEADRACE_DEVICE void publish(int chunk, const ScalarDecays::OfLane& of, const Tokens& tokens) {
         Chunk& to = chunks[chunk % 2];
@@ -277,7 +282,8 @@ struct AdditiveKernel {
     HEADRACE_DEVICE void weigh_rows(const Keys& of, bool outputs) const {
         HEADRACE_ROLLED
         for (int i = 8 * (warp() - block_warps) + lane() / 4; i < tensor_chunk; i += 8 * block_warps) {
-            const float k_k = dot_of_rows(of.k, of.k, i), q_q = outputs ? dot_of_rows(of.q, of.q, i) : 1.0f;
+            const float k_k = dot_of_rows<Format>(of.k, of.k, i),
+                        q_q = outputs ? dot_of_rows<Format>(of.q, of.q, i) : 1.0f;
             if (lane() % 4 == 0) q_norm[i] = inverse_norm(q_q), k_norm[i] = inverse_norm(k_k);
         }
     }
@@ -292,8 +298,9 @@ struct AdditiveKernel {
         const int at = turn_of(chunk) * tensor_chunk * tensor_values;
         return {{first_values.v.data + at}, {first_values.partner.data + at}};
     }
-    HEADRACE_DEVICE Matrix<64> scores_of(int chunk) const {
-        return {first_scores.data + turn_of(chunk) * tensor_chunk * tensor_chunk};
+    HEADRACE_DEVICE SplitMatrix scores_of(int chunk) const {
+        const int at = turn_of(chunk) * tensor_chunk * tensor_chunk;
+        return {{first_scores.data + at}, {first_scores_low.data + at}};
     }
     HEADRACE_DEVICE ChunkRange range_of(int chunk) const {
         const TokenRange& s = course->sequence;

@@ -1,8 +1,8 @@
 // AdditiveOps: the primitives of the algorithm page chunk_states on tensor cores for the additive rule, by warps that
 // own 16 values each (WalkerOps).
 //
-// Rows of values are left operands as they came. Rounded to bf16 on the way are the scores P, what is read of the state
-// and what is written into it.
+// Rows of values are left operands as they came. Rounded on the way are the scores P, what is read of the state and
+// what is written into it.
 #pragma once
 
 #include "cuda/chunk/additive_terms.hpp"
@@ -10,7 +10,7 @@
 
 namespace headrace::cuda {
 
-template <int K>
+template <int K, class Format>
 struct AdditiveOps {
     using T = float;
     struct Rows {
@@ -22,7 +22,7 @@ struct AdditiveOps {
     };
     // Rows of values, scores, or where outputs go.
     struct Tile {
-        Matrix<64> matrix;
+        Matrix<64> matrix, low;  // low of scores in 16 bits
         OutputPatch patch;
         bool given = false;
         HEADRACE_DEVICE explicit operator bool() const { return given; }
@@ -36,7 +36,7 @@ struct AdditiveOps {
     // A pair of a token with itself spans no gate: its score is kept from their sums, where its rounding would show.
     const float* diagonal;  // [C], or null
     // Of a gate's terms, where they are wanted.
-    PartnerDots dots;
+    PartnerDots<Format> dots;
     bool dots_wanted = false;
     CrossedState<K / 8> crossed;  // the state that entered this chunk in the other walk
     float* crossing;              // [1] its product with the one that enters here, of this warp, or null
@@ -50,38 +50,52 @@ struct AdditiveOps {
 
     HEADRACE_DEVICE void read_and_score(Tile o, Decayed x, State, Tile P, Tile v) const {
         TokenSums sums = {};
-        cuda::add_read<Left::high, K>(sums, state, x.x.matrix);
+        cuda::add_read<Left::high, K, Format>(sums, state, x.x.matrix);
         scale_tokens(sums, x.factors);
         if (dots_wanted) dots.store(dots.from_state, sums, first_value());
-        add_lower_transposed<Left::high>(
-            sums, [&](int step) { return left_operand(v.matrix, first_value(), step); }, P.matrix);
+        add_scored(sums, P, v);
         if (dots_wanted) dots.store(dots.in_all, sums, first_value());
         if (diagonal != nullptr) add_diagonal(sums, v);
-        o.patch.store(sums);
+        o.patch.template store<Format>(sums);
     }
     HEADRACE_DEVICE void decay_and_write(State, State, Decayed x, Tile v) {
         if (crossing != nullptr) {
             const float sum = crossed.dot(state);
             if (lane() == 0) *crossing = sum;
         }
-        SplitA written[token_steps];
+        TokenSums values;
         const LanePlace at;
 #pragma unroll
         for (int step = 0; step < token_steps; ++step) {
-            written[step] = left_operand(v.matrix, first_value(), step);
+            const SplitA rows = left_operand(v.matrix, first_value(), step);
 #pragma unroll
             for (int pair = 0; pair < 4; ++pair) {
                 const float2 of = *reinterpret_cast<const float2*>(x.factors + 16 * step + pair / 2 * 8 + at.column);
-                std::uint32_t& values = written[step].high[pair];
-                values = ptx::round_to_bf16(low_half(values) * of.x, high_half(values) * of.y);
+                float(&tile)[4] = values[2 * step + pair / 2];
+                tile[pair % 2 * 2] = Format::first(rows.high[pair]) * of.x;
+                tile[pair % 2 * 2 + 1] = Format::second(rows.high[pair]) * of.y;
             }
         }
-        decay_and_add<Left::high, K>(
+        const auto factors = Format::RowFactors::of(values);
+        SplitA written[token_steps];
+#pragma unroll
+        for (int step = 0; step < token_steps; ++step) written[step] = left_operand<Format>(values, step, factors);
+        decay_and_add<Left::high, K, Format>(
             state, [&](int step) -> const SplitA& { return written[step]; }, x.x.matrix,
-            [&](int, int) { return decay; });
+            [&](int, int) { return decay; }, factors);
     }
 
   private:
+    HEADRACE_DEVICE static void add_scored(TokenSums& sums, Tile P, Tile v) {
+        if constexpr (Format::splits_scores) {
+            add_lower_transposed(
+                sums, [&](int step) { return split_operand<Format>(v.matrix, first_value(), step); },
+                SplitMatrix{P.matrix, P.low});
+        } else {
+            add_lower_transposed<Left::high>(
+                sums, [&](int step) { return left_operand(v.matrix, first_value(), step); }, P.matrix);
+        }
+    }
     HEADRACE_DEVICE void add_diagonal(TokenSums& sums, Tile v) const {
         const LanePlace at;
 #pragma unroll
@@ -94,8 +108,8 @@ struct AdditiveOps {
 #pragma unroll
                 for (int row = 0; row < 2; ++row) {
                     const std::uint32_t pair = values.high[2 * half + row];
-                    tile[2 * row] = fmaf(of.x, low_half(pair), tile[2 * row]);
-                    tile[2 * row + 1] = fmaf(of.y, high_half(pair), tile[2 * row + 1]);
+                    tile[2 * row] = fmaf(of.x, Format::first(pair), tile[2 * row]);
+                    tile[2 * row + 1] = fmaf(of.y, Format::second(pair), tile[2 * row + 1]);
                 }
             }
         }

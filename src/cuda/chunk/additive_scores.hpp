@@ -10,12 +10,20 @@
 
 namespace headrace::cuda {
 
-template <int K>
+template <int K, class Format>
 struct AdditiveScores {
     using T = float;
     struct Rows {};  // of which only products are left
     struct Tile {
-        Matrix<64> matrix;
+        Matrix<64> matrix, low;  // low of scores in 16 bits
+        HEADRACE_DEVICE void store(int i, int j, float x, float y) const {
+            if constexpr (Format::splits_scores) {
+                const SplitPair both = split_pair(x, y);
+                matrix.pair(i, j) = both.high, low.pair(i, j) = both.low;
+            } else {
+                matrix.pair(i, j) = ptx::round_to_bf16(x, y);
+            }
+        }
         HEADRACE_DEVICE explicit operator bool() const { return static_cast<bool>(matrix); }
     };
     using Inputs = algorithms::ChunkInputs<AdditiveScores>;
@@ -38,8 +46,8 @@ struct AdditiveScores {
                 if (at.new_rows) ptx::load_matrix(left, left_at.at(at.row, d));
                 std::uint32_t right[4];
                 ptx::load_matrix(right, right_at.at(at.column, d));
-                ptx::multiply_bf16(q_k[turn][0], left, {right[0], right[1]});
-                ptx::multiply_bf16(q_k[turn][1], left, {right[2], right[3]});
+                Format::multiply(q_k[turn][0], left, {right[0], right[1]});
+                Format::multiply(q_k[turn][1], left, {right[2], right[3]});
             });
         }
     }
@@ -51,9 +59,8 @@ struct AdditiveScores {
             if (block.column < block.row) {
                 each_pair(block, [&](int tile, int place, int i, int j) {
                     const float row = factors.rows[place / 2];
-                    P.matrix.pair(i, j) =
-                        ptx::round_to_bf16(q_k[turn][tile][place] * (row * factors.columns[2 * tile]),
-                                           q_k[turn][tile][place + 1] * (row * factors.columns[2 * tile + 1]));
+                    P.store(i, j, q_k[turn][tile][place] * (row * factors.columns[2 * tile]),
+                            q_k[turn][tile][place + 1] * (row * factors.columns[2 * tile + 1]));
                 });
                 return;
             }
@@ -66,7 +73,7 @@ struct AdditiveScores {
                     const bool kept = j + odd < i || (j + odd == i && diagonal == nullptr);
                     return kept ? value * ScalarDecays::between(at_i, decays.at(j + odd)) : 0.0f;
                 };
-                P.matrix.pair(i, j) = ptx::round_to_bf16(score(0), score(1));
+                P.store(i, j, score(0), score(1));
             });
         });
     }

@@ -7,6 +7,7 @@
 namespace headrace::cuda {
 
 // Products of outputs with rows of values, token by token.
+template <class Format>
 struct PartnerDots {
     Matrix<64> rows;             // [C,64 values]
     float *from_state, *in_all;  // [C] of the outputs' part from the state, and of all
@@ -21,8 +22,8 @@ struct PartnerDots {
                 const int tile = 2 * step + half;
                 const float(&sum)[4] = sums[tile];
                 const std::uint32_t upper = a.high[2 * half], lower = a.high[2 * half + 1];
-                dots[2 * tile] = fmaf(sum[0], low_half(upper), sum[2] * low_half(lower));
-                dots[2 * tile + 1] = fmaf(sum[1], high_half(upper), sum[3] * high_half(lower));
+                dots[2 * tile] = fmaf(sum[0], Format::first(upper), sum[2] * Format::first(lower));
+                dots[2 * tile + 1] = fmaf(sum[1], Format::second(upper), sum[3] * Format::second(lower));
             }
         }
         // Over the eight lanes with the same tokens, each of which keeps a tile's two in the end: lane g that of tile

@@ -23,7 +23,7 @@ struct CountedAdditiveOps {
     static constexpr double lower = 8 + 6 + 4 + 2;  // products of [16,64] and a lower triangular [64,64]
 
     WarpProducts products;
-    bool diagonal_apart, terms;
+    bool split, diagonal_apart, terms;  // split: splits_scores
 
     State right_state(State) const { return {}; }
     Decayed reads(const Inputs&) const { return {}; }
@@ -31,7 +31,7 @@ struct CountedAdditiveOps {
     void read_and_score(Tile, Decayed, State, Tile, Tile) {
         products.add(tiles * K / 16, tiles / 2 * K / 16, 2);
         products.access(tiles, 0);
-        products.add(lower, lower / 2 + steps, 1);
+        products.add(split ? 3 * lower : lower, (split ? lower : lower / 2) + steps, split ? 2 : 1);
         if (diagonal_apart) products.add(0, steps, 0), products.access(tiles, 0);
         constexpr double shuffles = 8 + 4 + 2;
         if (terms) products.add(0, 2 * steps, 2), products.access(2 * (shuffles + 2), 6);
@@ -57,7 +57,8 @@ void count_scores(TileCounter& counter, const KernelArgs& args, bool outputs) {
     if (!outputs) return;
     work.tensor_flop += blocks * 2 * K / 16 * WarpProducts::flop_of_product;
     work.tile_bytes += (blocks + left_operands) * K / 16 * WarpProducts::bytes_of_operand;
-    work.tile_bytes += 128 * (blocks * (1 + 4 + 6 * norms) + (blocks - on_diagonal) * 6 + on_diagonal * 12);
+    const double of_scores = splits_scores(args) ? 8 : 4;
+    work.tile_bytes += 128 * (blocks * (1 + of_scores + 6 * norms) + (blocks - on_diagonal) * 6 + on_diagonal * 12);
 }
 
 // Follows AdditiveKernel::run: `values` of v are read, and outputs stored where they are wanted.
@@ -68,7 +69,7 @@ KernelWork additive_chunk_work(const KernelArgs& args, double values, bool outpu
     const bool terms = outputs && args.gate_walk.terms != GateTerms::none;
     TileCounter counter;
     KernelWork& work = counter.work;
-    Ops ops{{counter, block_warps}, args.gate_walk.diagonal_apart, terms};
+    Ops ops{{counter, block_warps}, splits_scores(args), args.gate_walk.diagonal_apart, terms};
     work.input_bytes = rows * C * args.K * 2 + bytes_of(args.v, C * values) + bytes_of(args.g, C);
     work.tile_bytes = rows * C * K * 2 + C * tensor_values * 2;  // as copies write them
     counter.barrier();

@@ -27,6 +27,9 @@ inline double values_of_block(const KernelArgs& args, int columns = tensor_value
     return args.V < columns ? args.V : columns;
 }
 
+// Whether scores are kept as high and low (tiles/formats.hpp).
+inline bool splits_scores(const KernelArgs& args) { return args.q.dtype == DType::f16; }
+
 // Products of warps on tensor cores. Waits are those of one warp, where nothing else is in flight: sums of eight tiles
 // hide each other's products and the operands that follow.
 struct WarpProducts {
@@ -48,8 +51,8 @@ struct WarpProducts {
     }
 };
 
-// The primitives of WalkerOps, one by one, of all warps of a block. `exact`: the share of chunks with the products that
-// DeltaExactness adds; what it decides from the numbers of a chunk is not known here.
+// The primitives of WalkerOps, one by one, of all warps of a block. `split`: splits_scores; `exact`: the share of
+// chunks with the products that DeltaExactness adds; what it decides from the numbers of a chunk is not known here.
 template <int K>
 struct CountedWalkerOps {
     using T = float;
@@ -66,6 +69,7 @@ struct CountedWalkerOps {
     static constexpr double lower = 8 + 6 + 4 + 2;  // products of [16,64] and a lower triangular [64,64]
 
     WarpProducts products;
+    bool split;
     double exact;
 
     State right_state(State) const { return {}; }
@@ -80,7 +84,7 @@ struct CountedWalkerOps {
     void scale_value_rows(Tile, Tile, const float*) { products.access(tiles, 0); }
     void read_and_score(Tile, Decayed, State, Tile, Tile) {
         read_state(0);
-        products.add(2 * lower, lower / 2, 1);
+        products.add((split ? 3 : 2) * lower, split ? lower : lower / 2, split ? 2 : 1);
         products.access(2 * tiles, 0);
     }
     void decay_and_write(State, State, Decayed, Tile) {
@@ -108,11 +112,12 @@ KernelWork walk_chunk_work(const KernelArgs& args, double values, bool outputs, 
     using Ops = CountedWalkerOps<K>;
     const double C = tensor_chunk, columns = args.value_columns;
     TileCounter counter;
-    Ops ops{{counter, columns / 16}, exact};
+    Ops ops{{counter, columns / 16}, splits_scores(args), exact};
     const double key_rows = (outputs ? 2 : 1) + (args.undecayed_error ? 1 : 0);
     counter.work.input_bytes = key_rows * C * args.K * 2 + bytes_of(args.v, C * values);
-    counter.work.saved_bytes = prepared_bytes(outputs ? 3 : 2);
-    counter.work.tile_bytes = key_rows * C * K * 2 + C * 64 * 2 + prepared_bytes(outputs ? 3 : 2);
+    const double matrices = !outputs ? 2 : splits_scores(args) ? 4 : 3;
+    counter.work.saved_bytes = prepared_bytes(matrices);
+    counter.work.tile_bytes = key_rows * C * K * 2 + C * 64 * 2 + prepared_bytes(matrices);
     if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
     counter.barrier();
     ops.products.access(5, 2);  // what tells exactness, and the decay
@@ -209,7 +214,7 @@ BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t /*shared_limit
     work.tile_waits += 40 + heads * (4 + 15 + 6 + 9 + 2);
     work.tensor_flop += heads * 4 * (9 + 3 * (1.5 * 4 + 2 * 1.5)) * WarpProducts::flop_of_product;
     work.barriers += heads * 4;
-    work.saved_bytes = heads * prepared_bytes(args.prepared.overlap != nullptr ? 4 : 3);
+    work.saved_bytes = heads * prepared_bytes(args.prepared.scores_low != nullptr ? 4 : 3);
     return {{}, work};
 }
 

@@ -23,6 +23,7 @@ struct ChunkNumbers {
         energy = energies;
     }
     // By all warps: the energies of the channels.
+    template <class Format = Bf16>
     HEADRACE_DEVICE void add_up(Matrix<K> k) const {
         const int part = static_cast<int>(threadIdx.x) / (K / 2), c = static_cast<int>(threadIdx.x) % (K / 2) * 2;
         const int tokens = tensor_chunk / parts;
@@ -30,8 +31,8 @@ struct ChunkNumbers {
 #pragma unroll 8
         for (int i = part * tokens; i < (part + 1) * tokens; ++i) {
             const std::uint32_t pair = k.pair(i, c);
-            low = fmaf(low_half(pair), low_half(pair), low);
-            high = fmaf(high_half(pair), high_half(pair), high);
+            low = fmaf(Format::first(pair), Format::first(pair), low);
+            high = fmaf(Format::second(pair), Format::second(pair), high);
         }
         energy[part * K + c] = low;
         energy[part * K + c + 1] = high;

@@ -8,9 +8,9 @@
 
 namespace headrace::cuda {
 
-template <int K>
+template <int K, class Format>
 struct PrepareKernel {
-    using Ops = PrepareOps<K>;
+    using Ops = PrepareOps<K, Format>;
     static_assert(prepared_heads == block_warps);
 
     const KernelArgs& args;
@@ -120,7 +120,7 @@ struct PrepareKernel {
     HEADRACE_DEVICE void solve(int head, std::int64_t place) {
         ops.decays = decays_of(head);
         typename Ops::Tile P{{args.prepared.scores + place * matrix_size}, {}, {}};
-        if (for_gradients()) P.low.data = args.prepared.scores_low + place * matrix_size;
+        if (Format::splits_scores || for_gradients()) P.low.data = args.prepared.scores_low + place * matrix_size;
         const typename Ops::Tile l{{}, n, {}};
         const algorithms::ChunkInputs<Ops> in{
             {}, {}, {}, {}, beta + head * tensor_chunk, static_cast<float>(args.scale), args.undecayed_error};
@@ -139,10 +139,10 @@ struct PrepareKernel {
     HEADRACE_DEVICE void weigh_rows() const {
 #pragma unroll 1
         for (int i = 8 * warp() + lane() / 4; i < tensor_chunk; i += 8 * block_warps) {
-            const float k_k = dot_of_rows(k, k, i);
-            const float e_e = args.undecayed_error ? dot_of_rows(e, e, i) : k_k;
-            const float k_e = args.undecayed_error ? dot_of_rows(k, e, i) : k_k;
-            const float q_q = args.l2norm ? dot_of_rows(q, q, i) : 1.0f;
+            const float k_k = dot_of_rows<Format>(k, k, i);
+            const float e_e = args.undecayed_error ? dot_of_rows<Format>(e, e, i) : k_k;
+            const float k_e = args.undecayed_error ? dot_of_rows<Format>(k, e, i) : k_k;
+            const float q_q = args.l2norm ? dot_of_rows<Format>(q, q, i) : 1.0f;
             const float of_k = args.l2norm ? inverse_norm(k_k) : 1.0f, of_e = args.l2norm ? inverse_norm(e_e) : 1.0f;
             if (lane() % 4 == 0) {
                 q_norm[i] = args.l2norm ? inverse_norm(q_q) : 1.0f, k_norm[i] = of_k;
@@ -153,7 +153,7 @@ struct PrepareKernel {
             }
         }
         ptx::sync_warp();
-        numbers.add_up(k);
+        numbers.template add_up<Format>(k);
     }
     HEADRACE_DEVICE static void eight(float (&to)[8], const float* from) {
         const float4 x = reinterpret_cast<const float4*>(from)[0], y = reinterpret_cast<const float4*>(from)[1];

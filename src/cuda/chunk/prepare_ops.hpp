@@ -53,7 +53,7 @@ HEADRACE_DEVICE void each_pair(LowerBlock block, F f) {
     }
 }
 
-template <int K>
+template <int K, class Format>
 struct PrepareOps {
     using T = float;
     struct Rows {};  // of which only products are left
@@ -88,8 +88,8 @@ struct PrepareOps {
                 load_b_transposed(right, k, d, at.column);
 #pragma unroll
                 for (int tile = 0; tile < 2; ++tile) {
-                    ptx::multiply_bf16(q_k[turn][tile], left_q, {right[2 * tile], right[2 * tile + 1]});
-                    ptx::multiply_bf16(e_k[turn][tile], left_e, {right[2 * tile], right[2 * tile + 1]});
+                    Format::multiply(q_k[turn][tile], left_q, {right[2 * tile], right[2 * tile + 1]});
+                    Format::multiply(e_k[turn][tile], left_e, {right[2 * tile], right[2 * tile + 1]});
                 }
             });
         }

@@ -34,6 +34,13 @@ inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64
     return to;
 }
 
+// Of scores in 16 bits.
+inline void take_scores_low(const Problem& problem, Carver& carver, std::int64_t rows, Prepared& to) {
+    constexpr std::int64_t C = tensor_chunk;
+    to.scores_low =
+        static_cast<std::uint16_t*>(carver.take("prepared scores, low", DType::bf16, {rows * problem.HV, C, C}));
+}
+
 class PreparingImplementation : public CudaImplementation {
   protected:
     static ChannelKernels channel(const Problem& problem) {

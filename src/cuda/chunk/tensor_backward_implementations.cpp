@@ -65,8 +65,7 @@ class TensorBackward : public PreparingImplementation {
         KernelArgs args = make_args(problem, carver, chunks);
         args.value_columns = values_of_block(problem);
         args.prepared = take_prepared(problem, carver, chunks);
-        args.prepared.scores_low = static_cast<std::uint16_t*>(
-            carver.take("prepared scores, low", DType::bf16, {places, tensor_chunk, tensor_chunk}));
+        take_scores_low(problem, carver, chunks, args.prepared);
         if (args.delta)
             args.prepared.overlap = static_cast<float*>(carver.take("prepared overlap", DType::f32, {places}));
         if (!wants_gradients(problem)) return args;
@@ -88,7 +87,7 @@ class TensorBackward : public PreparingImplementation {
     static std::vector<Launch> prepare(const Problem& problem, const KernelArgs& args) {
         const std::int64_t blocks = args.sums * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
         const Steps once{1, static_cast<double>(blocks)};
-        return {{tensor_kernels<true>(problem.K).prepare, args, blocks, launched_threads, once}};
+        return {{tensor_kernels<true>(problem.K, problem.dtype).prepare, args, blocks, launched_threads, once}};
     }
     static TensorBackwardKernels of(const Problem& problem) {
         const bool delta = problem.rule == Rule::delta;

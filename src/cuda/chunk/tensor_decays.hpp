@@ -21,7 +21,7 @@ HEADRACE_DEVICE float inverse_norm(float square) {
 }
 
 // Of rows i, the same in each of the four lanes that share it.
-template <int K>
+template <class Format = Bf16, int K>
 HEADRACE_DEVICE float dot_of_rows(Matrix<K> a, Matrix<K> b, int i) {
     const int first = ptx::not_before(lane()) % 4 * 8;
     float sum = 0;
@@ -32,7 +32,8 @@ HEADRACE_DEVICE float dot_of_rows(Matrix<K> a, Matrix<K> b, int i) {
         const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
         for (int pair = 0; pair < 4; ++pair)
-            sum = fmaf(low_half(xs[pair]), low_half(ys[pair]), fmaf(high_half(xs[pair]), high_half(ys[pair]), sum));
+            sum = fmaf(Format::first(xs[pair]), Format::first(ys[pair]),
+                       fmaf(Format::second(xs[pair]), Format::second(ys[pair]), sum));
     }
     sum += ptx::shuffle_xor(sum, 1);
     return sum + ptx::shuffle_xor(sum, 2);

@@ -1,4 +1,4 @@
-// The chunk form on tensor cores, for bf16 tensors: the walk with its products in bf16 and sums in fp32.
+// The chunk form on tensor cores, for tensors of 16 bits: the walk with its products in 16 bits and sums in fp32.
 #include <algorithm>
 #include <utility>
 
@@ -17,12 +17,14 @@ class Tensor : public PreparingImplementation {
     std::string refusal(const Problem& problem, const Machine&) const override {
         const bool delta = problem.rule == Rule::delta, backward = direction_ == Direction::backward;
         if (std::string reason = chunk_refusal(problem); !reason.empty()) return reason;
-        if (problem.dtype != DType::bf16) return "the tensor cores' products are in bf16";
+        if (problem.dtype != DType::bf16 && problem.dtype != DType::f16)
+            return "the tensor cores' products are in 16 bits";
+        if (problem.dtype == DType::f16 && problem.channel_gate) return "under channel gates serves bf16 tensors";
         if (problem.options.allow_positive_gates) return "takes no positive gates";
         if (problem.K > 128 || (backward && problem.V > 128))
             return backward ? "takes up to 128 key and value channels" : "takes up to 128 key channels";
         if (problem.K < (delta ? 64 : 32) || problem.V < 32 || problem.whole.longest < 32)
-            return "fewer than 32 tokens, values or key channels, 64 of the delta rule, are too few to average bf16 "
+            return "fewer than 32 tokens, values or key channels, 64 of the delta rule, are too few to average "
                    "roundings";
         if (std::string reason = backward ? backward_refusal(problem) : ""; !reason.empty()) return reason;
         KernelArgs args{};
@@ -51,6 +53,7 @@ class Tensor : public PreparingImplementation {
         args.value_columns = value_columns(problem);
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
         if (args.delta || problem.channel_gate) args.prepared = take_prepared(problem, carver, chunks);
+        if (args.delta && problem.dtype == DType::f16) take_scores_low(problem, carver, chunks, args.prepared);
         const int tokens = args.segments.tokens = segment_tokens(problem);
         if (tokens == 0) return args;
         const std::int64_t slots = parts_of(problem, tokens);
@@ -70,7 +73,8 @@ class Tensor : public PreparingImplementation {
 
   private:
     static TensorKernels tensor(const Problem& problem, std::int64_t K) {
-        return problem.rule == Rule::delta ? tensor_kernels<true>(K) : tensor_kernels<false>(K);
+        return problem.rule == Rule::delta ? tensor_kernels<true>(K, problem.dtype)
+                                           : tensor_kernels<false>(K, problem.dtype);
     }
     static int stages_of(const Problem& problem, const Kernel& kernel, KernelArgs args) {
         args.stages = 2;
@@ -141,15 +145,15 @@ class Tensor : public PreparingImplementation {
         const Gradients& grads = problem.grads;
         if (problem.rule == Rule::delta) return "has no backward of the delta rule";
         for (const TensorView* view : {&grads.d_q, &grads.d_k, &grads.d_v})
-            if (view->given() && view->dtype != DType::bf16) return "stores d_q, d_k and d_v in bf16";
+            if (view->given() && view->dtype != problem.dtype) return "stores d_q, d_k and d_v in the type of q";
         const bool gates =
             grads.d_g.given() || grads.d_g_gamma.given() || grads.d_A_log.given() || grads.d_dt_bias.given();
         if (gates && problem.whole.sequences * problem.whole.heads * problem.group < 8)
-            return "gate gradients of fewer than 8 heads and sequences rest on too few sums to average bf16 roundings";
+            return "gate gradients of fewer than 8 heads and sequences rest on too few sums to average roundings";
         if (problem.group > 1) return "has no gradients of keys that value heads share";
         if (problem.options.qk_l2norm) return "has no gradients through l2norm";
         if (!problem.d_out.d_o.given())
-            return "a gradient through the final state alone may rest on too few tokens to average bf16 roundings";
+            return "a gradient through the final state alone may rest on too few tokens to average roundings";
         return {};
     }
 
@@ -218,7 +222,8 @@ class Tensor : public PreparingImplementation {
         to.leaving = take("gate terms leaving", to.tokens, 1);
         to.inside = take("gate terms inside", to.tokens, 1);
         to.crossing = take("gate terms crossing", chunks, 1);
-        to.state_dtype = problem.state_dtype == DType::f32 ? DType::f32 : DType::bf16;
+        const bool wide = problem.state_dtype == DType::f32 || problem.dtype == DType::f16;
+        to.state_dtype = wide ? DType::f32 : DType::bf16;
         to.states = static_cast<char*>(
             carver.take("saved states", to.state_dtype, {blocks, chunks, HV, rows, std::int64_t{tensor_values}}));
     }

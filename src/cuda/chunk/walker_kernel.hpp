@@ -9,9 +9,9 @@
 namespace headrace::cuda {
 
 // The delta rule with a scalar gate.
-template <int K>
+template <int K, class Format>
 struct WalkerKernel {
-    using Ops = WalkerOps<K>;
+    using Ops = WalkerOps<K, Format>;
     static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk;
     // Numbers of a chunk in a stage: factors, the decay, what tells exactness; up to a multiple of a matrix's row.
     static constexpr int decay_at = 4 * tensor_chunk, numbers_at = decay_at + 4, stage_numbers = 5 * tensor_chunk;
@@ -19,8 +19,8 @@ struct WalkerKernel {
     // What has arrived of a chunk.
     struct Stage {
         Matrix<K> q, k, e;
-        Matrix<64> v, scores;
-        SplitMatrix solve;
+        Matrix<64> v;
+        SplitMatrix scores, solve;  // scores.low of f16
         float* numbers;
     };
 
@@ -41,8 +41,9 @@ struct WalkerKernel {
 
     __host__ __device__ WalkerKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
         const std::size_t column = 2 * tensor_chunk, of_outputs = args.o.given ? 1 : 0,
-                          of_keys = (args.undecayed_error ? 2 : 1) + of_outputs;
-        stage_bytes = column * (of_keys * K + (3 + of_outputs) * 64) + 4 * stage_numbers;
+                          of_keys = (args.undecayed_error ? 2 : 1) + of_outputs,
+                          of_scores = Format::splits_scores ? 2 * of_outputs : of_outputs;
+        stage_bytes = column * (of_keys * K + (3 + of_scores) * 64) + 4 * stage_numbers;
         first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
         patch.matrix = Matrix<64>::take(arena, args.value_columns);
         rows = arena.take<Rows>(1);
@@ -120,7 +121,8 @@ struct WalkerKernel {
         const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, {}, true}; };
         const algorithms::ChunkInputs<Ops> in{
             {stage.q}, {stage.k}, {stage.e}, tile(stage.v), factors + 3 * tensor_chunk, 1.0f, args.undecayed_error};
-        const algorithms::ForwardTiles<Ops> tiles{tile(stage.scores), {}, {{}, stage.solve, {}, true}, {}, {}};
+        const algorithms::ForwardTiles<Ops> tiles{
+            {stage.scores.high, stage.scores, {}, true}, {}, {{}, stage.solve, {}, true}, {}, {}};
         algorithms::chunk_states<true>(ops, in, tiles, {}, {}, {{}, {}, patch, outputs});
     }
 
@@ -136,7 +138,8 @@ struct WalkerKernel {
         stage.k.data = take(K);
         stage.e.data = args.undecayed_error ? take(K) : stage.k.data;
         stage.q.data = args.o.given ? take(K) : stage.k.data;
-        stage.scores.data = args.o.given ? take(64) : stage.k.data;
+        stage.scores.high.data = args.o.given ? take(64) : stage.k.data;
+        if (Format::splits_scores) stage.scores.low.data = args.o.given ? take(64) : stage.k.data;
         stage.v.data = take(64);
         stage.solve.high.data = take(64), stage.solve.low.data = take(64);
         stage.numbers = reinterpret_cast<float*>(at);
@@ -172,8 +175,15 @@ struct WalkerKernel {
         copy_rows(stage.v, rows->v.from(first), length, tensor_chunk, values, args.value_columns);
         const LowerCopy high{stage.solve.high, args.prepared.solve_high + place * matrix_size},
             low{stage.solve.low, args.prepared.solve_low + place * matrix_size},
-            scores{stage.scores, args.prepared.scores + place * matrix_size};
-        outputs ? copy_lower(high, low, scores) : copy_lower(high, low);
+            scores{stage.scores.high, args.prepared.scores + place * matrix_size};
+        if (!outputs) {
+            copy_lower(high, low);
+        } else if constexpr (Format::splits_scores) {
+            copy_lower(high, low, scores,
+                       LowerCopy{stage.scores.low, args.prepared.scores_low + place * matrix_size});
+        } else {
+            copy_lower(high, low, scores);
+        }
         if (outputs) copy_rows(stage.q, rows->q.from(first), length, tensor_chunk, args.K);
         copy_numbers(stage.numbers, args.prepared, place);
         ptx::end_copies();

@@ -17,6 +17,7 @@ struct OutputPatch {
     Matrix<64> matrix;  // [16,64]
 
     HEADRACE_DEVICE static int row(int value) { return value ^ (value / 8 * 2); }
+    template <class Format = Bf16>
     HEADRACE_DEVICE void store(const TokenSums& sums) const {
         const LanePlace at;
 #pragma unroll
@@ -24,7 +25,7 @@ struct OutputPatch {
 #pragma unroll
             for (int half = 0; half < 2; ++half)
                 matrix.pair(row(at.row + 8 * half), 8 * tile + at.column) =
-                    ptx::round_to_bf16(sums[tile][2 * half], sums[tile][2 * half + 1]);
+                    Format::round(sums[tile][2 * half], sums[tile][2 * half + 1]);
         }
     }
     // Values [4 t, 4 t + 4), t = lane % 4, of tokens 16 step + g and 16 step + 8 + g, g = lane / 4: registers 0 and 1,
@@ -36,7 +37,7 @@ struct OutputPatch {
     }
 };
 
-template <int K>
+template <int K, class Format>
 struct WalkerOps {
     using T = float;
     struct Rows {
@@ -75,12 +76,12 @@ struct WalkerOps {
     HEADRACE_DEVICE void add_read(Tile, Tile v, Decayed x, State) {
         clear(values);
         if (exact_reads) {
-            cuda::add_read<Left::both, K>(values, state, x.x.matrix);
+            cuda::add_read<Left::both, K, Format>(values, state, x.x.matrix);
         } else {
-            cuda::add_read<Left::high, K>(values, state, x.x.matrix);
+            cuda::add_read<Left::high, K, Format>(values, state, x.x.matrix);
         }
         scale_tokens(values, x.factors);
-        add_transposed(values, v.matrix, first_value());
+        add_transposed<Format>(values, v.matrix, first_value());
     }
     // values <- solver values
     HEADRACE_DEVICE void solve(Tile, Tile solver) {
@@ -95,20 +96,25 @@ struct WalkerOps {
     // Nothing follows from an output's own roundings, so that the state's upper halves do.
     HEADRACE_DEVICE void read_and_score(Tile o, Decayed x, State, Tile P, Tile) const {
         TokenSums sums = {};
-        cuda::add_read<Left::high, K>(sums, state, x.x.matrix);
+        cuda::add_read<Left::high, K, Format>(sums, state, x.x.matrix);
         scale_tokens(sums, x.factors);
-        add_lower_transposed<Left::both>(
-            sums, [&](int step) { return left_operand(values, step); }, P.matrix);
-        o.patch.store(sums);
+        const auto d = [&](int step) { return left_operand(values, step); };
+        if constexpr (Format::splits_scores) {
+            add_lower_transposed(sums, d, P.split);
+        } else {
+            add_lower_transposed<Left::both>(sums, d, P.matrix);
+        }
+        o.patch.template store<Format>(sums);
     }
     HEADRACE_DEVICE void decay_and_write(State, State, Decayed x, Tile) {
         scale_tokens(values, x.factors);
-        const auto written = [&](int step) { return left_operand(values, step); };
+        const auto factors = Format::RowFactors::of(values);
+        const auto written = [&](int step) { return left_operand<Format>(values, step, factors); };
         const auto of_all = [&](int, int) { return decay; };
         if (exact_writes) {
-            decay_and_add<Left::both, K>(state, written, x.x.matrix, of_all);
+            decay_and_add<Left::both, K, Format>(state, written, x.x.matrix, of_all, factors);
         } else {
-            decay_and_add<Left::high, K>(state, written, x.x.matrix, of_all);
+            decay_and_add<Left::high, K, Format>(state, written, x.x.matrix, of_all, factors);
         }
     }
 };

@@ -52,9 +52,9 @@ BlockWork walk_forward_work(const KernelArgs& args, std::size_t shared_limit);
 template <class T, bool delta, bool channel_gate>
 BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit);
 
-// The chunk form on tensor cores: bf16 tensors, a scalar gate, up to 128 key channels. A block walks the chunks of a
-// sequence, or of a segment (Segments), of a head and some of its values: of the delta rule args.value_columns, 64 or
-// 32, with a thread for every half; of the additive one 64, with tensor_threads.
+// The chunk form on tensor cores: tensors of 16 bits, a scalar gate, up to 128 key channels. A block walks the chunks
+// of a sequence, or of a segment (Segments), of a head and some of its values: of the delta rule args.value_columns, 64
+// or 32, with a thread for every half; of the additive one 64, with tensor_threads.
 inline constexpr int tensor_chunk = 64, tensor_threads = 256, tensor_values = 64;
 // prepare: a block of launched_threads has a chunk of so many value heads of a key head.
 inline constexpr int prepared_heads = 4;
@@ -69,11 +69,11 @@ struct TensorKernels {
         join;                // from what leaves segments to what enters them
 };
 template <bool delta>
-TensorKernels tensor_kernels(std::int64_t K);
+TensorKernels tensor_kernels(std::int64_t K, DType dtype);
 template <>
-TensorKernels tensor_kernels<false>(std::int64_t K);
+TensorKernels tensor_kernels<false>(std::int64_t K, DType dtype);
 template <>
-TensorKernels tensor_kernels<true>(std::int64_t K);
+TensorKernels tensor_kernels<true>(std::int64_t K, DType dtype);
 template <int K>
 BlockWork tensor_forward_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K>

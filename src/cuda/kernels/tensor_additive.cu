@@ -4,11 +4,11 @@
 namespace headrace::cuda {
 namespace {
 
-template <int K>
+template <int K, class Format>
 TensorKernels additive_kernels() {
     static_assert(tensor_threads == 2 * block_threads);
-    using Block = AdditiveKernel<K, false>;
-    using WithTerms = AdditiveKernel<K, true>;
+    using Block = AdditiveKernel<K, false, Format>;
+    using WithTerms = AdditiveKernel<K, true, Format>;
     TensorKernels kernels{};
     kernels.forward = {"tensor_forward", reinterpret_cast<const void*>(&tensor_forward<Block>),
                        registers_allowed(tensor_threads, 1), &shared_memory_of<Block>, &tensor_forward_work<K>};
@@ -28,8 +28,9 @@ TensorKernels additive_kernels() {
 }  // namespace
 
 template <>
-TensorKernels tensor_kernels<false>(std::int64_t K) {
-    return K <= 64 ? additive_kernels<64>() : additive_kernels<128>();
+TensorKernels tensor_kernels<false>(std::int64_t K, DType dtype) {
+    if (dtype == DType::f16) return K <= 64 ? additive_kernels<64, F16>() : additive_kernels<128, F16>();
+    return K <= 64 ? additive_kernels<64, Bf16>() : additive_kernels<128, Bf16>();
 }
 
 }  // namespace headrace::cuda

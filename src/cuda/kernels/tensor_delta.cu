@@ -4,10 +4,10 @@
 namespace headrace::cuda {
 namespace {
 
-template <int K>
+template <int K, class Format>
 TensorKernels delta_kernels() {
-    using Chunk = PrepareKernel<K>;
-    using Block = WalkerKernel<K>;
+    using Chunk = PrepareKernel<K, Format>;
+    using Block = WalkerKernel<K, Format>;
     TensorKernels kernels{};
     kernels.prepare = {"tensor_prepare", reinterpret_cast<const void*>(&tensor_prepare<Chunk>),
                        registers_allowed(block_threads, prepare_blocks), &shared_memory_of<Chunk>,
@@ -25,8 +25,9 @@ TensorKernels delta_kernels() {
 }  // namespace
 
 template <>
-TensorKernels tensor_kernels<true>(std::int64_t K) {
-    return K <= 64 ? delta_kernels<64>() : delta_kernels<128>();
+TensorKernels tensor_kernels<true>(std::int64_t K, DType dtype) {
+    if (dtype == DType::f16) return K <= 64 ? delta_kernels<64, F16>() : delta_kernels<128, F16>();
+    return K <= 64 ? delta_kernels<64, Bf16>() : delta_kernels<128, Bf16>();
 }
 
 }  // namespace headrace::cuda

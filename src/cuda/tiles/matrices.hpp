@@ -1,11 +1,11 @@
-// matrices: bf16 matrices in shared memory and their products on tensor cores.
+// matrices: matrices of 16 bits in shared memory and their products on tensor cores.
 //
 // A warp computes 16 rows of a product at a time, in accumulators of 16 x 8 (ptx.hpp): with g = lane / 4, t = lane % 4
 // a lane holds elements (g, 2t), (g, 2t + 1), (g + 8, 2t) and (g + 8, 2t + 1) of each. What must be finer than bf16 is
 // the sum of two of them, high and low: 16 bits.
 #pragma once
 
-#include "cuda/tiles/tile_ops.hpp"
+#include "cuda/tiles/formats.hpp"
 
 namespace headrace::cuda {
 
@@ -32,16 +32,14 @@ struct Matrix {
     HEADRACE_DEVICE static int place(int i, int j) { return i * columns + ((j / 8) ^ (i % 8)) * 8 + j % 8; }
 };
 
-HEADRACE_DEVICE float low_half(std::uint32_t pair) { return __uint_as_float(pair << 16); }
-HEADRACE_DEVICE float high_half(std::uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-
-// Two numbers as sums of two bf16.
+// Two numbers as sums of two of 16 bits.
 struct SplitPair {
     std::uint32_t high, low;
 };
+template <class Format = Bf16>
 HEADRACE_DEVICE SplitPair split_pair(float x, float y) {
-    const std::uint32_t high = ptx::round_to_bf16(x, y);
-    return {high, ptx::round_to_bf16(x - low_half(high), y - high_half(high))};
+    const std::uint32_t high = Format::round(x, y);
+    return {high, Format::round(x - Format::first(high), y - Format::second(high))};
 }
 
 // Where the accumulators of a lane lie in their 16 x 8: rows first and first + 8, columns `column` and the next.
@@ -92,8 +90,9 @@ HEADRACE_DEVICE void add_product(float (&sums)[tiles][4], int begin, int end, A 
 
 struct SplitA {
     std::uint32_t high[4], low[4];
+    template <class Format = Bf16>
     HEADRACE_DEVICE void set(int place, float x, float y) {
-        const SplitPair both = split_pair(x, y);
+        const SplitPair both = split_pair<Format>(x, y);
         high[place] = both.high, low[place] = both.low;
     }
 };

@@ -55,9 +55,17 @@ struct OperandAt {
 
 // Left operands of 16 columns from 16 step on.
 
-template <int tiles>
-HEADRACE_DEVICE SplitA left_operand(const float (&sums)[tiles][4], int step) {
-    return split_a(sums[2 * step], sums[2 * step + 1]);
+template <class Format = Bf16, int tiles>
+HEADRACE_DEVICE SplitA left_operand(const float (&sums)[tiles][4], int step,
+                                    const typename Format::RowFactors& rows = {}) {
+    SplitA a;
+#pragma unroll
+    for (int place = 0; place < 4; ++place) {
+        const int half = place % 2;
+        const float(&tile)[4] = sums[2 * step + place / 2];
+        a.set<Format>(place, rows.scaled(tile[2 * half], half), rows.scaled(tile[2 * half + 1], half));
+    }
+    return a;
 }
 // Of m^T, m [64 tokens, 64 values]: Left::high.
 HEADRACE_DEVICE SplitA left_operand(Matrix<64> m, int first_value, int step) {
@@ -65,8 +73,18 @@ HEADRACE_DEVICE SplitA left_operand(Matrix<64> m, int first_value, int step) {
     ptx::load_matrix_transposed(a.high, OperandAt<64>::across(m).at(16 * step, first_value));
     return a;
 }
+// The same of f16 rows as bf16 high and low, which are exact.
+template <class Format>
+HEADRACE_DEVICE SplitA split_operand(Matrix<64> m, int first_value, int step) {
+    SplitA a = left_operand(m, first_value, step);
+#pragma unroll
+    for (int place = 0; place < 4; ++place)
+        a.set(place, Format::first(a.high[place]), Format::second(a.high[place]));
+    return a;
+}
 
 // sums += m^T, m [64 tokens, 64 values], of the values from first_value on.
+template <class Format = Bf16>
 HEADRACE_DEVICE void add_transposed(TokenSums& sums, Matrix<64> m, int first_value) {
 #pragma unroll
     for (int step = 0; step < token_steps; ++step) {
@@ -74,8 +92,8 @@ HEADRACE_DEVICE void add_transposed(TokenSums& sums, Matrix<64> m, int first_val
 #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
             float(&tile)[4] = sums[2 * step + pair / 2];
-            tile[pair % 2 * 2] += low_half(a.high[pair]);
-            tile[pair % 2 * 2 + 1] += high_half(a.high[pair]);
+            tile[pair % 2 * 2] += Format::first(a.high[pair]);
+            tile[pair % 2 * 2 + 1] += Format::second(a.high[pair]);
         }
     }
 }
@@ -83,7 +101,7 @@ HEADRACE_DEVICE void add_transposed(TokenSums& sums, Matrix<64> m, int first_val
 // ---- products ----
 
 // Tiles [first, end) of sums += a b, both even; b(registers, column) loads right operands of two tiles.
-template <Left left, int tiles, class B>
+template <Left left, class Format = Bf16, int tiles, class B>
 HEADRACE_DEVICE void multiply_tiles(float (&sums)[tiles][4], const SplitA& a, int first, int end, B load_right) {
     std::uint32_t b[tiles / 2][4];
 #pragma unroll
@@ -94,20 +112,22 @@ HEADRACE_DEVICE void multiply_tiles(float (&sums)[tiles][4], const SplitA& a, in
 #pragma unroll
         for (int pair = 0; pair < tiles / 2; ++pair) {
             if (2 * pair < first || 2 * pair >= end) continue;
-            ptx::multiply_bf16(sums[2 * pair], half == 0 ? a.low : a.high, {b[pair][0], b[pair][1]});
-            ptx::multiply_bf16(sums[2 * pair + 1], half == 0 ? a.low : a.high, {b[pair][2], b[pair][3]});
+            Format::multiply(sums[2 * pair], half == 0 ? a.low : a.high, {b[pair][0], b[pair][1]});
+            Format::multiply(sums[2 * pair + 1], half == 0 ? a.low : a.high, {b[pair][2], b[pair][3]});
         }
     }
 }
 
-// sums += S^T rows^T, rows [64,K]
-template <Left left, int K>
+// sums += S^T rows^T, rows [64,K]; of f16 there must be none before.
+template <Left left, int K, class Format = Bf16>
 HEADRACE_DEVICE void add_read(TokenSums& sums, const float (&state)[K / 8][4], Matrix<K> rows) {
     const auto from = OperandAt<K>::across(rows);
+    const auto factors = Format::RowFactors::of(state);
 #pragma unroll
     for (int d = 0; d < K; d += 16)
-        multiply_tiles<left>(sums, left_operand(state, d / 16), 0, token_tiles,
-                             [&](auto& b, int j) { ptx::load_matrix(b, from.at(j, d)); });
+        multiply_tiles<left, Format>(sums, left_operand<Format>(state, d / 16, factors), 0, token_tiles,
+                                     [&](auto& b, int j) { ptx::load_matrix(b, from.at(j, d)); });
+    factors.take_back(sums);
 }
 
 // S^T = decay S^T + what add(sums, first) adds to 8 tiles from `first` on; decay(tile, odd) gives the SplitDecay of
@@ -132,20 +152,22 @@ HEADRACE_DEVICE void decay_and_add_sums(float (&state)[K / 8][4], Add add, Decay
     }
 }
 // sums += 8 tiles of a rows from `first` on, at a step of the depth; `from` of rows [64,K].
-template <Left left, int K>
+template <Left left, class Format = Bf16, int K>
 HEADRACE_DEVICE void add_written(float (&sums)[8][4], const SplitA& a, const OperandAt<K>& from, int step, int first) {
-    multiply_tiles<left>(sums, a, 0, 8,
-                         [&](auto& b, int c) { ptx::load_matrix_transposed(b, from.at(16 * step, 8 * first + c)); });
+    multiply_tiles<left, Format>(
+        sums, a, 0, 8, [&](auto& b, int c) { ptx::load_matrix_transposed(b, from.at(16 * step, 8 * first + c)); });
 }
-// S^T = decay S^T + a rows, rows [64,K]; a(step) gives left operands.
-template <Left left, int K, class A, class Decay>
-HEADRACE_DEVICE void decay_and_add(float (&state)[K / 8][4], A a, Matrix<K> rows, Decay decay) {
+// S^T = decay S^T + a rows, rows [64,K]; a(step) gives left operands, of rows that were multiplied by `factors`.
+template <Left left, int K, class Format = Bf16, class A, class Decay>
+HEADRACE_DEVICE void decay_and_add(float (&state)[K / 8][4], A a, Matrix<K> rows, Decay decay,
+                                   const typename Format::RowFactors& factors = {}) {
     const auto from = OperandAt<K>::down(rows);
     decay_and_add_sums<K>(
         state,
         [&](float(&sums)[8][4], int first) {
 #pragma unroll
-            for (int step = 0; step < token_steps; ++step) add_written<left>(sums, a(step), from, step, first);
+            for (int step = 0; step < token_steps; ++step) add_written<left, Format>(sums, a(step), from, step, first);
+            factors.take_back(sums);
         },
         decay);
 }

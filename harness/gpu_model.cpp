@@ -12,6 +12,7 @@ constexpr double reserved_shared = 1024;  // of a block: CUDA C++ Programming Gu
 constexpr int registers = 65536, most_threads = 2048, most_blocks = 32;  // of a multiprocessor, ibid.
 constexpr double tensor_cores = 4;                                       // of a multiprocessor, ibid.
 constexpr double bytes_of_cycle = 128;  // that a multiprocessor's load/store units move: 32 banks of 4 bytes
+constexpr double schedulers = 4;        // of a multiprocessor, each issues an instruction of a warp in a cycle, ibid.
 
 // Sources. Shared memory: CUDA C++ Programming Guide. Multiprocessors, clock and peaks (dense): NVIDIA's papers on H100
 // and A100, the H200's data sheet. Of the H200 bandwidth and matrix_flop are measured figures: 4.3 of 4.8 TB/s, 790 of
@@ -30,6 +31,13 @@ const std::vector<Gpu> all = {
 };
 
 double up(double count, double size) { return std::ceil(count / size); }
+
+// Of warps: as measured, at least what is counted: products, multiply-adds, accesses of 16 bytes a lane.
+double instructions(const KernelWork& work) {
+    constexpr double flop_of_product = 4096, flop_of_fma = 64, most_bytes = 512;
+    return std::max(work.issued, work.tensor_flop / flop_of_product + work.fma_flop / flop_of_fma +
+                                     work.tile_bytes / most_bytes);
+}
 
 }  // namespace
 
@@ -57,9 +65,10 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
     const double tile_bytes = bytes_of_cycle * gpu.clock * processors;
 
     // A block waits for what it loads and at its barriers, and shares the multiprocessor with others. A warp's products
-    // go to one of the multiprocessor's tensor cores, one after another.
-    const double beside = std::min<double>(time.at_once, up(blocks, processors)), warps = launch.threads / 32.0,
-                 tensor_core = gpu.tensor_flop / processors / tensor_cores;
+    // go to one of the multiprocessor's tensor cores, one after another, its instructions to one of the schedulers,
+    // which have as many warps as each other, or one more.
+    const double warps = launch.threads / 32.0, tensor_core = gpu.tensor_flop / processors / tensor_cores;
+    const auto beside_of = [&](double of_wave) { return std::min<double>(time.at_once, up(of_wave, processors)); };
     const auto waits = [&](const KernelWork& work) -> std::vector<Floor> {
         return {{"products", work.tensor_flop / warps / tensor_core},
                 {"tiles", work.tile_waits * gpu.tile_latency / gpu.clock},
@@ -67,19 +76,26 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
                 {"tensors", work.memory_waits * gpu.memory_latency / gpu.clock},
                 {"barriers", work.barriers * gpu.barrier / gpu.clock}};
     };
-    const auto units = [&](const KernelWork& work) {
-        return processors * beside *
-               std::max({work.tensor_flop / gpu.tensor_flop, work.fma_flop / fma_flop, work.tile_bytes / tile_bytes});
+    const auto units = [&](const KernelWork& work, double beside) {
+        const double issued = up(beside * warps, schedulers) * instructions(work) / warps / gpu.clock,
+                     shared = std::max({work.tensor_flop / gpu.tensor_flop, work.fma_flop / fma_flop,
+                                        work.tile_bytes / tile_bytes});
+        return std::max(processors * beside * shared, issued);
     };
-    const auto seconds_of = [&](const KernelWork& work) {
+    const auto seconds_of = [&](const KernelWork& work, double beside) {
         double waited = 0;
         for (const Floor& wait : waits(work)) waited += wait.seconds;
-        return std::max(waited, units(work));
+        return std::max(waited, units(work, beside));
+    };
+    const auto wave = [&](double beside) {
+        return seconds_of(launch.block, beside) + static_cast<double>(launch.steps) * seconds_of(launch.step, beside);
     };
     time.waits = waits(launch.step);
-    time.units = units(launch.step);
-    time.step = seconds_of(launch.step);
-    const double chain = time.waves * (seconds_of(launch.block) + static_cast<double>(launch.steps) * time.step);
+    time.units = units(launch.step, beside_of(blocks));
+    time.step = seconds_of(launch.step, beside_of(blocks));
+    const double before = std::max(0.0, time.waves - 1);
+    const double chain =
+        before * wave(time.at_once) + wave(beside_of(blocks - before * processors * time.at_once));
 
     const KernelWork total = launch.total();
     const double moved = total.input_bytes + total.output_bytes + total.saved_bytes + total.spill_bytes;
@@ -90,6 +106,7 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
                    {"tensor cores", total.tensor_flop / gpu.tensor_flop},
                    {"multiply-adds", total.fma_flop / fma_flop},
                    {"tiles", total.tile_bytes / tile_bytes},
+                   {"issue", instructions(total) / schedulers / gpu.clock / processors},
                    {"chain", chain}};
     time.limit = *std::max_element(time.floors.begin(), time.floors.end(),
                                    [](const Floor& a, const Floor& b) { return a.seconds < b.seconds; });

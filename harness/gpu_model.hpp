@@ -1,6 +1,6 @@
 // gpu_model: how long the launches of a plan would take at least on a GPU, from the work of their blocks and the rates
-// of the GPU. A model, not a measurement: no launch of this library has been timed on a GPU yet. It leaves out address
-// arithmetic, elementwise work and how well the blocks of a multiprocessor overlap.
+// of the GPU. A model, not a measurement: no launch of this library has been timed on a GPU yet. It leaves out what
+// ptxas makes of the instructions and how well the blocks of a multiprocessor overlap.
 #pragma once
 
 #include <string>
@@ -44,7 +44,7 @@ struct Floor {
 // The modelled time is the largest of the floors, and the launch.
 struct LaunchTime {
     int at_once = 0;   // blocks on a multiprocessor
-    double waves = 0;  // of blocks, whole
+    double waves = 0;  // of blocks, whole; the last may have few
     // Seconds of a step: the sum of its waits, or what its work takes of the multiprocessor's units beside the others'.
     double step = 0, units = 0;
     std::vector<Floor> waits;  // for tiles, tiles in the workspace, tensors, barriers

@@ -28,6 +28,7 @@ struct KernelWork {
     double tile_waits = 0;    // times that a warp waits for what it has just loaded: from a tile in shared memory,
     double spill_waits = 0;   // from one in the workspace,
     double memory_waits = 0;  // from a tensor
+    double issued = 0;        // instructions of its warps; 0 where nobody measured them (of kernels on tensor cores)
 
     KernelWork& operator+=(const KernelWork& other);
     KernelWork operator*(double count) const;
@@ -57,7 +58,7 @@ inline KernelWork& KernelWork::operator+=(const KernelWork& other) {
     for (double KernelWork::*field :
          {&KernelWork::tensor_flop, &KernelWork::fma_flop, &KernelWork::tile_bytes, &KernelWork::input_bytes,
           &KernelWork::output_bytes, &KernelWork::saved_bytes, &KernelWork::spill_bytes, &KernelWork::barriers,
-          &KernelWork::tile_waits, &KernelWork::spill_waits, &KernelWork::memory_waits}) {
+          &KernelWork::tile_waits, &KernelWork::spill_waits, &KernelWork::memory_waits, &KernelWork::issued}) {
         this->*field += other.*field;
     }
     return *this;
@@ -66,7 +67,7 @@ inline KernelWork& KernelWork::operator+=(const KernelWork& other) {
 inline KernelWork KernelWork::operator*(double count) const {
     return {tensor_flop * count,  fma_flop * count,    tile_bytes * count,  input_bytes * count,
             output_bytes * count, saved_bytes * count, spill_bytes * count, barriers * count,
-            tile_waits * count,   spill_waits * count, memory_waits * count};
+            tile_waits * count,   spill_waits * count, memory_waits * count, issued * count};
 }
 
 }  // namespace headrace

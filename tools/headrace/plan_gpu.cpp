@@ -43,7 +43,7 @@ std::string percent(double part, double whole) { return whole > 0 ? fixed(100 * 
 void print_launches(const GpuPlan& plan) {
     Table grids({"launch", ">blocks", ">threads", ">KiB shared", ">blocks at once", ">waves", ">steps"});
     Table work({"launch", ">MiB in", ">out", ">saved", ">spilled", ">GFLOP tensor", ">multiply-adds", ">GiB tiles",
-                ">barriers"});
+                ">barriers", ">M issued"});
     std::vector<std::string> parts = {"us of a step"};
     for (const harness::Floor& wait : plan.times[0].waits) parts.push_back(">waits: " + std::string(wait.name));
     parts.insert(parts.end(), {">units", ">step"});
@@ -66,7 +66,8 @@ void print_launches(const GpuPlan& plan) {
         work.add({launch.kernel, mebibytes(total.input_bytes), mebibytes(total.output_bytes),
                   mebibytes(total.saved_bytes), mebibytes(total.spill_bytes), gigaflop(total.tensor_flop),
                   gigaflop(total.fma_flop) + (launch.arithmetic == DType::f64 ? " f64" : ""),
-                  figure(total.tile_bytes / (1 << 30)), std::to_string(static_cast<long long>(total.barriers))});
+                  figure(total.tile_bytes / (1 << 30)), std::to_string(static_cast<long long>(total.barriers)),
+                  total.issued > 0 ? figure(total.issued * 1e-6) : "-"});
         std::vector<std::string> row = {launch.kernel};
         for (const harness::Floor& floor : time.floors)
             row.push_back(floor.seconds > 0 ? milliseconds(floor.seconds) : "-");
@@ -93,6 +94,7 @@ json launch_json(const LaunchPlan& launch, const harness::LaunchTime& time) {
                   {"blocks_at_once", time.at_once},
                   {"waves", time.waves},
                   {"steps", launch.steps},
+                  {"all_steps", launch.all_steps},
                   {"step_seconds", time.step},
                   {"input_bytes", total.input_bytes},
                   {"output_bytes", total.output_bytes},
@@ -103,6 +105,7 @@ json launch_json(const LaunchPlan& launch, const harness::LaunchTime& time) {
                   {"fma_flop", total.fma_flop},
                   {"tile_bytes", total.tile_bytes},
                   {"barriers", total.barriers},
+                  {"issued", total.issued},
                   {"step_unit_seconds", time.units},
                   {"step_wait_seconds", json::object()},
                   {"floors", json::object()},

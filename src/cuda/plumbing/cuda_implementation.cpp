@@ -1,6 +1,8 @@
 // What CudaImplementation says about its launches.
 #include "cuda/plumbing/cuda_implementation.hpp"
 
+#include "cuda/plumbing/issued.hpp"
+
 namespace headrace::cuda {
 namespace {
 
@@ -55,7 +57,8 @@ std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) con
         all.push_back(plan_of_numbers());
     for (const Launch& each : kernels(problem, args)) {
         if (each.blocks == 0) continue;
-        const BlockWork work = each.kernel.work(each.args, each.args.shared_limit);
+        BlockWork work = each.kernel.work(each.args, each.args.shared_limit);
+        set_issued(work, each.kernel, each.args, each.threads);
         all.push_back({each.kernel.name, each.blocks, each.threads, each.kernel.registers, each.memory().shared,
                        computes_in_double(problem) ? DType::f64 : DType::f32, each.steps.longest, each.steps.all,
                        work.block, work.step});

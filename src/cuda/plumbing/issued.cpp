@@ -1,0 +1,123 @@
+// The instructions of kernels on tensor cores: a table that `tests/cuda/issued.py --write` measures anew.
+#include "cuda/plumbing/issued.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+namespace headrace::cuda {
+namespace {
+
+// Instructions of a warp, on the mean of a block's: beside its steps; of a step; of a step more for each value head of
+// the block, and for each 64 values of such a head. Of a block at a step: what its warps share. Of whole tiles and of
+// the numbers that problem lines have: more 16-bit parts, l2norm, gates that are computed first and rows that are not
+// copied by 16 bytes take more.
+struct Issued {
+    const char *kernel, *rule;
+    int K;          // the channels that it is compiled for; a walk's of a backward may be values
+    bool backward;  // prepared for one; of most there is one row for both
+    double beside, step, head, values, block;
+};
+constexpr Issued measured[] = {
+    // begin
+    {"channel_estimate", "delta", 64, false, 20, 16, 0, 0, 0},
+    {"channel_estimate", "delta", 64, true, 41, 66, 0, 0, 0},
+    {"channel_estimate", "delta", 128, false, 20, 20, 0, 0, 0},
+    {"channel_estimate", "delta", 128, true, 40, 82, 0, 0, 0},
+    {"channel_gradients", "additive", 64, true, 0, 1186, 4604, 691, 0},
+    {"channel_gradients", "additive", 128, true, 0, 1195, 4433, 629, 0},
+    {"channel_gradients", "delta", 64, true, 0, 1199, 5846, 894, 0},
+    {"channel_gradients", "delta", 128, true, 0, 1197, 5367, 826, 0},
+    {"channel_join", "additive", 64, false, 0, 1325, 0, 0, 0},
+    {"channel_join", "additive", 128, false, 0, 2485, 0, 0, 0},
+    {"channel_prepare", "additive", 64, false, 0, 5902, 0, 0, 0},
+    {"channel_prepare", "additive", 64, true, 0, 6066, 0, 0, 0},
+    {"channel_prepare", "additive", 128, false, 0, 10056, 0, 0, 0},
+    {"channel_prepare", "additive", 128, true, 0, 10221, 0, 0, 0},
+    {"channel_prepare", "delta", 64, false, 0, 7377, 0, 0, 0},
+    {"channel_prepare", "delta", 64, true, 0, 7640, 0, 0, 0},
+    {"channel_prepare", "delta", 128, false, 0, 12217, 0, 0, 0},
+    {"channel_prepare", "delta", 128, true, 0, 12480, 0, 0, 0},
+    {"channel_prepare_low", "delta", 64, false, 0, 57, 0, 0, 0},
+    {"channel_prepare_low", "delta", 64, true, 0, 57, 0, 0, 0},
+    {"channel_prepare_low", "delta", 128, false, 0, 57, 0, 0, 0},
+    {"channel_prepare_low", "delta", 128, true, 0, 57, 0, 0, 0},
+    {"channel_states", "additive", 64, false, 0, 709, 0, 0, 0},
+    {"channel_states", "additive", 128, false, 0, 1088, 0, 0, 0},
+    {"channel_sweeps", "additive", 64, true, 288, 630, 0, 0, 266},
+    {"channel_sweeps", "additive", 128, true, 287, 916, 0, 0, 368},
+    {"channel_sweeps", "delta", 64, true, 316, 1281, 0, 0, 867},
+    {"channel_sweeps", "delta", 128, true, 281, 1869, 0, 0, 1027},
+    {"channel_walk", "additive", 64, false, 353, 686, 0, 0, 0},
+    {"channel_walk", "additive", 128, false, 284, 991, 0, 0, 0},
+    {"channel_walk", "delta", 64, false, 388, 1210, 0, 0, 0},
+    {"channel_walk", "delta", 128, false, 393, 1586, 0, 0, 0},
+    {"tensor_forward", "additive", 64, false, 431, 814, 0, 0, 0},
+    {"tensor_forward", "additive", 128, false, 432, 999, 0, 0, 0},
+    {"tensor_forward_terms", "additive", 64, false, 401, 1161, 0, 0, 0},
+    {"tensor_forward_terms", "additive", 128, false, 410, 1372, 0, 0, 0},
+    {"tensor_gate", "additive", 64, false, 0, 170, 0, 0, 0},
+    {"tensor_gate", "additive", 128, false, 0, 183, 0, 0, 0},
+    {"tensor_gradients", "comba", 64, true, 0, 1471, 2345, 1285, 0},
+    {"tensor_gradients", "comba", 128, true, 0, 2312, 2599, 1830, 0},
+    {"tensor_gradients", "delta", 64, true, 0, 1094, 2025, 1295, 0},
+    {"tensor_gradients", "delta", 128, true, 0, 1704, 2279, 1830, 0},
+    {"tensor_join", "additive", 64, false, 0, 608, 0, 0, 0},
+    {"tensor_join", "additive", 128, false, 0, 1127, 0, 0, 0},
+    {"tensor_join_transitions", "delta", 64, false, 0, 2287, 0, 0, 0},
+    {"tensor_join_transitions", "delta", 128, false, 0, 7149, 0, 0, 0},
+    {"tensor_prepare", "comba", 64, false, 0, 1613, 1869, 0, 0},
+    {"tensor_prepare", "comba", 64, true, 0, 1305, 2593, 0, 0},
+    {"tensor_prepare", "comba", 128, false, 0, 2646, 1837, 0, 0},
+    {"tensor_prepare", "comba", 128, true, 0, 2339, 2560, 0, 0},
+    {"tensor_prepare", "delta", 64, false, 0, 1258, 1709, 0, 0},
+    {"tensor_prepare", "delta", 64, true, 0, 998, 2386, 0, 0},
+    {"tensor_prepare", "delta", 128, false, 0, 2035, 1688, 0, 0},
+    {"tensor_prepare", "delta", 128, true, 0, 1773, 2366, 0, 0},
+    {"tensor_states", "additive", 64, false, 0, 569, 0, 0, 0},
+    {"tensor_states", "additive", 128, false, 0, 701, 0, 0, 0},
+    {"tensor_sweeps", "comba", 64, true, 256, 1497, 0, 0, 826},
+    {"tensor_sweeps", "comba", 128, true, 235, 2140, 0, 0, 986},
+    {"tensor_sweeps", "delta", 64, true, 251, 1440, 0, 0, 746},
+    {"tensor_sweeps", "delta", 128, true, 230, 2082, 0, 0, 842},
+    {"tensor_walk", "comba", 64, false, 443, 1205, 0, 0, 888},
+    {"tensor_walk", "comba", 128, false, 444, 1515, 0, 0, 1080},
+    {"tensor_walk", "delta", 64, false, 349, 1385, 0, 0, 245},
+    {"tensor_walk", "delta", 128, false, 308, 1803, 0, 0, 99},
+    {"tensor_walk_states", "delta", 64, false, 0, 1943, 0, 0, 0},
+    {"tensor_walk_states", "delta", 128, false, 0, 2691, 0, 0, 0},
+    // end
+    {"", "", 0, false, 0, 0, 0, 0, 0}};
+
+const char* rule_of(const KernelArgs& args) {
+    return args.undecayed_error ? "comba" : args.delta ? "delta" : "additive";
+}
+
+const Issued* row_of(const Kernel& kernel, const KernelArgs& args, bool backward) {
+    const auto found = std::find_if(std::begin(measured), std::end(measured), [&](const Issued& row) {
+        return std::strcmp(row.kernel, kernel.name) == 0 && std::strcmp(row.rule, rule_of(args)) == 0 &&
+               row.K == (args.K <= 64 ? 64 : 128) && row.backward == backward;
+    });
+    return found == std::end(measured) ? nullptr : found;
+}
+
+// Value heads of a block at a step, on the mean.
+double heads_of(const Kernel& kernel, const KernelArgs& args) {
+    const bool prepares = std::strcmp(kernel.name, "tensor_prepare") == 0;
+    const int parts = prepares ? (args.group + prepared_heads - 1) / prepared_heads : 1;
+    return static_cast<double>(args.group) / parts;
+}
+
+}  // namespace
+
+void set_issued(BlockWork& work, const Kernel& kernel, const KernelArgs& args, int threads) {
+    const Issued* found = row_of(kernel, args, args.prepared.scores_low != nullptr);
+    if (found == nullptr) found = row_of(kernel, args, args.prepared.scores_low == nullptr);
+    if (found == nullptr) return;
+    const double warps = threads / 32.0, heads = heads_of(kernel, args),
+                 blocks = (args.V + tensor_values - 1) / tensor_values;
+    work.block.issued = warps * found->beside;
+    work.step.issued = warps * (found->step + heads * (found->head + blocks * found->values)) + found->block;
+}
+
+}  // namespace headrace::cuda

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""The instructions that `headrace plan` counts with (src/cuda/plumbing/issued.cpp) beside those that warps executed.
+
+    issued.py build/ptx             # compares
+    issued.py build/ptx --write     # measures the table anew; the library is to be rebuilt then
+
+Each kernel on tensor cores is run in problems that differ in one size, chunks, value heads or values, as often as the
+table has numbers of it; a row is the solution of these equations. Exit code 1: a number is stale by more than --within,
+or a kernel has none.
+"""
+
+import argparse
+import collections
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import typing
+
+import coverage
+
+TABLE = pathlib.Path(__file__).resolve().parents[2] / "src" / "cuda" / "plumbing" / "issued.cpp"
+ROWS = re.compile(r"(?<=    // begin\n).*?(?=    // end\n)", re.DOTALL)
+# Without K; the first of each form is one that a comparison runs. Blocks have whole chunks and 16 values for each warp.
+FORWARDS = {"gated_delta_rule": ["t256 h1 hv4 v48", "t128 h1 hv4 v48", "t128 h4 v48", "t64 h67 v64",
+                                 "t1088 h1 v192"],
+            "comba": ["t256 h1 hv4 v48", "t128 h1 hv4 v48", "t128 h4 v48", "t64 h67 v64"],
+            "simple_gla": ["t256 h1 v64", "t128 h1 v64", "t1088 h1 v64"],
+            "kda": ["t256 h1 v64", "t128 h1 v64"],
+            "gla": ["t256 h1 v64", "t128 h1 v64", "t1088 h1 v64"]}
+SWEPT = ["t128 h4 hv8 v64", "t192 h8 v64", "t128 h8 v64", "t64 h8 v128", "t64 h34 v128"]
+BACKWARDS = {"gated_delta_rule": SWEPT, "comba": SWEPT, "kda": SWEPT, "gla": SWEPT,
+             "simple_gla": ["t128 h8 v{K}", "t64 h8 v{K}"]}
+RULES = {"gated_delta_rule": "delta", "kda": "delta", "comba": "comba", "simple_gla": "additive", "gla": "additive"}
+# The numbers of a row that a kernel has; of others one is enough. BLOCK: walks have few or many warps.
+BESIDE, STEP, HEAD, VALUES, BLOCK = range(5)
+NUMBERS = {"tensor_prepare": (STEP, HEAD),
+           **dict.fromkeys(("tensor_gradients", "channel_gradients"), (STEP, HEAD, VALUES)),
+           **dict.fromkeys(("tensor_walk", "tensor_sweeps", "channel_sweeps"), (BESIDE, STEP, BLOCK)),
+           **dict.fromkeys(("tensor_forward", "tensor_forward_terms", "channel_walk", "channel_estimate"), (BESIDE, STEP))}
+PREPARED_HEADS = 4
+
+
+class Row(typing.NamedTuple):
+    """What the table knows a kernel by."""
+    kernel: str
+    rule: str
+    K: int
+    backward: bool
+
+
+class Measured(typing.NamedTuple):
+    """All launches of a kernel in a problem: how often warps do what the numbers are of, what was planned and found."""
+    problem: str
+    times: list
+    planned: float
+    executed: int
+
+
+def problems(quick):
+    """[(operator, direction, K, sizes)]"""
+    return [(operator, direction, K, sizes.format(K=K)) for K in (128, 64)
+            for direction, forms in (("fwd", FORWARDS), ("bwd", BACKWARDS)) for operator, all_sizes in forms.items()
+            for sizes in (all_sizes[:1] + [sizes for sizes in all_sizes if "t1088" in sizes] if quick else all_sizes)]
+
+
+class Runs:
+    """Runs of the command on the interpreter."""
+
+    def __init__(self, build, scratch):
+        self.headrace, self.runtime = build / "tools/headrace/headrace", build / "tests/ptx/runtime"
+        self.scratch, self.texts = scratch, {}
+
+    def executed(self, problem):
+        """{symbol of a kernel: instructions}"""
+        file = self.scratch / "counts"
+        file.unlink(missing_ok=True)
+        switches = {"COVERAGE": file, "RACES": 0, "ORDER": "ascending"}
+        if not self.texts:
+            switches["DUMP"] = self.scratch
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(self.runtime),
+                       **{f"HEADRACE_PTX_{key}": str(value) for key, value in switches.items()}}
+        done = subprocess.run([self.headrace, "check", problem], env=environment, capture_output=True, text=True,
+                              check=False)
+        if done.returncode != 0:
+            sys.exit(f"{problem}: {done.stdout}{done.stderr}")
+        self.texts = self.texts or coverage.read_texts(self.scratch)
+        counts = coverage.read_counts([file])[1]
+        return {kernel: coverage.issued_by(self.texts[kernel], its) for kernel, its in counts.items()}
+
+    def planned(self, problem):
+        done = subprocess.run([self.headrace, "plan", problem, "--json"], capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)["gpu"]["launches"]
+
+
+def size_of(sizes, name, otherwise):
+    found = re.search(rf"\b{name}(\d+)", sizes)
+    return int(found.group(1)) if found else otherwise
+
+
+def times_of(launch, sizes):
+    """How often warps do what the numbers of a row are of."""
+    heads = size_of(sizes, "h", 1)
+    group = size_of(sizes, "hv", heads) // heads
+    parts = -(-group // PREPARED_HEADS) if launch["kernel"] == "tensor_prepare" else 1
+    warps, blocks_of_values = launch["threads"] // 32, -(-size_of(sizes, "v", 0) // 64)
+    steps = warps * launch["all_steps"]
+    return [warps * launch["blocks"], steps, steps * group / parts, steps * group / parts * blocks_of_values,
+            launch["all_steps"]]
+
+
+def measure(runs, quick):
+    """{row: [Measured]}"""
+    rows = collections.defaultdict(list)
+    for operator, direction, K, sizes in problems(quick):
+        problem = f"{operator}:{direction} {sizes} k{K} bf16 force=cuda.tensor cuda"
+        executed, launches = runs.executed(problem), runs.planned(problem)
+        for kernel in {launch["kernel"]: None for launch in launches}:
+            if not kernel.startswith(("tensor_", "channel_")):
+                continue
+            its = [launch for launch in launches if launch["kernel"] == kernel]
+            times = [sum(column) for column in zip(*(times_of(launch, sizes) for launch in its))]
+            found = sum(count for symbol, count in executed.items() if re.search(f"{len(kernel)}{kernel}[IE]", symbol))
+            swept = direction == "bwd" and operator != "simple_gla"
+            rows[Row(kernel, RULES[operator], K, swept)].append(
+                Measured(problem, times, sum(launch["issued"] for launch in its), found))
+    return rows
+
+
+def solved(matrix, right):
+    """x of matrix x = right, by elimination."""
+    rows = [list(map(float, row)) + [float(value)] for row, value in zip(matrix, right)]
+    size = len(rows)
+    for i in range(size):
+        best = max(range(i, size), key=lambda row: abs(rows[row][i]))
+        rows[i], rows[best] = rows[best], rows[i]
+        if abs(rows[i][i]) < 1e-9:
+            raise SystemExit("the problems do not tell the numbers of a row apart")
+        for row in range(size):
+            if row != i:
+                factor = rows[row][i] / rows[i][i]
+                rows[row] = [a - factor * b for a, b in zip(rows[row], rows[i])]
+    return [rows[i][size] / rows[i][i] for i in range(size)]
+
+
+def numbers_of(row, measured):
+    """The numbers of a row, which leave the least squares of relative differences."""
+    which = NUMBERS.get(row.kernel, (STEP,))
+    weighed = [[1000 * of.times[i] / of.executed for i in which] for of in measured]
+    normal = [[sum(a[i] * a[j] for a in weighed) for j in range(len(which))] for i in range(len(which))]
+    right = [1000 * sum(a[i] for a in weighed) for i in range(len(which))]
+    solution = dict(zip(which, solved(normal, right)))
+    return [max(0, round(solution.get(i, 0))) for i in range(5)]
+
+
+def write(rows):
+    lines = []
+    for row, measured in sorted(rows.items()):
+        numbers = ", ".join(str(number) for number in numbers_of(row, measured))
+        lines.append(f'    {{"{row.kernel}", "{row.rule}", {row.K}, {str(row.backward).lower()}, {numbers}}},\n')
+    text = TABLE.read_text(encoding="utf-8")
+    TABLE.write_text(ROWS.sub(lambda _: "".join(lines), text), encoding="utf-8")
+    print(f"{TABLE}: {len(lines)} rows")
+
+
+def compare(rows, within):
+    stale = 0
+    for row, measured in sorted(rows.items()):
+        for of in measured:
+            apart = of.planned / of.executed - 1
+            note = "" if abs(apart) <= within else "  STALE"
+            stale += bool(note)
+            print(f"{of.executed:12} executed, planned {apart:+7.1%}  {row.kernel} {row.rule} {of.problem}{note}")
+    if stale:
+        print(f"{stale} numbers of {TABLE.name} are not those of the kernels as they are: measure them anew,\n"
+              "    python3 tests/cuda/issued.py build/ptx --write")
+    return 1 if stale or not rows else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("build", type=pathlib.Path, help="a build of preset ptx")
+    parser.add_argument("--write", action="store_true", help="measure all problems and write the table")
+    parser.add_argument("--all", action="store_true", help="compare all problems that the table is made of")
+    parser.add_argument("--within", type=float, default=0.05, help="the largest difference, as a share")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        runs = Runs(arguments.build.resolve(), pathlib.Path(scratch))
+        rows = measure(runs, quick=not arguments.write and not arguments.all)
+    if arguments.write:
+        write(rows)
+        return 0
+    return compare(rows, arguments.within)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

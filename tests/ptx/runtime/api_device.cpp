@@ -104,7 +104,6 @@ constexpr Attribute attributes[] = {
     {cudaDevAttrPageableMemoryAccess, 0},
     {cudaDevAttrConcurrentManagedAccess, 0},
     {cudaDevAttrCooperativeLaunch, 0},
-    {cudaDevAttrMaxSharedMemoryPerBlockOptin, shared_per_block_optin},
     {cudaDevAttrMaxBlocksPerMultiprocessor, blocks_per_multiprocessor},
     {cudaDevAttrReservedSharedMemoryPerBlock, shared_reserved_per_block},
     {cudaDevAttrMemoryPoolsSupported, 1},
@@ -119,6 +118,10 @@ cudaError_t attribute_of(const Runtime& runtime, int* value, cudaDeviceAttr attr
     if (attribute == cudaDevAttrComputeCapabilityMajor) *value = runtime.environment.major;
     if (attribute == cudaDevAttrComputeCapabilityMinor) *value = runtime.environment.minor;
     if (attribute == cudaDevAttrComputeCapabilityMajor || attribute == cudaDevAttrComputeCapabilityMinor) {
+        return cudaSuccess;
+    }
+    if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) {
+        *value = runtime.environment.shared * static_cast<int>(kib);
         return cudaSuccess;
     }
     for (const Attribute& known : attributes) {
@@ -157,7 +160,7 @@ void describe(const Runtime& runtime, cudaDeviceProp& to) {
     to.streamPrioritiesSupported = 1;
     to.globalL1CacheSupported = to.localL1CacheSupported = 1;
     to.sharedMemPerMultiprocessor = shared_per_multiprocessor;
-    to.sharedMemPerBlockOptin = shared_per_block_optin;
+    to.sharedMemPerBlockOptin = static_cast<std::size_t>(runtime.environment.shared) * kib;
     to.maxBlocksPerMultiProcessor = blocks_per_multiprocessor;
     to.reservedSharedMemPerBlock = shared_reserved_per_block;
     to.memoryPoolsSupported = 1;

@@ -80,14 +80,16 @@ void describe(const Runtime& runtime, const Kernel& kernel, const Function& func
     attributes.preferredShmemCarveout = kernel.carveout;
 }
 
-cudaError_t set_attribute(Kernel& kernel, const Function& function, cudaFuncAttribute attribute, int value) {
+cudaError_t set_attribute(const Runtime& runtime, Kernel& kernel, const Function& function, cudaFuncAttribute attribute,
+                          int value) {
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) {
         if (value < -1 || value > 100) return cudaErrorInvalidValue;
         kernel.carveout = value;
         return cudaSuccess;
     }
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaErrorNotSupported;
-    if (value < 0 || static_cast<std::size_t>(value) + function.shared_bytes > shared_per_block_optin) {
+    const std::size_t shared = static_cast<std::size_t>(runtime.environment.shared) * kib;
+    if (value < 0 || static_cast<std::size_t>(value) + function.shared_bytes > shared) {
         return cudaErrorInvalidValue;
     }
     kernel.dynamic_shared_limits[this_thread().device] = value;
@@ -217,7 +219,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
     return Runtime::call(__func__, [&](Runtime& r) {
         return with_kernel(r, kernel,
-                           [&](Kernel& k, const Function& f) { return set_attribute(k, f, attribute, value); });
+                           [&](Kernel& k, const Function& f) { return set_attribute(r, k, f, attribute, value); });
     });
 }
 

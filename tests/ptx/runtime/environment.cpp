@@ -19,9 +19,9 @@ namespace headrace::ptx {
 namespace {
 
 constexpr std::string_view prefix = "HEADRACE_PTX_";
-constexpr std::array<std::string_view, 15> known_names = {
+constexpr std::array<std::string_view, 16> known_names = {
     "ORDER",     "SEED",  "MMA",   "RACES", "MEMORY",   "DEVICES", "CAPABILITY", "DRIVER",
-    "UNWRITTEN", "ABORT", "TRACE", "FAIL",  "COVERAGE", "TEXT",    "DUMP",
+    "UNWRITTEN", "ABORT", "TRACE", "FAIL",  "COVERAGE", "TEXT",    "DUMP",       "SHARED",
 };
 
 std::string value_of(const char* name) {
@@ -97,6 +97,8 @@ Environment read_environment() {
     environment.driver = CUDART_VERSION;
     read_number(environment.memory, "MEMORY", std::size_t{0});
     read_number(environment.devices, "DEVICES", 0);
+    constexpr int least_shared = 48;
+    read_number(environment.shared, "SHARED", least_shared);
     read_number(environment.driver, "DRIVER", 0);
     read_capability(environment);
     read_switch(environment.abort, "ABORT");

@@ -9,7 +9,7 @@
 namespace headrace::ptx {
 
 inline constexpr std::size_t kib = 1024;
-inline constexpr std::size_t shared_per_block = 48 * kib, shared_per_block_optin = 227 * kib;
+inline constexpr std::size_t shared_per_block = 48 * kib;  // unless a kernel asks for more: Environment::shared
 inline constexpr std::size_t shared_per_multiprocessor = 228 * kib, shared_reserved_per_block = 1 * kib;
 inline constexpr int multiprocessors = 132, threads_per_multiprocessor = 2048, blocks_per_multiprocessor = 32;
 inline constexpr int threads_per_block = 1024, registers_per_multiprocessor = 65536;

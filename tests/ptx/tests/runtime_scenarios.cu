@@ -197,6 +197,22 @@ int configurations() {
     return 0;
 }
 
+int little_shared_memory() {
+    int most = 0;
+    GOOD(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    EXPECT(most == 99 * 1024);
+    EXPECT_ERROR(cudaFuncSetAttribute(reverse, cudaFuncAttributeMaxDynamicSharedMemorySize, most + 1),
+                 cudaErrorInvalidValue);
+    EXPECT_ERROR(cudaGetLastError(), cudaErrorInvalidValue);
+    GOOD(cudaFuncSetAttribute(reverse, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+    int* a = device_array();
+    launch_fill(a, 1, nullptr);
+    reverse<<<1, 64, 99 * 1024>>>(a);
+    GOOD(cudaGetLastError());
+    GOOD(cudaDeviceSynchronize());
+    return 0;
+}
+
 int launch_attributes() {
     int* a = device_array();
     cudaLaunchAttribute attribute{};
@@ -374,6 +390,7 @@ Scenarios scenarios() {
     all.insert({
         SCENARIO(basics), SCENARIO(copies), SCENARIO(symbols), SCENARIO(unwritten), SCENARIO(out_of_bounds),
         SCENARIO(memory_limit), SCENARIO(use_after_free), SCENARIO(use_before_allocation), SCENARIO(configurations),
+        SCENARIO(little_shared_memory),
         SCENARIO(launch_attributes), SCENARIO(injected), SCENARIO(threads), SCENARIO(forked_child),
         SCENARIO(attributes), SCENARIO(no_device), SCENARIO(old_driver), SCENARIO(old_device),
         SCENARIO(two_devices), SCENARIO(memory_of_other_device), SCENARIO(device_reset),

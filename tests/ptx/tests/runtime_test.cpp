@@ -125,10 +125,11 @@ TEST(Environment, Devices) {
     expect_code(0, "old_driver", "HEADRACE_PTX_DRIVER=12040");
     expect_code(0, "old_device", "HEADRACE_PTX_CAPABILITY=7.5");
     expect_code(0, "basics", "HEADRACE_PTX_CAPABILITY=9.0");
+    expect_code(0, "little_shared_memory", "HEADRACE_PTX_SHARED=99");
 }
 TEST(Environment, WhatIsNotUnderstoodIsAnError) {
     for (const char* wrong : {"HEADRACE_PTX_SEEED=1", "HEADRACE_PTX_MEMORY=8G", "HEADRACE_PTX_CAPABILITY=8",
-                              "HEADRACE_PTX_FAIL=cudaMalloc", "HEADRACE_PTX_TRACE=yes"}) {
+                              "HEADRACE_PTX_FAIL=cudaMalloc", "HEADRACE_PTX_TRACE=yes", "HEADRACE_PTX_SHARED=47"}) {
         expect_code(86, "basics", wrong);
     }
 }

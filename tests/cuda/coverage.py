@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Which statements of the kernels were executed: per kernel the share, and the longest stretches that nothing reached.
+"""Which statements of the kernels were executed: per kernel the share, that of a warp's lanes which take part, on the
+mean of all executions, and the longest stretches that nothing reached.
 
     HEADRACE_PTX_COVERAGE=counts HEADRACE_PTX_DUMP=texts cuda_conformance_test
     coverage.py counts --texts texts --bar 0.95
 
 Several files, of shards say, are added up. The texts of a build with CMAKE_CUDA_FLAGS=-lineinfo know the source line of
 a statement, and then a second share is that of the statements whose line was reached in any kernel: inlining copies a
-switch over types to a hundred places, of which no problem needs most. Exit code 1: a kernel lies below the bar, with
+switch over types to a hundred places, of which no problem needs most. Exit code 1: a kernel lies below a bar, with
 the second share where there is one. --issued prints how many instructions warps executed instead: of two lengths of one
 problem, what a chunk costs.
 """
@@ -23,6 +24,7 @@ ENTRY = re.compile(r"\.entry (\w+)")
 # A line of a body with an instruction: no label, directive, comment or brace alone.
 STATEMENT = re.compile(r"^\s*\{?\s*(@!?%\w+\s+)?[a-z][\w.]*(\s[^:]*)?;")
 FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
+WARP_LANES = 32
 LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+))?")
 
 
@@ -35,18 +37,19 @@ class Statement(typing.NamedTuple):
 
 
 def read_counts(paths):
-    """({kernel: number of statements}, {kernel: {line of the text: count}})"""
-    statements, counts = {}, collections.defaultdict(collections.Counter)
+    """({kernel: number of statements}, {kernel: {line of the text: executions by warps}}, the same by lanes)"""
+    statements, counts, lanes = {}, *(collections.defaultdict(collections.Counter) for _ in range(2))
     for path in paths:
         with open(path, encoding="utf-8") as file:
             for line in file:
-                kernel, what, number = line.rstrip("\n").split("\t")
+                kernel, what, number, *of_lanes = line.rstrip("\n").split("\t")
                 if what == "statements":
                     if statements.setdefault(kernel, int(number)) != int(number):
                         raise SystemExit(f"{path}: {kernel} is of another build than in the files before")
                 else:
                     counts[kernel][int(what)] += int(number)
-    return statements, counts
+                    lanes[kernel][int(what)] += int(of_lanes[0])
+    return statements, counts, lanes
 
 
 class Text:
@@ -133,6 +136,15 @@ def issued_by(statements, counts):
     return sum(counts[statement.line] for statement in statements if not left_out.match(statement.text))
 
 
+def lanes_together(counts, lanes):
+    """The share of a warp's lanes that execute a statement, on the mean of all executions by warps."""
+    return lanes.total() / (WARP_LANES * max(1, counts.total()))
+
+
+def bar_of(name, bar, lower):
+    return min([float(share) for regex, share in lower if re.search(regex, name)] + [bar])
+
+
 def print_places(texts, counts, places):
     missed = collections.Counter(statement.place for statements in texts.values() for statement in statements
                                  if statement.place not in places)
@@ -149,12 +161,15 @@ def main(words=None):
     parser.add_argument("--without", default="(?!)", help="a regular expression: kernels that the bar is not for")
     parser.add_argument("--lower", nargs=2, action="append", default=[], metavar=("REGEX", "SHARE"),
                         help="another bar for kernels of such names")
+    parser.add_argument("--lanes", type=float, default=0, help="least share of lanes that take part, on the mean")
+    parser.add_argument("--fewer", nargs=2, action="append", default=[], metavar=("REGEX", "SHARE"),
+                        help="another one for kernels of such names")
     parser.add_argument("--issued", action="store_true", help="print executed instructions of each kernel, no shares")
     parser.add_argument("--stretches", type=int, default=3, help="how many stretches of each kernel to print")
     arguments = parser.parse_args(words)
     if arguments.issued and not arguments.texts:
         parser.error("--issued: expected --texts")
-    statements, counts = read_counts(arguments.counts)
+    statements, counts, lanes = read_counts(arguments.counts)
     texts = read_texts(arguments.texts) if arguments.texts else {}
     # A kernel that never ran is in the texts alone.
     for kernel, its in texts.items():
@@ -167,12 +182,13 @@ def main(words=None):
         return 0
     for kernel in sorted(statements):
         executed, share = shares_of(kernel, statements[kernel], texts, counts, places)
-        bar = min([float(lower) for name, lower in arguments.lower if re.search(name, names[kernel])] + [arguments.bar])
-        is_below = share < bar and not re.search(arguments.without, names[kernel])
-        below += is_below
+        held, together = not re.search(arguments.without, names[kernel]), lanes_together(counts[kernel], lanes[kernel])
+        notes = {"BELOW THE BAR": share < bar_of(names[kernel], arguments.bar, arguments.lower),
+                 "LANES APART": together < bar_of(names[kernel], arguments.lanes, arguments.fewer)}
+        said = "".join(f"  {note}" for note, applies in notes.items() if applies and held)
+        below += bool(said)
         by_place = f" ({share:.1%} by source lines)" if places else ""
-        note = "  BELOW THE BAR" if is_below else ""
-        print(f"{executed:7.1%}{by_place} of {statements[kernel]:6}  {names[kernel]}{note}")
+        print(f"{executed:7.1%}{by_place} of {statements[kernel]:6}, {together:4.0%} of lanes  {names[kernel]}{said}")
         if kernel in texts:
             print_stretches(texts[kernel], counts[kernel], arguments.stretches)
     if places:

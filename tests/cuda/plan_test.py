@@ -39,7 +39,7 @@ class Plan(unittest.TestCase):
             texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.ptx")]
             counts = collections.defaultdict(collections.Counter)
             for line in (folder / "counts").read_text(encoding="utf-8").splitlines():
-                kernel, what, number = line.split("\t")
+                kernel, what, number, *_ = line.split("\t")
                 if what == "statements":
                     text = next(text for text in texts if f".entry {kernel}(" in text).split("\n")
                     continue

@@ -21,7 +21,7 @@ std::size_t file_bytes(const Code& code) { return static_cast<std::size_t>(std::
 void BlockRun::Release::operator()(std::byte* bytes) const { ::operator delete(bytes, std::align_val_t{64}); }
 
 BlockRun::BlockRun(const Module& module, const Code& code, const Launch& launch, const Settings& settings,
-                   DeviceMemory& memory, std::uint64_t* counts)
+                   DeviceMemory& memory, Executions* counts)
     : module_(module),
       code_(code),
       launch_(launch),

@@ -18,7 +18,7 @@ namespace headrace::ptx {
 class BlockRun {
   public:
     BlockRun(const Module& module, const Code& code, const Launch& launch, const Settings& settings,
-             DeviceMemory& memory, std::uint64_t* counts);
+             DeviceMemory& memory, Executions* counts);
 
     // Throws Fault with what is known inside; where() then says the rest.
     void run(std::uint32_t number);
@@ -49,7 +49,7 @@ class BlockRun {
         void operator()(std::byte* bytes) const;
     };
     std::unique_ptr<std::byte, Release> registers_;
-    std::uint64_t* counts_;
+    Executions* counts_;
     std::mt19937_64 order_;
     const WarpRun* running_ = nullptr;
     bool at_statement_ = false;

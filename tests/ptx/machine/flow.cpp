@@ -9,7 +9,7 @@
 namespace headrace::ptx {
 
 void WarpRun::start(Block& block, int index, Mask existing, std::byte* registers, const Module& module,
-                    const Code& code, std::uint64_t* counts, Barriers& barriers) {
+                    const Code& code, Executions* counts, Barriers& barriers) {
     warp_ = Warp{};
     warp_.block = &block;
     warp_.index = index;
@@ -48,7 +48,7 @@ void WarpRun::run(std::size_t which, std::uint64_t budget) {
         if (active == 0) {
             ++fragment.pc;
         } else if (control.course == Course::next && step.meeting == Meeting::none) {
-            ++counts_[at_];
+            count(at_, active);
             step.execute(warp_, step, active);
             ++fragment.pc;
         } else if (!flow(which, active)) {
@@ -61,7 +61,7 @@ void WarpRun::run(std::size_t which, std::uint64_t budget) {
 // All but plain steps. True: the fragment goes on.
 bool WarpRun::flow(std::size_t which, Mask active) {
     const Step& here = step(at_);
-    if (here.meeting == Meeting::none) ++counts_[at_];  // others count when their lanes have met
+    if (here.meeting == Meeting::none) count(at_, active);  // others count when their lanes have met
     switch (control(at_).course) {
         case Course::next:
             return here.meeting == Meeting::whole_warp ? meet_whole_warp(which, active) : meet_members(which, active);

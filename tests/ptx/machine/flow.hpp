@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "machine/code.hpp"
+#include "machine/grid.hpp"
 #include "machine/warp.hpp"
 
 namespace headrace::ptx {
@@ -40,9 +41,9 @@ struct Join {
 
 class WarpRun {
   public:
-    // All existing lanes at the first statement. `counts`: executions by statement.
+    // All existing lanes at the first statement. `counts`: of each statement.
     void start(Block& block, int index, Mask existing, std::byte* registers, const Module& module, const Code& code,
-               std::uint64_t* counts, Barriers& barriers);
+               Executions* counts, Barriers& barriers);
 
     const Warp& warp() const { return warp_; }
     Mask live() const { return warp_.existing & ~warp_.exited; }
@@ -67,6 +68,10 @@ class WarpRun {
     const Step& step(int pc) const { return code_->steps[static_cast<std::size_t>(pc)]; }
     const Control& control(int pc) const { return code_->controls[static_cast<std::size_t>(pc)]; }
 
+    void count(int pc, Mask active) {
+        ++counts_[pc].times;
+        counts_[pc].lanes += static_cast<std::uint64_t>(active == all_lanes ? lanes : __builtin_popcount(active));
+    }
     void check_written(const WrittenCheck& check, Mask mask, Mask active);
     bool flow(std::size_t which, Mask active);
     bool meet_whole_warp(std::size_t which, Mask active);
@@ -96,7 +101,7 @@ class WarpRun {
     std::vector<Group> groups_;
     const Module* module_ = nullptr;
     const Code* code_ = nullptr;
-    std::uint64_t* counts_ = nullptr;
+    Executions* counts_ = nullptr;
     Barriers* barriers_ = nullptr;
     int at_ = 0;
 };

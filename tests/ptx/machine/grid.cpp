@@ -17,7 +17,8 @@ struct Program::Implementation {
     // Decoded at the first launch: a module has many kernels that a process never runs.
     struct Kernel {
         std::unique_ptr<Code> code;
-        std::vector<std::uint64_t> counts, conflicts;
+        std::vector<Executions> counts;
+        std::vector<std::uint64_t> conflicts;
     };
 
     Implementation(std::string_view text, DeviceMemory& device) : memory(device), module(read_module(text)) {
@@ -84,7 +85,7 @@ std::uint64_t Program::address_of(const std::string& variable) const {
     return found->second;
 }
 
-const std::vector<std::uint64_t>& Program::executed(const Function& function) const {
+const std::vector<Executions>& Program::executed(const Function& function) const {
     return implementation_->kernel_of(function).counts;
 }
 

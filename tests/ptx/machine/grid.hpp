@@ -14,6 +14,11 @@
 
 namespace headrace::ptx {
 
+// How often warps executed a statement, and how many of their lanes did so, all times together.
+struct Executions {
+    std::uint64_t times = 0, lanes = 0;
+};
+
 struct Code;  // a function's steps, branch targets and points of reconvergence: machine/code.hpp
 
 // A module, decoded; its global and constant variables live in `memory`.
@@ -25,8 +30,8 @@ class Program {
     const Function* find(const std::string& name) const;  // null: no such entry
     const Code& code(const Function& function) const;
     std::uint64_t address_of(const std::string& variable) const;  // of a global variable
-    // How often each statement was executed by any lane, in the order of Function::statements.
-    const std::vector<std::uint64_t>& executed(const Function& function) const;
+    // Of each statement, in the order of Function::statements.
+    const std::vector<Executions>& executed(const Function& function) const;
     // Bank conflicts: the wavefronts of shared memory that each statement took beyond those that its bytes need
     // (Step::conflicts).
     const std::vector<std::uint64_t>& conflicts(const Function& function) const;

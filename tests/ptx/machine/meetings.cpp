@@ -44,7 +44,7 @@ void WarpRun::execute_whole_warp(int pc) {
     if (live() != all_lanes) {
         throw_fault("a warp with lanes that have exited or never were, live: ", hexadecimal(live()));
     }
-    ++counts_[pc];
+    count(pc, all_lanes);
     here.execute(warp_, here, all_lanes);
 }
 
@@ -110,7 +110,7 @@ bool WarpRun::meet_members(std::size_t which, Mask active) {
         wait_for_members(which, first);
         return false;
     }
-    ++counts_[at_];
+    count(at_, active);
     for (Mask rest = active; rest != 0;) {
         const Mask members = uniform ? first : members_of(here, __builtin_ctz(rest));
         if (is_barrier) {
@@ -146,7 +146,7 @@ void WarpRun::try_members(int pc, Mask members) {
     } else {
         step(pc).execute(warp_, step(pc), members);
     }
-    ++counts_[pc];
+    count(pc, there);
     for (Fragment& fragment : fragments_) {
         if (!waits(fragment)) continue;
         fragment.state = Fragment::State::runnable;
@@ -186,7 +186,7 @@ void WarpRun::arrive(int pc, Mask active) {
         const Mask predicates = warp_.predicate(here.predicate);
         arriving.predicates = here.predicate_negated ? ~predicates : predicates;
     }
-    if (arriving.whole_warp) ++counts_[pc];
+    if (arriving.whole_warp) count(pc, active);
     for (Fragment& fragment : fragments_) {
         if (fragment.pc != pc || fragment.state != Fragment::State::meeting || (fragment.mask & active) == 0) continue;
         fragment.state = arriving.waits ? Fragment::State::barrier : Fragment::State::runnable;

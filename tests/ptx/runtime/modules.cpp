@@ -121,16 +121,18 @@ const std::shared_ptr<Program>& Modules::program_of(LoadedModule& module, const 
 
 void Modules::ran(const std::shared_ptr<Program>& program, const Function& function) { executed_[&function] = program; }
 
-// One line per kernel: NAME "statements" N; and one per statement that ran: NAME LINE COUNT, the line of the PTX text.
+// One line per kernel: NAME "statements" N; and one per statement that ran: NAME LINE TIMES LANES, the line of the PTX
+// text, executions by warps and by lanes.
 std::string Modules::finish(const Environment& environment) {
     if (!environment.coverage_file.empty() && !executed_.empty()) {
         std::ostringstream text;
         for (const auto& [function, program] : executed_) {
             text << function->name << "\tstatements\t" << function->statements.size() << "\n";
-            const std::vector<std::uint64_t>& counts = program->executed(*function);
+            const std::vector<Executions>& counts = program->executed(*function);
             for (std::size_t i = 0; i < counts.size(); ++i) {
-                if (counts[i] == 0) continue;
-                text << function->name << "\t" << function->statements[i].line << "\t" << counts[i] << "\n";
+                if (counts[i].times == 0) continue;
+                text << function->name << "\t" << function->statements[i].line << "\t" << counts[i].times << "\t"
+                     << counts[i].lanes << "\n";
             }
         }
         append(environment.coverage_file, text.str());

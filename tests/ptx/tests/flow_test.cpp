@@ -294,8 +294,13 @@ TEST(Flow, CountsStatements) {
     Program program(kernel_text(0, "setp.lt.u32 %p1, %r0, 3;\n@%p1 mov.u32 %r1, 3;\nbar.sync 0;"), device.memory);
     device.run(program, {});
     device.run(program, {});
-    const auto& counts = program.executed(program.module().functions[0]);
-    EXPECT_EQ(counts, (std::vector<std::uint64_t>{4, 4, 2, 4, 4}));
+    std::vector<std::uint64_t> times, of_lanes;
+    for (const Executions& each : program.executed(program.module().functions[0])) {
+        times.push_back(each.times);
+        of_lanes.push_back(each.lanes);
+    }
+    EXPECT_EQ(times, (std::vector<std::uint64_t>{4, 4, 2, 4, 4}));
+    EXPECT_EQ(of_lanes, (std::vector<std::uint64_t>{128, 128, 6, 128, 128}));
 }
 
 }  // namespace

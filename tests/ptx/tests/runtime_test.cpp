@@ -143,10 +143,14 @@ TEST(Files, CoverageHasALineForEachStatementThatRan) {
     for (int i = 0; i < 2; ++i) expect_code(0, "basics", "HEADRACE_PTX_COVERAGE=" + file.string());
     std::istringstream lines(contents_of(file));
     int statements = 0, counts = 0;
-    for (std::string name, what, number; lines >> name >> what >> number;) {
+    for (std::string name, what, number, of_lanes; lines >> name >> what >> number;) {
         EXPECT_NE(name.find("add"), std::string::npos) << "basics runs no other kernel";
         ++(what == "statements" ? statements : counts);
         EXPECT_GT(std::stoll(number), 0);
+        if (what == "statements") continue;
+        ASSERT_TRUE(lines >> of_lanes);
+        EXPECT_GE(std::stoll(of_lanes), std::stoll(number));
+        EXPECT_LE(std::stoll(of_lanes), 32 * std::stoll(number));
     }
     EXPECT_EQ(statements, 2);
     EXPECT_GT(counts, 10);

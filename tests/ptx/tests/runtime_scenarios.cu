@@ -380,9 +380,8 @@ Scenarios scenarios() {
     all.insert({
         SCENARIO(basics), SCENARIO(copies), SCENARIO(symbols), SCENARIO(unwritten), SCENARIO(out_of_bounds),
         SCENARIO(memory_limit), SCENARIO(use_after_free), SCENARIO(use_before_allocation), SCENARIO(configurations),
-        SCENARIO(little_shared_memory),
-        SCENARIO(launch_attributes), SCENARIO(injected), SCENARIO(threads), SCENARIO(forked_child),
-        SCENARIO(attributes), SCENARIO(no_device), SCENARIO(old_driver), SCENARIO(old_device),
+        SCENARIO(launch_attributes), SCENARIO(injected), SCENARIO(threads), SCENARIO(little_shared_memory),
+        SCENARIO(forked_child), SCENARIO(attributes), SCENARIO(no_device), SCENARIO(old_driver), SCENARIO(old_device),
         SCENARIO(two_devices), SCENARIO(memory_of_other_device), SCENARIO(device_reset),
         SCENARIO(per_thread_stream),
     });

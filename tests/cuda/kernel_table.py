@@ -50,8 +50,8 @@ LIMITS = {
     "tensor_walk": (255, 0, 0, (1, 1, 1)),
     "tensor_walk_states": (255, 0, 0, (1, 2, 2)),
     "tensor_states": (255, 0, 0, (1, 1, 1)),
-    "tensor_sweeps": (255, 40, 100, (1, 1, 1)),  # addresses of what is saved beside 128 channels of a state
-    "tensor_gradients": (255, 400, 1000, (0, 1, 1)),  # sums that stay in registers from part to part
+    "tensor_sweeps": (255, 0, 0, (1, 1, 1)),
+    "tensor_gradients": (255, 0, 0, (0, 1, 1)),
     "channel_prepare": (168, 0, 0, (2, 3, 3)),
     "channel_prepare_low": (168, 0, 0, (2, 3, 3)),
     "channel_walk": (255, 0, 0, (0, 1, 1)),

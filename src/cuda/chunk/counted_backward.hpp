@@ -53,8 +53,7 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
 // Follows GradientKernel::run: all value heads of a key head.
 template <int K, bool comba>
 BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    constexpr double warps = 8, on_diagonal = 6, tiles = K / 16.0, lower = 2 * (1 + 2 + 3 + 4), operand = 512,
-                     pair = 128;
+    constexpr double warps = 8, on_diagonal = 6, tiles = K / 32.0, operand = 512, pair = 128, kept = 8 * 512;
     const double C = tensor_chunk, blocks = quotient_up(args.V, tensor_values), rows = comba ? 3 : 2;
     TileCounter head, chunk;
     const auto multiply = [](TileCounter& counter, double products, double operands, double waits) {
@@ -62,10 +61,15 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
         counter.work.tile_bytes += operands * operand;
         counter.work.tile_waits += waits;
     };
-    // of 64 values
-    multiply(head, blocks * on_diagonal * 4 * 8, blocks * on_diagonal * 4 * 4, blocks * 4);
-    multiply(head, blocks * warps * 3 * 4 * tiles, blocks * warps * 3 * 4 * (1 + tiles / 2), blocks * 12);
-    head.work.tile_bytes += blocks * (warps * 3 * (2 * tiles + 2) * pair + 2 * 64 * K * 2 + 3 * 64 * 64 * 2);
+    const auto score = [&](TileCounter& counter) {
+        if (args.gate_gradient) multiply(counter, on_diagonal * K / 16 * 8, on_diagonal * K / 16 * 5, K / 16.0);
+    };
+    // of 64 values: with the states, which d_o and y share but of comba; with their gradients; d_P and d_l
+    multiply(head, blocks * warps * 4 * 4 * tiles, blocks * warps * 4 * (4 + tiles / 2), blocks * (comba ? 8 : 4));
+    if (comba) head.work.tile_bytes += blocks * warps * 4 * (2 + tiles / 2) * operand;
+    multiply(head, blocks * warps * 4 * 2 * tiles, blocks * warps * 4 * (2 + tiles / 2), blocks * 4);
+    multiply(head, blocks * on_diagonal * 4 * 8, blocks * on_diagonal * 4, 0);
+    head.work.tile_bytes += blocks * (warps * 3 * (4 * tiles + 4) * pair + 2 * 64 * K * 2 + 3 * 64 * 64 * 2);
     head.work.tile_bytes += blocks * (args.gate_gradient ? 2 * 64 * K * 2 : 0);
     head.work.saved_bytes = args.V * (K + 64.0) * 2 * 2;
     head.work.input_bytes = C * args.V * 2 + bytes_of(args.g, C) + bytes_of(args.beta, C);
@@ -74,14 +78,15 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
         if (args.stages == 1) head.barrier(), head.work.memory_waits += 1;
     }
     // behind them
-    if (args.gate_gradient) multiply(head, on_diagonal * K / 16 * 8, on_diagonal * K / 16 * 4, K / 16.0);
-    multiply(head, 4 * lower * tiles, lower * (2 + tiles / 2) + 2 * lower * (1 + tiles / 2), 12);
-    head.work.tile_bytes += (12 * 2 + 10 + on_diagonal * 8 * 14) * pair;
+    if (comba) score(head);
+    head.work.tile_bytes += (12 * 2 + 10 + on_diagonal * (4 + 24 + 4)) * pair;
+    head.work.tile_bytes += on_diagonal * kept * (2 - 1.0 / args.group);  // weights, which the first head only stores
     head.work.tile_waits += 20;
-    for (int i = 0; i < 3 + (args.d_beta.given ? 1 : 0); ++i) head.barrier();
+    for (int i = 0; i < 2 + (args.d_beta.given ? 1 : 0); ++i) head.barrier();
     head.work.output_bytes = bytes_of(args.d_beta, C) + bytes_of(args.d_g, C);
     if (args.gate_gradient) {
-        head.work.tile_bytes += warps * (32 + 24 + 6 + 8 + 8) * pair + 40 * pair;
+        head.work.tile_bytes += comba ? 0 : on_diagonal * kept;
+        head.work.tile_bytes += warps * (comba ? 2 * 50 + 33 : 50 + 25) * pair + 40 * pair;
         head.work.tile_waits += 40;
         for (int i = 0; i < (comba ? 6 : 3); ++i) head.barrier();
     }
@@ -89,14 +94,17 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
     chunk.work = head.work * args.group;
     chunk.work.input_bytes += rows * C * args.K * 2;
     chunk.work.memory_waits += 2;
-    chunk.barrier();
+    chunk.work.barriers += args.group + 3;
     chunk.work.tile_bytes += rows * C * K * 2 * 2;
+    if (!comba) score(chunk);
+    chunk.work.tile_bytes += on_diagonal * ((comba || !args.gate_gradient ? 1 : 2) * kept + 16 * pair);
+    multiply(chunk, warps * 24 * tiles, warps * 3 * (1.5 * tiles + 8), 6);
     const Strided* const stored[] = {&args.d_q, &args.d_k, &args.d_p};
     for (const Strided* tensor : stored) {
         if (!tensor->given) continue;
         chunk.work.output_bytes += bytes_of(*tensor, C * args.K);
-        chunk.work.tile_bytes += warps * (args.l2norm ? 3 : 2) * 2 * tiles * pair + C * args.K * 2;
-        chunk.barrier(), chunk.barrier();
+        chunk.work.tile_bytes += warps * (args.l2norm ? 3 : 2) * 4 * tiles * pair + C * args.K * 2;
+        for (int i = 0; i < (args.l2norm ? 3 : 2); ++i) chunk.barrier();
     }
     return {{}, chunk.work};
 }

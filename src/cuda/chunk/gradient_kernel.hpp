@@ -8,24 +8,29 @@
 #include "cuda/chunk/tensor_decays.hpp"
 #include "cuda/tiles/token_matrices.hpp"
 #include "cuda/tiles/token_tiles.hpp"
+#include "cuda/tiles/warp_products.hpp"
 
 namespace headrace::cuda {
 
 // A block of eight warps has a chunk and a key head, and its value heads one after another, 64 values at a time. Of
-// products with tokens as rows a warp has 16 of them and half of the columns. Everything enters them as it came or was
-// saved; betas, decays and norms are factors of the sums. With d = beta r, z = beta y as on the page, rows of q, k, e
-// as given and their inverse norms |q|^-1, |k|^-1, |e|^-1,
+// products with tokens as rows a warp has 32 of them and a quarter of the columns. Everything enters them as it came or
+// was saved; betas, decays and norms are factors of the sums. With d = beta r, z = beta y as on the page, rows of q, k,
+// e as given and their inverse norms |q|^-1, |k|^-1, |e|^-1,
 //     W_ij = scale |q_i|^-1 |k_j|^-1 e^{G_i - G_j} (d_o_i . d_j), j <= i
 //     L_ij = -|e_i|^-1 |k_j|^-1 e^{Ge_i - G_j} (z_i . d_j), j < i
 //     d_q = scale |q|^-1 e^G (d_o S^T) + W k        d_k = |k|^-1 e^{G_L - G} (d D^T) + W^T q + L^T e
 //     d_e = -|e|^-1 e^{Ge} (z S^T) + L k
 // are gradients of unit rows times the inverse norms, and W_ij q_i.k_j + L_ij e_i.k_j what the pair adds to a gate
-// between its tokens. With e = k (not `comba`) d_e is added to d_k as it is made.
+// between its tokens. With e = k (not `comba`) d_e is added to d_k as it is made. W and L are multiplied once, as sums
+// of all value heads.
 template <int K, bool comba>
 struct GradientKernel {
-    static constexpr int tiles = K / 16;  // of 8 channels: a warp's half of them
-    using Sums = float[tiles][4];
-    using PairSums = float[4][4];
+    static constexpr int tiles = K / 32, row_blocks = 2;  // of 8 channels: a warp's quarter of them; of 16 tokens
+    using Sums = float[row_blocks][tiles][4];
+    using PairSums = SpanningPairs::Sums;
+    using Left = std::uint32_t[row_blocks][4];
+    using Right = std::uint32_t[tiles / 2][4];
+    using RowSums = float[row_blocks][2];  // of this lane's tokens
 
     // 64 values of a head, as saved and given.
     struct Stage {
@@ -39,31 +44,39 @@ struct GradientKernel {
                     {d_o.data + elements}};
         }
     };
-    // Of tokens 2 lane and 2 lane + 1.
-    struct Numbers {
-        float log_decay[2];
-        Beta<float> beta[2];
+    // What is computed: in shared memory, as registers are few.
+    struct Task {
+        ChunkRange range;
+        std::int64_t row, key_head;  // of all sequences' chunks (part_at)
+    };
+    // 64 values of one of the value heads.
+    struct Values {
+        int member, block;
     };
     // Products of rows with their gradients' part from the chunk's borders, of this lane's rows: q with d_q, e with
-    // d_e, k with d_k.
+    // d_e, k with d_k; all of q and e in q, but of comba.
     struct BorderDots {
-        float q[2], e[2], k[2];
+        RowSums q, e, k;
     };
 
     const KernelArgs& args;
+    Task* task;
     Matrix<K> q, k, e;
     Stage first_stage;
-    std::int64_t stage_elements;  // from a stage to the next
-    Matrix<tensor_chunk> W, L, W_low, L_low;
-    Matrix<tensor_values> r_low, y_low;                            // of the values at hand, where keys overlap
-    float *q_norm, *k_norm, *e_norm, *beta, *beta_slope, *d_beta;  // [C]
-    float *read, *erase, *write;  // [C] factors of a head's rows from the chunk's start, and to its end
-    float* through;               // [1] the chunk's decay
-    float *of_q, *of_e, *of_k;    // [2,C] BorderDots by halves of channels
-    float* warp_sums;             // [8]
+    std::int64_t stage_elements;                  // from a stage to the next
+    Matrix<tensor_chunk> W, L, W_low, L_low;      // where a stage was
+    Matrix<tensor_values> r_low, y_low;           // of the values at hand, where keys overlap
+    float *q_norm, *k_norm, *e_norm, *d_beta;     // [C]
+    float *of_column, *of_erasing, *beta_slope;   // [C] factors of a head's W and L by column, of L by row, of d_beta
+    float2* next_numbers;                         // [3,C/2] of the next head's tokens: log decays, betas, their slopes
+    float *read, *erase, *write;                  // [C] factors of a head's rows from the chunk's start, and to its end
+    float* through;                               // [1] the chunk's decay
+    float *of_q, *of_e, *of_k;                    // [4,C] BorderDots by quarters of channels
+    float* warp_sums;                             // [8]
     ScalarDecays decays;
     SpanningPairs pairs;
     Tile<float> gradient;  // [1,C] of the gate
+    float4 *weights, *scores;  // [8, 6 warps, lanes] sums of W and L; q k^T and e k^T, not of comba
     TokenTiles<float, true> tokens;
 
     __host__ __device__ GradientKernel(const KernelArgs& arguments, Arena& arena)
@@ -71,125 +84,150 @@ struct GradientKernel {
         q = Matrix<K>::take(arena, tensor_chunk);
         k = Matrix<K>::take(arena, tensor_chunk);
         e = comba ? Matrix<K>::take(arena, tensor_chunk) : k;
-        const std::size_t before = arena.shared_used;
-        for (Matrix<K>* matrix : {&first_stage.S, &first_stage.D}) *matrix = Matrix<K>::take(arena, tensor_values);
-        for (Matrix<tensor_values>* matrix : {&first_stage.r, &first_stage.y, &first_stage.d_o})
-            *matrix = Matrix<tensor_values>::take(arena, tensor_chunk);
-        stage_elements = static_cast<std::int64_t>((arena.shared_used - before) / sizeof(std::uint16_t));
-        if (args.stages == 2) arena.take<std::uint16_t>(static_cast<std::size_t>(stage_elements));
-        for (Matrix<tensor_chunk>* matrix : {&W, &L, &W_low, &L_low, &r_low})
-            *matrix = Matrix<tensor_chunk>::take(arena, tensor_chunk);
+        r_low = Matrix<tensor_values>::take(arena, tensor_values);
         y_low = comba ? Matrix<tensor_values>::take(arena, tensor_values) : r_low;
-        for (float** vector : {&q_norm, &k_norm, &beta, &beta_slope, &d_beta, &read, &erase, &write})
+        for (float** vector :
+             {&q_norm, &k_norm, &d_beta, &of_column, &of_erasing, &beta_slope, &read, &erase, &write})
             *vector = arena.take<float>(tensor_chunk);
         through = arena.take<float>(1);
         e_norm = comba ? arena.take<float>(tensor_chunk) : k_norm;
-        for (float** vector : {&of_q, &of_e, &of_k}) *vector = arena.take<float>(2 * tensor_chunk);
+        next_numbers = arena.take<float2>(3 * tensor_chunk / 2);
+        task = arena.take<Task>(1);
+        for (float** vector : {&of_q, &of_k}) *vector = arena.take<float>(4 * tensor_chunk);
+        of_e = comba ? arena.take<float>(4 * tensor_chunk) : nullptr;
         warp_sums = arena.take<float>(8);
         decays.carve(arena);
         pairs.carve(arena);
         gradient = arena.tile<float>(1, tensor_chunk);
+        weights = arena.take<float4>(8 * 6 * warp_lanes);
+        scores = comba ? nullptr : arena.take<float4>(8 * 6 * warp_lanes);
+        // Last, so that the others' places do not depend on how many there are.
+        const std::size_t before = arena.shared_used;
+        for (Matrix<K>* matrix : {&first_stage.S, &first_stage.D}) *matrix = Matrix<K>::take(arena, tensor_values);
+        const std::size_t padding = arena.shared_used - before - 2 * sizeof(std::uint16_t) * tensor_values * K;
+        for (Matrix<tensor_values>* matrix : {&first_stage.r, &first_stage.y, &first_stage.d_o})
+            *matrix = Matrix<tensor_values>::take(arena, tensor_chunk);
+        stage_elements = static_cast<std::int64_t>((arena.shared_used - before - padding) / sizeof(std::uint16_t));
+        if (args.stages == 2) arena.take<std::uint16_t>(static_cast<std::size_t>(stage_elements));
+        W.data = first_stage.S.data, L.data = first_stage.D.data;
+        W_low.data = first_stage.r.data, L_low.data = first_stage.y.data;
     }
 
     // The chunk in a row of all sequences' (part_at), all value heads of a key head.
     HEADRACE_DEVICE void run(std::int64_t row, std::int64_t key_head) {
-        const std::int64_t first_head = key_head * args.group;
-        HEADRACE_ROLLED
-        for (int member = 0; member < args.group; ++member) clear_parameter_sums(args, row, first_head + member);
         const PartAt at = part_at(args, row, tensor_chunk);
         const TokenRange s = sequence_of(args, at.n);
+        if (threadIdx.x == 0) *task = {chunk_range(args, s, at.part), row, key_head};
+        HEADRACE_ROLLED
+        for (int member = 0; member < args.group; ++member)
+            clear_parameter_sums(args, row, key_head * args.group + member);
         if (at.part * tensor_chunk >= s.end - s.begin) return;
-        const ChunkRange range = chunk_range(args, s, at.part);
-        copy_tokens(q, args.q, range, key_head, 0, args.K);
-        copy_tokens(k, args.k, range, key_head, 0, args.K);
-        if (comba) copy_tokens(e, args.p, range, key_head, 0, args.K);
+        copy_tokens(q, args.q, task->range, key_head, 0, args.K);
+        copy_tokens(k, args.k, task->range, key_head, 0, args.K);
+        if (comba) copy_tokens(e, args.p, task->range, key_head, 0, args.K);
         Sums d_q = {}, d_k = {}, d_e = {};
-        heads(range, row, first_head, d_q, d_k, d_e);
-        store_keys(range, key_head, d_q, d_k, d_e);
+        heads(d_q, d_k, d_e);
+        store_keys(d_q, d_k, d_e);
     }
 
   private:
-    HEADRACE_DEVICE static int token_row() { return warp() / 2 * 16; }
-    HEADRACE_DEVICE static int pair_column() { return warp() % 2 * 32; }
-    HEADRACE_DEVICE static int key_column() { return warp() % 2 * (K / 2); }
-    HEADRACE_DEVICE static bool on_or_below_diagonal() { return pair_column() <= token_row() + 15; }
+    // Of this warp, or that of a thread.
+    HEADRACE_DEVICE static int token_row(int of = static_cast<int>(threadIdx.x)) { return of / 128 * 32; }
+    HEADRACE_DEVICE static int pair_column(int of = static_cast<int>(threadIdx.x)) { return of / 32 % 4 * 16; }
+    HEADRACE_DEVICE static int key_column(int of = static_cast<int>(threadIdx.x)) { return of / 32 % 4 * (K / 4); }
+    HEADRACE_DEVICE static bool on_or_below_diagonal() { return pair_column() < token_row() + 32; }
+    HEADRACE_DEVICE std::int64_t first_head() const { return task->key_head * args.group; }
     HEADRACE_DEVICE int value_blocks() const { return (args.V + tensor_values - 1) / tensor_values; }
     HEADRACE_DEVICE Stage stage_of(int step) const {
         return first_stage.behind(args.stages == 2 ? step % 2 * stage_elements : 0);
     }
 
     // Adds up d_q, d_k and d_e of all value heads; stores d_beta and the gate's gradient of each.
-    HEADRACE_DEVICE void heads(const ChunkRange& range, std::int64_t row, std::int64_t first_head, Sums& d_q, Sums& d_k,
-                               Sums& d_e) {
-        const int blocks = value_blocks(), steps = args.group * blocks;
-        Numbers next = numbers(range, first_head);
-        fetch(range, row, first_head, 0);
+    HEADRACE_DEVICE void heads(Sums& d_q, Sums& d_k, Sums& d_e) {
         PairSums d_P = {}, d_l = {};
         BorderDots dots{};
         float crossing = 0;
+        bool any_fine = false;
+        fetch(0);
+        take_numbers(0);
         HEADRACE_ROLLED
-        for (int step = 0; step < steps; ++step) {
+        for (int step = 0; step < args.group * value_blocks(); ++step) {
             ptx::wait_for_copies<0>();
             ptx::sync_block();
-            const std::int64_t head = first_head + step / blocks;
-            const bool more = step + 1 < steps, last = step % blocks == blocks - 1;
-            if (more && args.stages == 2) fetch(range, row, first_head, step + 1);
+            if (args.stages == 2) fetch(step + 1);
             if (step == 0) {
                 weigh_rows();
+                if (!comba && args.gate_gradient) keep_scores();
                 ptx::sync_block();
             }
-            if (step % blocks == 0) begin_head(next);
-            if (more && last) next = numbers(range, head + 1);
-            const Stage now = stage_of(step);
-            const bool fine = keys_overlap(args, row * args.HV + head);
-            add_values(now, d_q, d_k, d_e, d_P, d_l, dots);
-            if (fine) add_rest(now, row, head, step % blocks * tensor_values, d_P, d_l);
-            if (args.gate_gradient) crossing += cross(now);
-            if (last) {
-                end_head(range, row, head, fine, d_q, d_k, d_e, d_P, d_l, dots, crossing);
+            const Values now = values_of(step);
+            if (now.block == 0) begin_head();
+            if (now.block == value_blocks() - 1) take_numbers(now.member + 1);
+            const Stage stage = stage_of(step);
+            const bool fine = keys_overlap(args, task->row * args.HV + first_head() + now.member);
+            any_fine = any_fine || fine;
+            add_values(stage, d_q, d_k, d_e, d_P, d_l, dots);
+            if (fine) add_rest(stage, step, d_P, d_l);
+            if (args.gate_gradient) crossing += cross(stage);
+            if (now.block == value_blocks() - 1) {
+                end_head(now.member, d_P, d_l, dots, crossing);
                 clear(d_P), clear(d_l);
                 dots = {}, crossing = 0;
             }
-            if (more && args.stages == 1) {
+            if (args.stages == 1) {
                 ptx::sync_block();
-                fetch(range, row, first_head, step + 1);
+                fetch(step + 1);
             }
         }
+        add_pairs(any_fine, d_q, d_k, d_e);
     }
+    HEADRACE_DEVICE Values values_of(int step) const { return {step / value_blocks(), step % value_blocks()}; }
     HEADRACE_DEVICE static void clear(PairSums& sums) {
 #pragma unroll
-        for (auto& tile : sums)
-            for (float& sum : tile) sum = 0;
+        for (auto& rows : sums)
+            for (auto& tile : rows)
+                for (float& sum : tile) sum = 0;
     }
 
     // Rows that lie behind the last value become zero: no sweep has written them.
-    HEADRACE_DEVICE void fetch(const ChunkRange& range, std::int64_t row, std::int64_t first_head, int step) const {
-        const int blocks = value_blocks(), first = step % blocks * tensor_values, count = args.V - first;
-        const std::int64_t head = first_head + step / blocks, rows = round_up(args.V, 16),
-                           line = (row * args.HV + head) * rows + first;
+    HEADRACE_DEVICE void fetch(int step) const {
+        const Values values = values_of(step);
+        if (values.member >= args.group) return;
+        const int first = values.block * tensor_values, count = args.V - first;
+        const std::int64_t head = first_head() + values.member, line = first_line(values);
         const Stage stage = stage_of(step);
         const SweptChunks& from = args.swept;
         copy_lines(stage.S, from.states + line * K, count);
         copy_lines(stage.D, from.adjoints + line * K, count);
         copy_lines(stage.r, from.residuals + line * tensor_chunk, count);
         copy_lines(stage.y, from.d_written + line * tensor_chunk, count);
-        copy_tokens<tensor_values, false>(stage.d_o, args.d_o, range, head, first,
+        copy_tokens<tensor_values, false>(stage.d_o, args.d_o, task->range, head, first,
                                           count < tensor_values ? count : tensor_values);
         ptx::end_copies();
     }
+    // Of these values in what the sweeps saved.
+    HEADRACE_DEVICE std::int64_t first_line(Values values) const {
+        return (task->row * args.HV + first_head() + values.member) * round_up(args.V, 16) +
+               values.block * tensor_values;
+    }
 
     // ---- numbers of tokens ----
-    // By the first warp.
-    HEADRACE_DEVICE Numbers numbers(const ChunkRange& range, std::int64_t head) const {
-        Numbers of{{0, 0}, {{0, 1}, {0, 1}}};
+    // By the first warp, whose lanes have two tokens each.
+    HEADRACE_DEVICE void take_numbers(int member) const {
+        if (warp() > 0 || member >= args.group) return;
+        float log_decay[2] = {}, values[2] = {}, slopes[2] = {1, 1};
 #pragma unroll
         for (int token = 0; token < 2; ++token) {
             const int i = 2 * lane() + token;
-            if (warp() > 0 || i >= range.length) continue;
-            of.log_decay[token] = token_log_decay(args, range, i, head);
-            of.beta[token] = beta_value<float>(args, range.row, range.token(i), head, 0);
+            if (i >= task->range.length) continue;
+            const std::int64_t head = first_head() + member;
+            log_decay[token] = token_log_decay(args, task->range, i, head);
+            const Beta<float> beta = beta_value<float>(args, task->range.row, task->range.token(i), head, 0);
+            values[token] = beta.value, slopes[token] = beta.slope;
         }
-        return of;
+        float2* const to = next_numbers + lane();
+        to[0] = {log_decay[0], log_decay[1]};
+        to[warp_lanes] = {values[0], values[1]}, to[2 * warp_lanes] = {slopes[0], slopes[1]};
     }
     // Four lanes have a row.
     HEADRACE_DEVICE void weigh_rows() const {
@@ -201,135 +239,211 @@ struct GradientKernel {
         norm(q_norm, q), norm(k_norm, k);
         if (comba) norm(e_norm, e);
     }
-    HEADRACE_DEVICE void begin_head(const Numbers& of) const {
+    HEADRACE_DEVICE void begin_head() const {
         if (warp() == 0) {
-            const ScalarDecays::OfLane lane_decays = decays.prepare(of.log_decay[0], of.log_decay[1]);
-            if (lane() == 0) *through = static_cast<float>(lane_decays.through);
+            const float2* const from = next_numbers + lane();
+            const float2 values = from[warp_lanes], slopes = from[2 * warp_lanes];
+            const ScalarDecays::OfLane of = decays.prepare(from[0].x, from[0].y);
+            if (lane() == 0) *through = static_cast<float>(of.through);
 #pragma unroll
             for (int token = 0; token < 2; ++token) {
                 const int i = 2 * lane() + token;
-                const float own = of.beta[token].value;
-                beta[i] = own, beta_slope[i] = of.beta[token].slope;
-                read[i] = static_cast<float>(args.scale) * lane_decays.start[token] * q_norm[i];
-                erase[i] = -(comba ? lane_decays.before[token] : lane_decays.start[token]) * e_norm[i] * own;
-                write[i] = lane_decays.end[token] * k_norm[i] * own;
+                const float beta = token == 0 ? values.x : values.y;
+                of_column[i] = beta * k_norm[i], of_erasing[i] = -beta * e_norm[i];
+                beta_slope[i] = token == 0 ? slopes.x : slopes.y;
+                read[i] = static_cast<float>(args.scale) * of.start[token] * q_norm[i];
+                erase[i] = (comba ? of.before[token] : of.start[token]) * of_erasing[i];
+                write[i] = of.end[token] * of_column[i];
             }
         }
         ptx::sync_block();
+    }
+
+    // ---- operands ----
+    // This thread's number, of which nothing is kept from step to step.
+    HEADRACE_DEVICE static int own() { return ptx::not_before(static_cast<int>(threadIdx.x)); }
+    // Where a matrix has what is the warp's of a thread: tokens as its rows, as its columns; channels as its columns.
+    template <int columns>
+    HEADRACE_DEVICE static OperandAt<columns> token_rows(Matrix<columns> m, int of) {
+        return {OperandAt<columns>::down(m, of % warp_lanes).at(token_row(of), 0)};
+    }
+    HEADRACE_DEVICE static OperandAt<64> token_columns(Matrix<64> m, int of) {
+        return {OperandAt<64>::across(m, of % warp_lanes).at(0, token_row(of))};
+    }
+    HEADRACE_DEVICE static OperandAt<K> channels(Matrix<K> m, int of) {
+        return {OperandAt<K>::down(m, of % warp_lanes).at(0, key_column(of))};
+    }
+    HEADRACE_DEVICE static OperandAt<64> pair_columns(Matrix<64> m, int of) {
+        return {OperandAt<64>::down(m, of % warp_lanes).at(0, pair_column(of))};
+    }
+
+    template <int columns>
+    HEADRACE_DEVICE static void load_rows(Left& a, OperandAt<columns> from, int d) {
+#pragma unroll
+        for (int block = 0; block < row_blocks; ++block) ptx::load_matrix(a[block], from.at(16 * block, d));
+    }
+    HEADRACE_DEVICE static void load_columns(Left& a, OperandAt<64> from, int d) {
+#pragma unroll
+        for (int block = 0; block < row_blocks; ++block) ptx::load_matrix_transposed(a[block], from.at(d, 16 * block));
+    }
+    HEADRACE_DEVICE static void load_channels(Right& b, OperandAt<K> from, int d) {
+#pragma unroll
+        for (int pair = 0; pair < tiles / 2; ++pair) ptx::load_matrix_transposed(b[pair], from.at(d, 16 * pair));
+    }
+    HEADRACE_DEVICE static void multiply(Sums& sums, const Left& a, const Right& b) {
+#pragma unroll
+        for (int block = 0; block < row_blocks; ++block) {
+#pragma unroll
+            for (int pair = 0; pair < tiles / 2; ++pair) {
+                ptx::multiply_bf16(sums[block][2 * pair], a[block], {b[pair][0], b[pair][1]});
+                ptx::multiply_bf16(sums[block][2 * pair + 1], a[block], {b[pair][2], b[pair][3]});
+            }
+        }
+    }
+    HEADRACE_DEVICE static void multiply_pairs(PairSums& sums, const Left& a, const std::uint32_t (&b)[4]) {
+#pragma unroll
+        for (int block = 0; block < row_blocks; ++block) {
+            ptx::multiply_bf16(sums[block][0], a[block], {b[0], b[1]});
+            ptx::multiply_bf16(sums[block][1], a[block], {b[2], b[3]});
+        }
     }
 
     // ---- of 64 values ----
     HEADRACE_DEVICE void add_values(const Stage& now, Sums& d_q, Sums& d_k, Sums& d_e, PairSums& d_P, PairSums& d_l,
                                     BorderDots& dots) const {
-        if (on_or_below_diagonal()) {
+        const int of = own();
+        const OperandAt<K> S = channels(now.S, of), D = channels(now.D, of);
+        const OperandAt<64> d_o = token_rows(now.d_o, of), y = token_columns(now.y, of), r = token_columns(now.r, of),
+                            r_pairs = pair_columns(now.r, of);
+        const PairsAt<K> at{token_row(of), key_column(of), of % warp_lanes};
+        const bool with_pairs = on_or_below_diagonal();
+        {
+            Sums reads = {}, erases = {};
             HEADRACE_ROLLED
             for (int d = 0; d < tensor_values; d += 16) {
-                std::uint32_t d_o[4], y[4];
-                load_a(d_o, now.d_o, token_row(), d);
-                load_a_transposed(y, now.y, token_row(), d);
-                multiply_both(d_P, d_l, d_o, y, now.r, d, pair_column());
+                Left a;
+                Right b;
+                std::uint32_t of_pairs[4];
+                load_channels(b, S, d);
+                if (with_pairs) ptx::load_matrix_transposed(of_pairs, r_pairs.at(d, 0));
+                load_rows(a, d_o, d);
+                multiply(reads, a, b);
+                if (with_pairs) multiply_pairs(d_P, a, of_pairs);
+                load_columns(a, y, d);
+                if (!comba) multiply(erases, a, b);
+                if (with_pairs) multiply_pairs(d_l, a, of_pairs);
             }
+            fold(d_q, dots.q, reads, q, read, at);
+            if (!comba) fold(d_k, dots.q, erases, e, erase, at);
         }
         // One after another, as registers have no room for two such sums beside the totals.
-        const auto add = [&](Sums& total, float(&dots_of)[2], Matrix<K> state, Matrix<K> x, const float* factors,
-                             auto left) {
+        const auto add = [&](Sums& total, RowSums& dots_of, OperandAt<64> left, OperandAt<K> right, Matrix<K> x,
+                             const float* factors) {
             Sums part = {};
-            add_product(part, 0, tensor_values, left,
-                        [&](auto& b, int d, int j) { load_b(b, state, d, key_column() + j); });
-            fold(total, dots_of, part, x, factors);
+            HEADRACE_ROLLED
+            for (int d = 0; d < tensor_values; d += 16) {
+                Left a;
+                Right b;
+                load_columns(a, left, d), load_channels(b, right, d);
+                multiply(part, a, b);
+            }
+            fold(total, dots_of, part, x, factors, at);
         };
-        add(d_q, dots.q, now.S, q, read, [&](auto& a, int d) { load_a(a, now.d_o, token_row(), d); });
-        add(comba ? d_e : d_k, dots.e, now.S, e, erase,
-            [&](auto& a, int d) { load_a_transposed(a, now.y, token_row(), d); });
-        add(d_k, dots.k, now.D, k, write, [&](auto& a, int d) { load_a_transposed(a, now.r, token_row(), d); });
+        if (comba) add(d_e, dots.e, y, S, e, erase);
+        add(d_k, dots.k, r, D, k, write);
     }
     // d_P and d_l of what residuals (comba: and y) have below their bf16.
-    HEADRACE_DEVICE void add_rest(const Stage& now, std::int64_t row, std::int64_t head, int first, PairSums& d_P,
-                                  PairSums& d_l) const {
-        const std::int64_t line = ((row * args.HV + head) * round_up(args.V, 16) + first) * tensor_chunk;
-        copy_lines(r_low, args.swept.residuals_low + line, args.V - first);
-        if (comba) copy_lines(y_low, args.swept.d_written_low + line, args.V - first);
+    HEADRACE_DEVICE void add_rest(const Stage& now, int step, PairSums& d_P, PairSums& d_l) const {
+        const Values values = values_of(step);
+        const std::int64_t line = first_line(values) * tensor_chunk;
+        const int count = args.V - values.block * tensor_values;
+        copy_lines(r_low, args.swept.residuals_low + line, count);
+        if (comba) copy_lines(y_low, args.swept.d_written_low + line, count);
         ptx::end_copies();
         ptx::wait_for_copies<0>();
         ptx::sync_block();
+        const int of = own();
         if (on_or_below_diagonal()) {
             HEADRACE_ROLLED
             for (int d = 0; d < tensor_values; d += 16) {
-                std::uint32_t d_o[4], y[4];
-                load_a(d_o, now.d_o, token_row(), d);
-                load_a_transposed(y, now.y, token_row(), d);
-                multiply_both(d_P, d_l, d_o, y, r_low, d, pair_column());
+                Left a;
+                std::uint32_t b[4];
+                ptx::load_matrix_transposed(b, pair_columns(r_low, of).at(d, 0));
+                load_rows(a, token_rows(now.d_o, of), d);
+                multiply_pairs(d_P, a, b);
+                load_columns(a, token_columns(now.y, of), d);
+                multiply_pairs(d_l, a, b);
+                if (!comba) continue;
+                ptx::load_matrix_transposed(b, pair_columns(now.r, of).at(d, 0));
+                load_columns(a, token_columns(y_low, of), d);
+                multiply_pairs(d_l, a, b);
             }
-        }
-        if (comba && on_or_below_diagonal()) {
-            add_product(
-                d_l, 0, tensor_values, [&](auto& a, int d) { load_a_transposed(a, y_low, token_row(), d); },
-                [&](auto& b, int d, int j) { load_b(b, now.r, d, pair_column() + j); });
         }
         ptx::sync_block();
     }
-    // Both sums take of the same right operands.
-    template <int count, int columns>
-    HEADRACE_DEVICE static void multiply_both(float (&x)[count][4], float (&y)[count][4],
-                                              const std::uint32_t (&of_x)[4], const std::uint32_t (&of_y)[4],
-                                              Matrix<columns> right, int d, int column) {
+    // f(block, half, tile) for the pairs of this lane's sums: two neighbours in a row of 16 block + 8 half on.
+    template <class F>
+    HEADRACE_DEVICE static void each_own_pair(F f) {
 #pragma unroll
-        for (int tile = 0; tile < count; tile += 2) {
-            std::uint32_t b[4];
-            load_b(b, right, d, column + 8 * tile);
-            ptx::multiply_bf16(x[tile], of_x, {b[0], b[1]});
-            ptx::multiply_bf16(x[tile + 1], of_x, {b[2], b[3]});
-            ptx::multiply_bf16(y[tile], of_y, {b[0], b[1]});
-            ptx::multiply_bf16(y[tile + 1], of_y, {b[2], b[3]});
+        for (int block = 0; block < row_blocks; ++block) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+#pragma unroll
+                for (int tile = 0; tile < tiles; ++tile) f(block, half, tile);
+            }
         }
     }
+    HEADRACE_DEVICE static int own_row(int block, int half) {
+        return token_row() + lane() / 4 + 16 * block + 8 * half;
+    }
     // total += factors * part, by rows, and the part's products with the rows x.
-    HEADRACE_DEVICE void fold(Sums& total, float (&dots)[2], const Sums& part, Matrix<K> x,
-                              const float* factors) const {
-        const LanePlace at;
-        const float of_row[2] = {factors[token_row() + at.row], factors[token_row() + at.row + 8]};
-        each_pair<tiles>(token_row(), key_column(), [&](int tile, int place, int i, int j) {
-            const float of = of_row[place / 2], left = of * part[tile][place], right = of * part[tile][place + 1];
-            const std::uint32_t row = x.pair(i, j);
-            total[tile][place] += left, total[tile][place + 1] += right;
-            dots[place / 2] = fmaf(left, low_half(row), fmaf(right, high_half(row), dots[place / 2]));
+    HEADRACE_DEVICE static void fold(Sums& total, RowSums& dots, const Sums& part, Matrix<K> x, const float* factors,
+                                     const PairsAt<K>& at) {
+        float of = 0, dot = 0;
+        each_own_pair([&](int block, int half, int tile) {
+            if (tile == 0) of = factors[own_row(block, half)], dot = 0;
+            const float left = part[block][tile][2 * half], right = part[block][tile][2 * half + 1];
+            const std::uint32_t row = at.of(x, tile, 16 * block + 8 * half);
+            float(&sums)[4] = total[block][tile];
+            sums[2 * half] = fmaf(of, left, sums[2 * half]), sums[2 * half + 1] = fmaf(of, right, sums[2 * half + 1]);
+            dot = fmaf(left, low_half(row), fmaf(right, high_half(row), dot));
+            if (tile == tiles - 1) dots[block][half] = fmaf(of, dot, dots[block][half]);
         });
     }
     // <S,D>, this thread's part.
     HEADRACE_DEVICE static float cross(const Stage& now) {
         float sum = 0;
-        each_piece<K>(tensor_values, [&](int i, int j) {
-            const uint4 S = *reinterpret_cast<const uint4*>(&now.S.pair(i, j)),
-                        D = *reinterpret_cast<const uint4*>(&now.D.pair(i, j));
+#pragma unroll
+        for (int first = 0; first < tensor_values * K; first += 8 * tensor_threads) {
+            const int at = first + 8 * static_cast<int>(threadIdx.x);
+            const uint4 S = *reinterpret_cast<const uint4*>(now.S.data + at),
+                        D = *reinterpret_cast<const uint4*>(now.D.data + at);
             const std::uint32_t left[4] = {S.x, S.y, S.z, S.w}, right[4] = {D.x, D.y, D.z, D.w};
 #pragma unroll
             for (int p = 0; p < 4; ++p) {
                 sum = fmaf(low_half(left[p]), low_half(right[p]), fmaf(high_half(left[p]), high_half(right[p]), sum));
             }
-        });
+        }
         return sum;
     }
 
     // ---- of a head, behind its values ----
-    HEADRACE_DEVICE void end_head(const ChunkRange& range, std::int64_t row, std::int64_t head, bool fine, Sums& d_q,
-                                  Sums& d_k, Sums& d_e, PairSums& d_P, PairSums& d_l, BorderDots& dots,
+    HEADRACE_DEVICE void end_head(int member, const PairSums& d_P, const PairSums& d_l, const BorderDots& dots,
                                   float crossing) {
-        PairSums reads = {}, erases = {};
-        if (args.gate_gradient && on_or_below_diagonal()) score(reads, erases);
-        weigh_pairs(d_P, d_l, reads, erases, fine);
+        PairSums spans = {}, erases = {};
+        if (comba && args.gate_gradient && on_or_below_diagonal()) score(spans, erases);
+        if (on_or_below_diagonal()) weigh_pairs(d_P, d_l, member > 0, spans, erases);
         if (args.gate_gradient) {
-            leave(of_q, dots.q), leave(of_e, dots.e), leave(of_k, dots.k);
+            leave(of_q, dots.q), leave(of_k, dots.k);
+            if (comba) leave(of_e, dots.e);
             crossing = sum_of_warp(crossing);
             if (lane() == 0) warp_sums[warp()] = crossing;
-            if (!comba) add(reads, erases);
-            pairs.sum_rows(reads);
+            pairs.sum_rows(spans);
         }
         ptx::sync_block();
-        if (args.gate_gradient) pairs.sum_columns(reads, true);
-        add_scored(W, L, d_q, d_k, d_e);
-        if (fine) add_scored(W_low, L_low, d_q, d_k, d_e);
-        if (args.d_beta.given) store_numbers(args.d_beta, d_beta, range, head);
+        if (args.d_beta.given) store_numbers(args.d_beta, d_beta, task->range, first_head() + member);
         if (!args.gate_gradient) return;
+        pairs.sum_columns(spans, true);
         ptx::sync_block();
         float spanning[2] = {};  // of two tokens of a lane, in every warp
         take_spanning(spanning);
@@ -343,101 +457,128 @@ struct GradientKernel {
         }
         if (warp() == 0) add_up(spanning);
         ptx::sync_block();
-        tokens.store_gate_gradient(gradient, row, head, range);
+        tokens.store_gate_gradient(gradient, task->row, first_head() + member, task->range);
     }
     // q k^T and e k^T
     HEADRACE_DEVICE void score(PairSums& of_q_k, PairSums& of_e_k) const {
+        const int of = own();
+        const OperandAt<K> from_q = token_rows(q, of), from_e = token_rows(e, of),
+                           from_k{OperandAt<K>::across(k).at(pair_column(), 0)};
         HEADRACE_ROLLED
         for (int d = 0; d < K; d += 16) {
-            std::uint32_t a[4], b[4];
-            load_a(a, q, token_row(), d);
-            load_a(b, e, token_row(), d);
-#pragma unroll
-            for (int tile = 0; tile < 4; tile += 2) {
-                std::uint32_t right[4];
-                load_b_transposed(right, k, d, pair_column() + 8 * tile);
-                ptx::multiply_bf16(of_q_k[tile], a, {right[0], right[1]});
-                ptx::multiply_bf16(of_q_k[tile + 1], a, {right[2], right[3]});
-                ptx::multiply_bf16(of_e_k[tile], b, {right[0], right[1]});
-                ptx::multiply_bf16(of_e_k[tile + 1], b, {right[2], right[3]});
-            }
+            Left a, b;
+            std::uint32_t right[4];
+            load_rows(a, from_q, d), load_rows(b, from_e, d);
+            ptx::load_matrix(right, from_k.at(0, d));
+            multiply_pairs(of_q_k, a, right), multiply_pairs(of_e_k, b, right);
         }
     }
-    // Of d_o r^T and y r^T makes W and L, and d_beta = y . r; of the scores what a pair adds to a gate.
-    HEADRACE_DEVICE void weigh_pairs(const PairSums& d_P, const PairSums& d_l, PairSums& reads, PairSums& erases,
-                                     bool fine) const {
+    // This lane's sums of two such matrices, kept from head to head, by the six warps on or below the diagonal: 0, 1, 4
+    // to 7.
+    HEADRACE_DEVICE static float4& kept_at(float4* sums, int block, int tile, int which) {
+        const int own = static_cast<int>(threadIdx.x) - (warp() < 4 ? 0 : 2 * warp_lanes);
+        return sums[((2 * block + tile) * 2 + which) * 6 * warp_lanes + own];
+    }
+    HEADRACE_DEVICE static float4 four(const float (&x)[4]) { return {x[0], x[1], x[2], x[3]}; }
+    HEADRACE_DEVICE static void set(float (&to)[4], float4 from) {
+        to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
+    }
+    HEADRACE_DEVICE void keep_scores() const {
         if (!on_or_below_diagonal()) return;
-        const float scale = static_cast<float>(args.scale);
-        each_pair<4>(token_row(), pair_column(), [&](int tile, int place, int i, int j) {
-            float w[2], l[2];
+        PairSums of_q_k = {}, of_e_k = {};
+        score(of_q_k, of_e_k);
 #pragma unroll
-            for (int side = 0; side < 2; ++side) {
-                const int column = j + side, at = place + side;
-                const float of_column = beta[column] * k_norm[column],
-                            d_l_ij = d_l[tile][at] * of_column * (beta[i] * e_norm[i]);
-                w[side] =
-                    column <= i ? d_P[tile][at] * of_column * (scale * q_norm[i]) * decays.between(i, column) : 0.0f;
-                l[side] = column < i ? -d_l_ij * decays.between(comba ? i - 1 : i, column) : 0.0f;
-                if (column == i) d_beta[i] = d_l[tile][at] * beta_slope[i];
-                reads[tile][at] = column < i ? reads[tile][at] * w[side] : 0.0f;
-                erases[tile][at] = column < i ? erases[tile][at] * l[side] : 0.0f;
+        for (int block = 0; block < row_blocks; ++block) {
+#pragma unroll
+            for (int tile = 0; tile < 2; ++tile) {
+                kept_at(scores, block, tile, 0) = four(of_q_k[block][tile]);
+                kept_at(scores, block, tile, 1) = four(of_e_k[block][tile]);
             }
-            const SplitPair of_w = split_pair(w[0], w[1]), of_l = split_pair(l[0], l[1]);
-            W.pair(i, j) = of_w.high, L.pair(i, j) = of_l.high;
-            if (fine) W_low.pair(i, j) = of_w.low, L_low.pair(i, j) = of_l.low;
-        });
-    }
-    HEADRACE_DEVICE static void add(PairSums& sums, const PairSums& others) {
-#pragma unroll
-        for (int tile = 0; tile < 4; ++tile)
-            for (int place = 0; place < 4; ++place) sums[tile][place] += others[tile][place];
-    }
-    HEADRACE_DEVICE static void leave(float* sums, const float (&dots)[2]) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float dot = dots[half];
-            dot += ptx::shuffle_xor(dot, 1);
-            dot += ptx::shuffle_xor(dot, 2);
-            if (lane() % 4 == 0) sums[warp() % 2 * tensor_chunk + token_row() + lane() / 4 + 8 * half] = dot;
         }
     }
-    // d_q += W k, d_e += L k, d_k += W^T q + L^T e
-    HEADRACE_DEVICE void add_scored(Matrix<tensor_chunk> of_reads, Matrix<tensor_chunk> of_erases, Sums& d_q, Sums& d_k,
-                                    Sums& d_e) const {
-        HEADRACE_ROLLED
-        for (int d = 0; d <= token_row(); d += 16) {
-            std::uint32_t w[4], l[4];
-            load_a(w, of_reads, token_row(), d);
-            load_a(l, of_erases, token_row(), d);
-            multiply_both(d_q, comba ? d_e : d_k, w, l, k, d, key_column());
+    // Of d_o r^T and y r^T makes W and L, to add to those of heads before, and d_beta = y . r; of the scores, in `spans`,
+    // what a pair adds to a gate, comba's erases apart.
+    HEADRACE_DEVICE void weigh_pairs(const PairSums& d_P, const PairSums& d_l, bool heads_before, PairSums& spans,
+                                     PairSums& erases) const {
+        const LanePlace at;
+        const bool with_gate = args.gate_gradient;
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+            const int j = pair_column() + 8 * tile + at.column;
+            const float4 powers = *reinterpret_cast<const float4*>(decays.powers + j);
+            const float2 of_columns = *reinterpret_cast<const float2*>(of_column + j);
+            const ScalarDecays::Power earlier[2] = {{powers.x, powers.y}, {powers.z, powers.w}};
+            const float factor[2] = {of_columns.x, of_columns.y};
+#pragma unroll
+            for (int block = 0; block < row_blocks; ++block) {
+                if (!comba && with_gate) {
+                    set(spans[block][tile], kept_at(scores, block, tile, 0));
+                    set(erases[block][tile], kept_at(scores, block, tile, 1));
+                }
+                float w[4] = {}, l[4] = {};
+                if (heads_before) set(w, kept_at(weights, block, tile, 0)), set(l, kept_at(weights, block, tile, 1));
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int i = own_row(block, half);
+                    const ScalarDecays::Power own = decays.at(i), before = comba ? decays.at(i > 0 ? i - 1 : 0) : own;
+                    const float of_read = static_cast<float>(args.scale) * q_norm[i], of_erase = of_erasing[i];
+#pragma unroll
+                    for (int side = 0; side < 2; ++side) {
+                        const int column = j + side, place = 2 * half + side;
+                        const float decay = ScalarDecays::between(own, earlier[side]),
+                                    erased = comba ? ScalarDecays::between(before, earlier[side]) : decay;
+                        const float d_l_ij = d_l[block][tile][place];
+                        const float W_ij =
+                            column <= i ? d_P[block][tile][place] * (factor[side] * of_read) * decay : 0.0f;
+                        const float L_ij = column < i ? d_l_ij * (factor[side] * of_erase) * erased : 0.0f;
+                        if (column == i) d_beta[i] = d_l_ij * beta_slope[i];
+                        w[place] += W_ij, l[place] += L_ij;
+                        if (!with_gate) continue;
+                        float &span = spans[block][tile][place], &of_erases = erases[block][tile][place];
+                        if (comba) {
+                            span = column < i ? span * W_ij : 0.0f, of_erases = column < i ? of_erases * L_ij : 0.0f;
+                        } else {
+                            span = column < i ? fmaf(span, W_ij, of_erases * L_ij) : 0.0f;
+                        }
+                    }
+                }
+                kept_at(weights, block, tile, 0) = four(w), kept_at(weights, block, tile, 1) = four(l);
+            }
         }
-        const auto add_columns = [&](Matrix<tensor_chunk> weights, Matrix<K> x) {
-            add_product(
-                d_k, token_row(), tensor_chunk, [&](auto& a, int d) { load_a_transposed(a, weights, token_row(), d); },
-                [&](auto& b, int d, int j) { load_b(b, x, d, key_column() + j); });
-        };
-        add_columns(of_reads, q);
-        add_columns(of_erases, e);
     }
-
-    // ---- the gate's gradient ----
+    // Sums over a row's lanes, which have a quarter of it.
+    HEADRACE_DEVICE static void leave(float* sums, const RowSums& dots) {
+#pragma unroll
+        for (int block = 0; block < row_blocks; ++block) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float dot = dots[block][half];
+                dot += ptx::shuffle_xor(dot, 1);
+                dot += ptx::shuffle_xor(dot, 2);
+                if (lane() % 4 == 0) sums[warp() % 4 * tensor_chunk + own_row(block, half)] = dot;
+            }
+        }
+    }
+    HEADRACE_DEVICE static float of_quarters(const float* sums, int i) {
+        return sums[i] + sums[tensor_chunk + i] + (sums[2 * tensor_chunk + i] + sums[3 * tensor_chunk + i]);
+    }
     HEADRACE_DEVICE void take_spanning(float (&spanning)[2]) const {
 #pragma unroll
         for (int token = 0; token < 2; ++token) spanning[token] += pairs.spanning(2 * lane() + token);
     }
     // By one warp; a lane has two tokens. All terms that span a gate, docs/math.md, section 6.
     HEADRACE_DEVICE void add_up(const float (&spanning)[2]) const {
-        const auto both = [](const float* halves, int i) { return halves[i] + halves[tensor_chunk + i]; };
         const int i = 2 * lane();
         float across = 0;
 #pragma unroll
         for (int w = 0; w < 8; ++w) across += warp_sums[w];
         across *= *through;
-        const float e_0 = both(of_e, i), e_1 = both(of_e, i + 1), k_0 = both(of_k, i), k_1 = both(of_k, i + 1);
-        const float u_0 = both(of_q, i) + (comba ? 0.0f : e_0), u_1 = both(of_q, i + 1) + (comba ? 0.0f : e_1);
+        const float u_0 = of_quarters(of_q, i), u_1 = of_quarters(of_q, i + 1), k_0 = of_quarters(of_k, i),
+                    k_1 = of_quarters(of_k, i + 1), e_0 = comba ? of_quarters(of_e, i) : 0.0f,
+                    e_1 = comba ? of_quarters(of_e, i + 1) : 0.0f;
         // Of all tokens behind this lane's; comba's erase terms do not see the own gate. And of all before them.
-        const float behind = sum_of_later(u_0 + u_1 + (comba ? e_0 + e_1 : 0.0f)), before = sum_of_earlier(k_0 + k_1);
-        gradient.at(0, i) = behind + u_0 + u_1 + (comba ? e_1 : 0.0f) + before + spanning[0] + across;
+        const float behind = sum_of_later(u_0 + u_1 + e_0 + e_1), before = sum_of_earlier(k_0 + k_1);
+        gradient.at(0, i) = behind + u_0 + u_1 + e_1 + before + spanning[0] + across;
         gradient.at(0, i + 1) = behind + u_1 + before + k_0 + spanning[1] + across;
     }
     HEADRACE_DEVICE static float sum_of_later(float x) {
@@ -461,42 +602,96 @@ struct GradientKernel {
         return lane() > 0 ? last : 0.0f;
     }
 
+    // ---- of all value heads ----
+    HEADRACE_DEVICE void add_pairs(bool fine, Sums& d_q, Sums& d_k, Sums& d_e) const {
+        ptx::sync_block();
+        if (on_or_below_diagonal()) leave_pairs(fine);
+        ptx::sync_block();
+        add_scored(W, L, d_q, d_k, d_e);
+        if (fine) add_scored(W_low, L_low, d_q, d_k, d_e);
+    }
+    HEADRACE_DEVICE void leave_pairs(bool fine) const {
+        const PairsAt<64> at(token_row(), pair_column());
+#pragma unroll
+        for (int block = 0; block < row_blocks; ++block) {
+#pragma unroll
+            for (int tile = 0; tile < 2; ++tile) {
+                float w[4], l[4];
+                set(w, kept_at(weights, block, tile, 0)), set(l, kept_at(weights, block, tile, 1));
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int row = 16 * block + 8 * half;
+                    const SplitPair of_w = split_pair(w[2 * half], w[2 * half + 1]),
+                                    of_l = split_pair(l[2 * half], l[2 * half + 1]);
+                    at.of(W, tile, row) = of_w.high, at.of(L, tile, row) = of_l.high;
+                    if (fine) at.of(W_low, tile, row) = of_w.low, at.of(L_low, tile, row) = of_l.low;
+                }
+            }
+        }
+    }
+    // d_q += W k, d_e += L k, d_k += W^T q + L^T e. Of blocks of 16 above the diagonal those that are read are zero.
+    HEADRACE_DEVICE void add_scored(Matrix<tensor_chunk> of_reads, Matrix<tensor_chunk> of_erases, Sums& d_q, Sums& d_k,
+                                    Sums& d_e) const {
+        const int of = own();
+        HEADRACE_ROLLED
+        for (int d = 0; d < token_row() + 32; d += 16) {
+            Left a;
+            Right b;
+            load_channels(b, channels(k, of), d);
+            load_rows(a, token_rows(of_reads, of), d);
+            multiply(d_q, a, b);
+            load_rows(a, token_rows(of_erases, of), d);
+            multiply(comba ? d_e : d_k, a, b);
+        }
+        HEADRACE_ROLLED
+        for (int d = token_row(); d < tensor_chunk; d += 16) {
+            Left a;
+            Right b;
+            load_channels(b, channels(q, of), d), load_columns(a, token_columns(of_reads, of), d);
+            multiply(d_k, a, b);
+            load_channels(b, channels(e, of), d), load_columns(a, token_columns(of_erases, of), d);
+            multiply(d_k, a, b);
+        }
+    }
+
     // ---- rows of keys ----
-    HEADRACE_DEVICE void store_keys(const ChunkRange& range, std::int64_t key_head, Sums& d_q, Sums& d_k, Sums& d_e) {
-        store_rows(args.d_q, d_q, q, q_norm, range, key_head);
-        store_rows(args.d_k, d_k, k, k_norm, range, key_head);
-        if (comba) store_rows(args.d_p, d_e, e, e_norm, range, key_head);
+    HEADRACE_DEVICE void store_keys(Sums& d_q, Sums& d_k, Sums& d_e) {
+        store_rows(args.d_q, d_q, q, q_norm);
+        store_rows(args.d_k, d_k, k, k_norm);
+        if (comba) store_rows(args.d_p, d_e, e, e_norm);
     }
     // Of the gradient times the inverse norm: with y = x r the unit rows, d - y (y . d) is that of x. It takes the
     // place of the rows.
-    HEADRACE_DEVICE void store_rows(const Strided& tensor, Sums& d, Matrix<K> x, const float* inverse_norm,
-                                    const ChunkRange& range, std::int64_t key_head) const {
+    HEADRACE_DEVICE void store_rows(const Strided& tensor, Sums& d, Matrix<K> x, const float* inverse_norm) const {
         if (!tensor.given) return;
-        float along[2] = {};
+        const PairsAt<K> at{token_row(), key_column()};
+        RowSums along = {};
         if (args.l2norm) {
-            each_pair<tiles>(token_row(), key_column(), [&](int tile, int place, int i, int j) {
-                const std::uint32_t row = x.pair(i, j);
-                along[place / 2] =
-                    fmaf(d[tile][place], low_half(row), fmaf(d[tile][place + 1], high_half(row), along[place / 2]));
+            each_own_pair([&](int block, int half, int tile) {
+                const std::uint32_t row = at.of(x, tile, 16 * block + 8 * half);
+                along[block][half] = fmaf(d[block][tile][2 * half], low_half(row),
+                                          fmaf(d[block][tile][2 * half + 1], high_half(row), along[block][half]));
             });
             leave(of_q, along);
             ptx::sync_block();
-            const LanePlace at;
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int i = token_row() + at.row + 8 * half;
-                along[half] = (of_q[i] + of_q[tensor_chunk + i]) * inverse_norm[i] * inverse_norm[i];
+            for (int block = 0; block < row_blocks; ++block) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int i = own_row(block, half);
+                    along[block][half] = of_quarters(of_q, i) * inverse_norm[i] * inverse_norm[i];
+                }
             }
         }
         ptx::sync_block();  // other warps' products with x, and what they read of the sums
-        each_pair<tiles>(token_row(), key_column(), [&](int tile, int place, int i, int j) {
-            const std::uint32_t row = x.pair(i, j);
-            const float of = along[place / 2];
-            x.pair(i, j) =
-                ptx::round_to_bf16(d[tile][place] - of * low_half(row), d[tile][place + 1] - of * high_half(row));
+        each_own_pair([&](int block, int half, int tile) {
+            std::uint32_t& row = at.of(x, tile, 16 * block + 8 * half);
+            const float of = along[block][half];
+            row = ptx::round_to_bf16(d[block][tile][2 * half] - of * low_half(row),
+                                     d[block][tile][2 * half + 1] - of * high_half(row));
         });
         ptx::sync_block();
-        store_matrix(tensor, x, range, key_head, 0, args.K);
+        store_matrix(tensor, x, task->range, task->key_head, 0, args.K);
     }
 };
 

@@ -6,42 +6,49 @@
 
 namespace headrace::cuda {
 
-// f(tile, place, i, j) by two neighbours in a row, j even, of this lane's accumulators of [16, 8 tiles] at (row,
-// column).
-template <int tiles, class F>
-HEADRACE_DEVICE void each_pair(int row, int column, F f) {
-    const LanePlace at;
-#pragma unroll
-    for (int tile = 0; tile < tiles; ++tile) {
-#pragma unroll
-        for (int place = 0; place < 4; place += 2)
-            f(tile, place, row + at.row + place / 2 * 8, column + 8 * tile + at.column);
-    }
-}
+// Where a matrix has the pairs of a lane's accumulators of [32, 8 tiles] at (row, column), its first a multiple of 16,
+// the other of all columns of the tiles: one step away from the first pair.
+template <int columns>
+struct PairsAt {
+    std::uint32_t first;  // bytes from the matrix's begin
 
-// Of M [64,64], 16 rows and 32 columns of it a warp's: the sums over j < m <= i, or m < i, of M_ij for each m. Nothing
-// is subtracted: running sums along rows, then down columns (docs/decisions/002).
+    HEADRACE_DEVICE PairsAt(int row, int column, int of_lane = lane()) {
+        const LanePlace at(of_lane);
+        first = 2 * static_cast<std::uint32_t>(Matrix<columns>::place(row + at.row, column + at.column));
+    }
+    // Of a tile, rows further down by a multiple of 8.
+    HEADRACE_DEVICE std::uint32_t& of(Matrix<columns> m, int tile, int down) const {
+        const std::uint32_t bytes = (first ^ static_cast<std::uint32_t>(16 * tile)) + 2 * columns * down;
+        return *reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(m.data) + bytes);
+    }
+};
+
+// Of M [64,64], 32 rows and 16 columns of it one of eight warps': the sums over j < m <= i, or m < i, of M_ij for each
+// m. Nothing is subtracted: running sums along rows, then down columns (docs/decisions/002).
 struct SpanningPairs {
-    float* left_sums;  // [C] of the left half of each row
-    float* of_rows;    // [4,C] by 16 rows i
+    using Sums = float[2][2][4];  // accumulators of 16 rows and 8 columns
+
+    float* of_quarters;  // [4,C] of 16 columns of each row
+    float* of_halves;    // [2,C] of 32 rows of each column
 
     __host__ __device__ void carve(Arena& arena) {
-        left_sums = arena.take<float>(tensor_chunk);
-        of_rows = arena.take<float>(4 * tensor_chunk);
+        of_quarters = arena.take<float>(4 * tensor_chunk);
+        of_halves = arena.take<float>(2 * tensor_chunk);
     }
-    HEADRACE_DEVICE static int first_row() { return warp() / 2 * 16; }
-    HEADRACE_DEVICE static int first_column() { return warp() % 2 * 32; }
+    HEADRACE_DEVICE static int first_row() { return warp() / 4 * 32 + lane() / 4; }  // of this lane
 
-    // M becomes the sums of what lies before it in its half of the row. The next step is behind a barrier.
-    HEADRACE_DEVICE void sum_rows(float (&M)[4][4]) const {
+    // M becomes the sums of what lies before it in its quarter of the row. The next step is behind a barrier.
+    HEADRACE_DEVICE void sum_rows(Sums& M) const {
         const int t = lane() % 4;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
+        for (int row = 0; row < 4; ++row) {
+            const int half = row % 2;
             float running = 0;
 #pragma unroll
-            for (int tile = 0; tile < 4; ++tile) {
-                const float first = M[tile][2 * half];
-                float sum = first + M[tile][2 * half + 1];
+            for (int tile = 0; tile < 2; ++tile) {
+                float(&of)[4] = M[row / 2][tile];
+                const float first = of[2 * half];
+                float sum = first + of[2 * half + 1];
 #pragma unroll
                 for (int distance = 1; distance < 4; distance *= 2) {
                     const float earlier = ptx::shuffle_from(sum, (lane() - distance) & (warp_lanes - 1));
@@ -50,40 +57,39 @@ struct SpanningPairs {
                 const float left = ptx::shuffle_from(sum, (lane() - 1) & (warp_lanes - 1)),
                             before = running + (t > 0 ? left : 0.0f);
                 running += ptx::shuffle_from(sum, lane() | 3);
-                M[tile][2 * half] = before;
-                M[tile][2 * half + 1] = before + first;
+                of[2 * half] = before;
+                of[2 * half + 1] = before + first;
             }
-            if (warp() % 2 == 0 && t == 0) left_sums[first_row() + lane() / 4 + 8 * half] = running;
+            if (t == 0) of_quarters[warp() % 4 * tensor_chunk + first_row() + 8 * row] = running;
         }
     }
     // `own`: of rows i >= m, else i > m. The sums are there behind a barrier.
-    HEADRACE_DEVICE void sum_columns(float (&M)[4][4], bool own) const {
-        const LanePlace at;
-        float right[2] = {};
-        if (warp() % 2 == 1) right[0] = left_sums[first_row() + at.row], right[1] = left_sums[first_row() + at.row + 8];
+    HEADRACE_DEVICE void sum_columns(const Sums& M, bool own) const {
+        float left[4] = {};
 #pragma unroll
-        for (int tile = 0; tile < 4; ++tile) {
+        for (int quarter = 0; quarter < 3; ++quarter) {
+            if (quarter >= warp() % 4) break;
+#pragma unroll
+            for (int row = 0; row < 4; ++row) left[row] += of_quarters[quarter * tensor_chunk + first_row() + 8 * row];
+        }
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
-                const int m = first_column() + 8 * tile + at.column + side;
+                const int m = warp() % 4 * 16 + 8 * tile + LanePlace().column + side;
                 float sum = 0;
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int i = first_row() + at.row + 8 * half;
-                    if (i > m || (own && i == m)) sum += M[tile][2 * half + side] + right[half];
+                for (int row = 0; row < 4; ++row) {
+                    const int i = first_row() + 8 * row;
+                    if (i > m || (own && i == m)) sum += M[row / 2][tile][row % 2 * 2 + side] + left[row];
                 }
 #pragma unroll
                 for (int distance = 4; distance < warp_lanes; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
-                if (lane() < 4) of_rows[warp() / 2 * tensor_chunk + m] = sum;
+                if (lane() < 4) of_halves[warp() / 4 * tensor_chunk + m] = sum;
             }
         }
     }
-    HEADRACE_DEVICE float spanning(int m) const {
-        float sum = 0;
-#pragma unroll
-        for (int rows = 0; rows < 4; ++rows) sum += of_rows[rows * tensor_chunk + m];
-        return sum;
-    }
+    HEADRACE_DEVICE float spanning(int m) const { return of_halves[m] + of_halves[tensor_chunk + m]; }
 };
 
 }  // namespace headrace::cuda

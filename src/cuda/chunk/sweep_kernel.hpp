@@ -21,74 +21,99 @@ struct SweepKernel : SweepWalk<K> {
         float *read, *erase, *write, *beta;  // [C] one behind the other
         float* decay;                        // [2]
     };
+    // Where the sequence's tokens lie: in shared memory, as registers are few.
+    struct Rows {
+        TokenRows q, k, e, rows, d_v;
+        std::int64_t tokens, first_place;  // of the sequence; of its first chunk in what is prepared and saved
+        std::int64_t n, head;
+    };
 
-    Stage first_stage;
-    std::int64_t stage_bytes;  // from a stage to the next
+    Rows* of_sequence;
+    char* first_stage;
+    std::uint32_t stage_bytes;  // from a stage to the next
 
     __host__ __device__ SweepKernel(const KernelArgs& arguments, Arena& arena) : Base{arguments, {}, {}} {
-        const std::size_t before = arena.shared_used;
-        first_stage.k = Matrix<K>::take(arena, tensor_chunk);
-        first_stage.q = Matrix<K>::take(arena, tensor_chunk);
-        first_stage.e = args.undecayed_error ? Matrix<K>::take(arena, tensor_chunk) : first_stage.k;
-        for (Matrix<64>* matrix : {&first_stage.rows, &first_stage.P.high, &first_stage.P.low, &first_stage.solve.high,
-                                   &first_stage.solve.low})
-            *matrix = Matrix<64>::take(arena, tensor_chunk);
-        first_stage.read = arena.take<float>(4 * tensor_chunk);
-        first_stage.decay = arena.take<float>(tensor_chunk);  // 256 bytes, as matrices begin at multiples (OperandAt)
-        stage_bytes = static_cast<std::int64_t>(arena.shared_used - before);
-        if (args.stages == 2) arena.take<char>(static_cast<std::size_t>(stage_bytes));
         patches = Matrix<64>::take(arena, args.value_columns);
+        of_sequence = arena.take<Rows>(1);
+        arena.shared_used = (arena.shared_used + 255) / 256 * 256;  // as matrices begin at multiples of their rows
+        constexpr std::uint32_t column = 2 * tensor_chunk;
+        stage_bytes = column * ((args.undecayed_error ? 3 : 2) * K + 5 * 64) + 4 * 5 * tensor_chunk;
+        first_stage = arena.take<char>(std::size_t{stage_bytes} * static_cast<std::size_t>(args.stages));
     }
 
     // ---- sequence n, one value head, values [first, first + args.value_columns) ----
     HEADRACE_DEVICE void states(std::int64_t n, std::int64_t head, int first) {
         const TokenRange sequence = sequence_of(args, n);
+        find_rows<false>(sequence, n, head, first);
         this->load(args.initial_state, n, head, first);
-        this->template each_chunk<false>(
-            sequence,
-            [&](std::int64_t chunk, std::int64_t turn) { fetch<false>(sequence, n, head, first, chunk, turn); },
-            [&](std::int64_t chunk, std::int64_t turn) {
-                advance(stage_of(turn), saved_place(args, sequence, n, head, chunk, tensor_chunk), first);
-            });
+        this->template each_chunk<false, int>(
+            sequence, [&](int chunk, int turn) { fetch<false>(first, chunk, turn); },
+            [&](int chunk, int turn) { advance(stage_of(turn), chunk, first); });
     }
     HEADRACE_DEVICE void adjoints(std::int64_t n, std::int64_t head, int first) {
         const TokenRange sequence = sequence_of(args, n);
+        find_rows<true>(sequence, n, head, first);
         this->load(args.d_final_state, n, head, first);
-        this->template each_chunk<true>(
-            sequence,
-            [&](std::int64_t chunk, std::int64_t turn) { fetch<true>(sequence, n, head, first, chunk, turn); },
-            [&](std::int64_t chunk, std::int64_t turn) {
-                retreat(stage_of(turn), chunk_range(args, sequence, chunk),
-                        saved_place(args, sequence, n, head, chunk, tensor_chunk), head, first);
-            });
-        this->store(args.d_initial_state, n, head, first);
+        this->template each_chunk<true, int>(
+            sequence, [&](int chunk, int turn) { fetch<true>(first, chunk, turn); },
+            [&](int chunk, int turn) { retreat(stage_of(turn), chunk, first); });
+        this->store(args.d_initial_state, of_sequence->n, of_sequence->head, first);
     }
 
   private:
-    HEADRACE_DEVICE Stage stage_of(std::int64_t turn) const {
-        const std::int64_t bytes = args.stages == 2 ? turn % 2 * stage_bytes : 0, elements = bytes / 2,
-                           floats = bytes / 4;
-        Stage s = first_stage;
-        s.q.data += elements, s.k.data += elements, s.e.data += elements, s.rows.data += elements;
-        s.P.high.data += elements, s.P.low.data += elements;
-        s.solve.high.data += elements, s.solve.low.data += elements;
-        s.read += floats, s.decay += floats;
-        s.erase = s.read + tensor_chunk, s.write = s.erase + tensor_chunk, s.beta = s.write + tensor_chunk;
+    HEADRACE_DEVICE Stage stage_of(int turn) const {
+        char* at = first_stage + (args.stages == 2 ? static_cast<std::uint32_t>(turn) % 2 * stage_bytes : 0u);
+        const auto take = [&](int columns) {
+            std::uint16_t* const matrix = reinterpret_cast<std::uint16_t*>(at);
+            at += 2 * tensor_chunk * columns;
+            return matrix;
+        };
+        Stage s{};
+        s.q.data = take(K), s.k.data = take(K), s.rows.data = take(64);
+        s.P.high.data = take(64), s.P.low.data = take(64), s.solve.high.data = take(64), s.solve.low.data = take(64);
+        s.read = reinterpret_cast<float*>(at), s.erase = s.read + tensor_chunk, s.write = s.erase + tensor_chunk;
+        s.beta = s.write + tensor_chunk, s.decay = s.beta + tensor_chunk;
+        at += 4 * 5 * tensor_chunk;
+        s.e.data = args.undecayed_error ? take(K) : s.k.data;
         return s;
     }
     template <bool gradients>
-    HEADRACE_DEVICE void fetch(const TokenRange& sequence, std::int64_t n, std::int64_t head, int first,
-                               std::int64_t chunk, std::int64_t turn) const {
-        const ChunkRange range = chunk_range(args, sequence, chunk);
+    HEADRACE_DEVICE void find_rows(const TokenRange& s, std::int64_t n, std::int64_t head, int first) const {
+        if (threadIdx.x == 0) {
+            const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
+            const std::int64_t key_head = head / args.group;
+            *of_sequence = {rows_of(args.q, all, key_head, 0),
+                            rows_of(args.k, all, key_head, 0),
+                            rows_of(args.undecayed_error ? args.p : args.k, all, key_head, 0),
+                            rows_of(gradients ? args.d_o : args.v, all, head, first),
+                            rows_of(args.d_v, all, head, first),
+                            s.end - s.begin,
+                            saved_place(args, s, n, head, 0, tensor_chunk),
+                            n,
+                            head};
+        }
+        ptx::sync_block();
+    }
+    HEADRACE_DEVICE std::int64_t place_of(int chunk) const {
+        return of_sequence->first_place + std::int64_t{ptx::not_before(chunk)} * args.HV;
+    }
+    HEADRACE_DEVICE static std::int64_t token_of(int chunk) {
+        return std::int64_t{ptx::not_before(chunk)} * tensor_chunk;
+    }
+    HEADRACE_DEVICE int length_of(int chunk) const {
+        const std::int64_t left = of_sequence->tokens - token_of(chunk);
+        return static_cast<int>(left < tensor_chunk ? left : tensor_chunk);
+    }
+    template <bool gradients>
+    HEADRACE_DEVICE void fetch(int first, int chunk, int turn) const {
         const Stage stage = stage_of(turn);
-        const std::int64_t key_head = head / args.group,
-                           place = saved_place(args, sequence, n, head, chunk, tensor_chunk);
-        copy_tokens(stage.k, args.k, range, key_head, 0, args.K);
-        if (gradients) copy_tokens(stage.q, args.q, range, key_head, 0, args.K);
-        if (args.undecayed_error) copy_tokens(stage.e, args.p, range, key_head, 0, args.K);
-        copy_tokens(stage.rows, gradients ? args.d_o : args.v, range, head, first, args.V - first);
+        const std::int64_t token = token_of(chunk), place = place_of(chunk), matrix = place * 64 * tensor_chunk;
+        const int length = length_of(chunk);
+        copy_rows(stage.k, of_sequence->k.from(token), length, tensor_chunk, args.K);
+        if (gradients) copy_rows(stage.q, of_sequence->q.from(token), length, tensor_chunk, args.K);
+        if (args.undecayed_error) copy_rows(stage.e, of_sequence->e.from(token), length, tensor_chunk, args.K);
+        copy_rows(stage.rows, of_sequence->rows.from(token), length, tensor_chunk, args.V - first, args.value_columns);
         const Prepared& from = args.prepared;
-        const std::int64_t matrix = place * 64 * tensor_chunk;
         const LowerCopy high{stage.solve.high, from.solve_high + matrix}, low{stage.solve.low, from.solve_low + matrix};
         if constexpr (gradients) {
             copy_lower(high, low, LowerCopy{stage.P.high, from.scores + matrix},
@@ -105,45 +130,55 @@ struct SweepKernel : SweepWalk<K> {
 
     // ---- chunks ----
     // From the state that enters to the one that leaves.
-    HEADRACE_DEVICE void advance(const Stage& now, std::int64_t place, int first) {
-        this->save(args.swept.states, state, place, first);
+    HEADRACE_DEVICE void advance(const Stage& now, int chunk, int first) {
+        this->save(args.swept.states, state, place_of(chunk), first);
         TokenSums sums = {};
         add_read<Left::both, K>(sums, state, now.e);
         scale_tokens(sums, now.erase);
         add_transposed(sums, now.rows, warp_value());
-        this->solve_residuals(sums, now.solve, now.beta, place, first);
+        this->solve_residuals(sums, now.solve, now.beta, place_of(chunk), first);
         scale_tokens(sums, now.write);
         const SplitDecay<float> decay{now.decay[0], now.decay[1]};
         decay_and_add<Left::both, K>(
             state, [&](int step) { return left_operand(sums, step); }, now.k, [&](int, int) { return decay; });
     }
     // From the gradient of the state that leaves to that of the one that enters.
-    HEADRACE_DEVICE void retreat(const Stage& now, const ChunkRange& range, std::int64_t place, std::int64_t head,
-                                 int first) {
-        this->save(args.swept.adjoints, state, place, first);
+    HEADRACE_DEVICE void retreat(const Stage& now, int chunk, int first) {
+        this->save(args.swept.adjoints, state, place_of(chunk), first);
         TokenSums y = {};
         add_read<Left::both, K>(y, state, now.k);
         scale_tokens(y, now.write);
         Base::add_lower_of_rows(y, now.rows, warp_value(), now.P);
-        this->solve_gradients(y, now.solve, now.beta, place, first);
-        this->store_rows(y, range, head, first);
+        this->solve_gradients(y, now.solve, now.beta, place_of(chunk), first);
+        if (args.d_v.given)
+            this->store_rows(y, of_sequence->d_v.from(token_of(chunk)), length_of(chunk), first);
         scale_tokens(y, now.erase);
         decay_and_add_both(y, now);
     }
-    // D = decay D + d_o^T (reads q) + z^T (erases e)
+    // D = decay D + d_o^T (reads q) + z^T (erases e); left operands are made once, for all channels.
     HEADRACE_DEVICE void decay_and_add_both(const TokenSums& erased, const Stage& now) {
         const auto q = OperandAt<K>::down(now.q), e = OperandAt<K>::down(now.e);
         const SplitDecay<float> decay{now.decay[0], now.decay[1]};
-        decay_and_add_sums<K>(
-            state,
-            [&](float(&sums)[8][4], int first) {
+        float sums[K / 64][8][4] = {};
 #pragma unroll
-                for (int step = 0; step < token_steps; ++step) {
-                    add_written<Left::both>(sums, read_rows(now, step), q, step, first);
-                    add_written<Left::both>(sums, left_operand(erased, step), e, step, first);
-                }
-            },
-            [&](int, int) { return decay; });
+        for (int step = 0; step < token_steps; ++step) {
+            const SplitA of_reads = read_rows(now, step);
+#pragma unroll
+            for (int group = 0; group < K / 64; ++group)
+                add_written<Left::both>(sums[group], of_reads, q, step, 8 * group);
+            const SplitA of_erases = left_operand(erased, step);
+#pragma unroll
+            for (int group = 0; group < K / 64; ++group)
+                add_written<Left::both>(sums[group], of_erases, e, step, 8 * group);
+        }
+#pragma unroll
+        for (int tile = 0; tile < state_tiles; ++tile) {
+#pragma unroll
+            for (int place = 0; place < 4; ++place) {
+                float& D = state[tile][place];
+                D = fmaf(D, decay.whole, fmaf(D, decay.part, sums[tile / 8][tile % 8][place]));
+            }
+        }
     }
     // d_o^T Diag(read)
     HEADRACE_DEVICE static SplitA read_rows(const Stage& now, int step) {

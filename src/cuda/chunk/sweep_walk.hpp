@@ -29,13 +29,13 @@ struct SweepWalk {
 
     // The chunks of a sequence, from the first one or the last: fetch(chunk, turn) queues copies of what
     // compute(chunk, turn) reads, args.stages turns at once.
-    template <bool from_end, class Fetch, class Compute>
+    template <bool from_end, class Count = std::int64_t, class Fetch, class Compute>
     HEADRACE_DEVICE void each_chunk(const TokenRange& sequence, Fetch fetch, Compute compute) {
-        const std::int64_t chunks = (sequence.end - sequence.begin + tensor_chunk - 1) / tensor_chunk;
-        const auto chunk_of = [&](std::int64_t turn) { return from_end ? chunks - 1 - turn : turn; };
+        const Count chunks = static_cast<Count>((sequence.end - sequence.begin + tensor_chunk - 1) / tensor_chunk);
+        const auto chunk_of = [&](Count turn) { return from_end ? chunks - 1 - turn : turn; };
         if (chunks > 0) fetch(chunk_of(0), 0);
         HEADRACE_ROLLED
-        for (std::int64_t turn = 0; turn < chunks; ++turn) {
+        for (Count turn = 0; turn < chunks; ++turn) {
             const bool more = turn + 1 < chunks;
             ptx::wait_for_copies<0>();
             ptx::sync_block();
@@ -119,12 +119,14 @@ struct SweepWalk {
     // d_v
     HEADRACE_DEVICE void store_rows(const TokenSums& rows, const ChunkRange& range, std::int64_t head,
                                     int first) const {
-        if (!args.d_v.given) return;
-        const OutputPatch patch{{patches.data + warp() * 16 * 64}};
+        if (args.d_v.given) store_rows(rows, rows_of(args.d_v, range, head, first), range.length, first);
+    }
+    HEADRACE_DEVICE void store_rows(const TokenSums& rows, TokenRows to, int length, int first) const {
+        const OutputPatch patch{{patches.data + ptx::not_before(warp()) * 16 * 64}};
         ptx::sync_warp();
         patch.store(rows);
         ptx::sync_warp();
-        store_outputs(args.d_v, rows_of(args.d_v, range, head, first), patch, range.length, count_of(first));
+        store_outputs(args.d_v, to, patch, length, count_of(first));
     }
 
     // ---- states ----

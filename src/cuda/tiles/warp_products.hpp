@@ -43,10 +43,12 @@ struct OperandAt {
     std::uint32_t first;
 
     // Right operands, depth along rows of the matrix.
-    static HEADRACE_DEVICE OperandAt down(Matrix<columns> m) { return {m.piece(lane() % 16, lane() / 16 * 8)}; }
+    static HEADRACE_DEVICE OperandAt down(Matrix<columns> m, int own = lane()) {
+        return {m.piece(own % 16, own / 16 * 8)};
+    }
     // Right operands, depth along its columns; left ones of the matrix transposed.
-    static HEADRACE_DEVICE OperandAt across(Matrix<columns> m) {
-        return {m.piece(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2 * 8)};
+    static HEADRACE_DEVICE OperandAt across(Matrix<columns> m, int own = lane()) {
+        return {m.piece(own % 8 + own / 16 * 8, own / 8 % 2 * 8)};
     }
     HEADRACE_DEVICE std::uint32_t at(int row, int column) const {
         return (first ^ static_cast<std::uint32_t>(2 * column)) + 2 * columns * row;

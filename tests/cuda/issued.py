@@ -33,11 +33,11 @@ FORWARDS = {"gated_delta_rule": ["t256 h1 hv4 v48", "t128 h1 hv4 v48", "t128 h4 
             "gla": ["t256 h1 v64", "t128 h1 v64", "t1088 h1 v64"]}
 SWEPT = ["t128 h4 hv8 v64", "t192 h8 v64", "t128 h8 v64", "t64 h8 v128", "t64 h34 v128"]
 BACKWARDS = {"gated_delta_rule": SWEPT, "comba": SWEPT, "kda": SWEPT, "gla": SWEPT,
-             "simple_gla": ["t128 h8 v{K}", "t64 h8 v{K}"]}
+             "simple_gla": ["t128 h8 v{K}", "t64 h8 v{K}", "t64 h1 hv8 v{K}", "t128 h4 hv8 v{K}"]}
 RULES = {"gated_delta_rule": "delta", "kda": "delta", "comba": "comba", "simple_gla": "additive", "gla": "additive"}
 # The numbers of a row that a kernel has; of others one is enough. BLOCK: walks have few or many warps.
 BESIDE, STEP, HEAD, VALUES, BLOCK = range(5)
-NUMBERS = {"tensor_prepare": (STEP, HEAD),
+NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_key_gradient": (STEP, HEAD),
            **dict.fromkeys(("tensor_gradients", "channel_gradients"), (STEP, HEAD, VALUES)),
            **dict.fromkeys(("tensor_walk", "tensor_sweeps", "channel_sweeps"), (BESIDE, STEP, BLOCK)),
            **dict.fromkeys(("tensor_forward", "tensor_forward_terms", "channel_walk", "channel_estimate"), (BESIDE, STEP))}

@@ -46,6 +46,7 @@ LIMITS = {
     "split_gradients": (255, 16, 0, (1, 2, 2)),
     "tensor_forward": (255, 0, 0, (1, 1, 1)),
     "tensor_forward_terms": (255, 0, 0, (1, 1, 1)),
+    "tensor_key_gradient": (128, 0, 0, (2, 2, 2)),
     "tensor_prepare": (168, 0, 0, (2, 3, 3)),
     "tensor_walk": (255, 0, 0, (1, 1, 1)),
     "tensor_walk_states": (255, 0, 0, (1, 2, 2)),

@@ -22,6 +22,7 @@ import unittest
 LAUNCH = re.compile(r"launch \d+ (\S+) grid (\d+),1,1 block (\d+),1,1 shared \d+\+(\d+)")
 BYTES = {"u16": 2, "f32": 4, "b32": 4, "u32": 4, "f64": 8, "b64": 8, "u64": 8}
 EXACT, APART = 0.01, 0.15
+COUNTED = ("tensor_flop", "fma_flop", "tile_bytes", "input_bytes", "output_bytes", "saved_bytes", "barriers")
 
 
 class Plan(unittest.TestCase):
@@ -54,19 +55,25 @@ class Plan(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return json.loads(done.stdout)["gpu"]["launches"]
 
-    def compared(self, problem, below=EXACT):
-        """The launches agree; counts agree to 1 %, or lie below by no more than `below`. Returns the first launch."""
+    def compared(self, problem, below=EXACT, only=""):
+        """The launches agree; counts agree to 1 %, or lie below by no more than `below`, of all launches of a kernel
+        together and of all kernels, or of one. Returns the first launch."""
         launches, counts = self.run_on_stand_in(problem)
         planned = self.planned(problem)
         self.assertEqual(len(launches), len(planned), launches)
         for (symbol, *grid), launch in zip(launches, planned):
             self.assertIn(launch["kernel"], symbol)
             self.assertEqual(grid, [launch[key] for key in ("blocks", "threads", "shared_bytes")])
-        working = [launch for launch in planned if launch["kernel"] != "numbers"]
-        for launch in working:
-            executed = counts[next(symbol for symbol, *_ in launches if launch["kernel"] in symbol)]
-            self.compare(problem, launch, executed, below)
-        return working[0]
+        working = collections.defaultdict(list)
+        for (symbol, *_), launch in zip(launches, planned):
+            if launch["kernel"] != "numbers":
+                working[symbol].append(launch)
+        for symbol, of_kernel in working.items():
+            total = {key: sum(launch[key] for launch in of_kernel) if key in COUNTED else value
+                     for key, value in of_kernel[0].items()}
+            if total["kernel"].startswith(only):
+                self.compare(problem, total, counts[symbol], below)
+        return next(iter(working.values()))[0]
 
     def compare(self, problem, launch, executed, below):
         def total(pattern, weight=lambda instruction: 1):
@@ -84,7 +91,7 @@ class Plan(unittest.TestCase):
             return 4 if wide else 2 if instruction.endswith("f64") and launch["arithmetic"] == "f64" else 1
 
         # Written by one part of a launch and read by another; or by launches of their own.
-        saved_in = {"tensor_prepare": 0, "tensor_walk": 1}.get(launch["kernel"], 0.5) * launch["saved_bytes"]
+        saved_in = {"tensor_prepare": 0, "tensor_walk": 1, "tensor_forward": 0, "tensor_key_gradient": 1}.get(launch["kernel"], 0.5) * launch["saved_bytes"]
         saved_out = launch["saved_bytes"] - saved_in
         tiles = r"(ld|st)(\.shared)?(\.v[24])?\.[fu](32|64)|shfl.*|ldmatrix.*|cp\.async\.c[ag]\..*"
         if launch["arithmetic"] == "f32":
@@ -133,6 +140,12 @@ class Plan(unittest.TestCase):
             self.assertEqual([list(grid) for _, *grid in launches],
                              [[launch[key] for key in ("blocks", "threads", "shared_bytes")] for launch in planned])
             self.assertEqual(len(launches), count, problem)
+
+    def test_key_gradients(self):
+        """Value heads that share keys; of unit length."""
+        self.compared("linear_attention:bwd t256 h2 hv6 k64 v64 bf16 force=cuda.tensor cuda")
+        for heads in ("h2 hv8", "h8"):
+            self.compared(f"retention:bwd t64 {heads} k128 v128 l2norm bf16 force=cuda.tensor cuda", only="tensor_key")
 
     def test_split(self):
         problem = "gated_delta_rule:bwd t128 h1 hv2 k64 v64 bf16 gate=step+head force=cuda.split cuda"

@@ -79,7 +79,7 @@ struct AdditiveKernel {
         const Walk walk = walk_of(args, place);
         if (walk.first_chunk < 0) return;
         begin(walk, head, first);
-        const bool outputs = args.o.given || leaves_terms;
+        const bool outputs = args.o.given || leaves_terms || args.key_gradient.left_q_norms != nullptr;
         if (!walks()) {
             prepare_all(outputs);
             return;
@@ -117,7 +117,8 @@ struct AdditiveKernel {
     HEADRACE_DEVICE static bool walks() { return warp() < block_warps; }
     HEADRACE_DEVICE static bool knows_decays() { return warp() == 2 * block_warps - 1; }
     HEADRACE_DEVICE bool of_keys() const { return leaves_terms && args.gate_walk.terms == GateTerms::of_keys; }
-    HEADRACE_DEVICE bool diagonal_apart() const { return leaves_terms || args.gate_walk.diagonal_apart; }
+    HEADRACE_DEVICE bool diagonal_apart() const { return leaves_terms || args.key_gradient.walk; }
+    HEADRACE_DEVICE std::int64_t key_head() const { return course->head / args.group; }
 
     HEADRACE_DEVICE Strided segment_states() const {
         const std::int64_t head = static_cast<std::int64_t>(args.K) * args.V;
@@ -135,8 +136,9 @@ struct AdditiveKernel {
         if (threadIdx.x == 0) {
             const TokenRange& s = walk.sequence;
             const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
-            const std::int64_t key_head = head / args.group;
-            const TokenRows v = rows_of(args.v, all, head, first);
+            const std::int64_t key_head = head / args.group, of_keys = args.key_gradient.walk ? head : key_head,
+                               of_values = args.key_gradient.walk ? key_head : head;
+            const TokenRows v = rows_of(args.v, all, of_values, first);
             *course = {s,
                        walk.n,
                        head,
@@ -144,11 +146,11 @@ struct AdditiveKernel {
                        static_cast<int>(walk.end_chunk),
                        first,
                        walk.last ? 1 : 0,
-                       rows_of(args.q, all, key_head, 0),
-                       rows_of(args.k, all, key_head, 0),
+                       rows_of(args.q, all, of_keys, 0),
+                       rows_of(args.k, all, of_keys, 0),
                        v,
-                       leaves_terms ? rows_of(args.gate_walk.partner, all, key_head, first) : v,
-                       rows_of(args.o, all, head, first)};
+                       leaves_terms ? rows_of(args.key_gradient.rows, all, key_head, first) : v,
+                       rows_of(args.o, all, of_values, first)};
         }
         ptx::sync_block();
     }
@@ -207,6 +209,9 @@ struct AdditiveKernel {
         ops.diagonal = diagonal_apart() ? of.diagonal : nullptr;
         ops.dots_wanted = outputs && leaves_terms;
         ops.crossing = nullptr;
+        ops.left = {};
+        if (outputs && args.key_gradient.sums != nullptr)
+            ops.left.data = reinterpret_cast<char*>(args.key_gradient.sums + chunk_place(chunk) * key_sums);
         if (ops.dots_wanted) {
             Terms& to = terms[chunk % 2];
             ops.dots = {values.partner, to.from_state[warp()], to.in_all[warp()]};
@@ -219,7 +224,7 @@ struct AdditiveKernel {
         const algorithms::ChunkInputs<Ops> in{{keys.q}, {keys.k}, {keys.k}, tile(values.v), nullptr, 1.0f, false};
         const algorithms::ForwardTiles<Ops> tiles{tile(P.high, P.low), {}, {}, {}, {}};
         algorithms::chunk_states<false>(ops, in, tiles, {}, {}, {{}, {}, patch, outputs});
-        if (!outputs || !args.o.given) return;
+        if (!outputs || !args.o.given || args.key_gradient.sums != nullptr) return;
         ptx::sync_warp();
         const ChunkRange range = range_of(chunk);
         store_outputs(args.o, course->o.from(range.first), patch, range.length, args.V - course->first_value);
@@ -237,9 +242,21 @@ struct AdditiveKernel {
         const Keys keys = keys_of(chunk);
         Chunk& to = chunks[chunk % 2];
         ScalarDecays::OfLane of{};
+        const KeyGradient& gradient = args.key_gradient;
+        float row_norm = 1, value_norm = 1;
+        if (const int i = score_thread(); gradient.row_norms != nullptr && i < tensor_chunk) {
+            const ChunkRange range = range_of(chunk);
+            if (i < range.length)
+                row_norm = gradient.row_norms[norm_place(range, i)],
+                value_norm = gradient.value_norms[norm_place(range, i)];
+        }
         if (knows_decays()) of = scores.decays.prepare(tokens.log_decay[0], tokens.log_decay[1]);
         if (outputs) scores.multiply_rows(keys.q, keys.k);
-        if (args.l2norm) weigh_rows(keys, outputs);
+        if (gradient.row_norms != nullptr) {
+            if (score_thread() < tensor_chunk) q_norm[score_thread()] = row_norm, k_norm[score_thread()] = value_norm;
+        } else if (args.l2norm) {
+            weigh_rows(chunk, keys, outputs);
+        }
         ptx::sync_threads(score_barrier, score_threads);
         if (knows_decays()) publish(chunk, of, tokens);  // nobody still stores terms of two chunks before
         if (!outputs) return;
@@ -278,13 +295,24 @@ struct AdditiveKernel {
         }
         return of;
     }
+    HEADRACE_DEVICE static int score_thread() { return static_cast<int>(threadIdx.x) - block_threads; }
+    HEADRACE_DEVICE std::int64_t norm_place(const ChunkRange& range, int i) const {
+        return key_head() * args.key_gradient.tokens + range.row * args.T + range.token(i);
+    }
     // Inverse norms. Four lanes have a row.
-    HEADRACE_DEVICE void weigh_rows(const Keys& of, bool outputs) const {
+    HEADRACE_DEVICE void weigh_rows(int chunk, const Keys& of, bool outputs) const {
+        const KeyGradient& to = args.key_gradient;
+        const ChunkRange range = range_of(chunk);
+        const bool leaves =
+            outputs && to.left_q_norms != nullptr && course->first_value == 0 && course->head % args.group == 0;
         HEADRACE_ROLLED
         for (int i = 8 * (warp() - block_warps) + lane() / 4; i < tensor_chunk; i += 8 * block_warps) {
             const float k_k = dot_of_rows<Format>(of.k, of.k, i),
                         q_q = outputs ? dot_of_rows<Format>(of.q, of.q, i) : 1.0f;
-            if (lane() % 4 == 0) q_norm[i] = inverse_norm(q_q), k_norm[i] = inverse_norm(k_k);
+            if (lane() % 4 != 0) continue;
+            q_norm[i] = inverse_norm(q_q), k_norm[i] = inverse_norm(k_k);
+            if (!leaves || i >= range.length) continue;
+            to.left_q_norms[norm_place(range, i)] = q_norm[i], to.left_k_norms[norm_place(range, i)] = k_norm[i];
         }
     }
 
@@ -302,17 +330,7 @@ struct AdditiveKernel {
         const int at = turn_of(chunk) * tensor_chunk * tensor_chunk;
         return {{first_scores.data + at}, {first_scores_low.data + at}};
     }
-    HEADRACE_DEVICE ChunkRange range_of(int chunk) const {
-        const TokenRange& s = course->sequence;
-        if (args.late_gate) {  // chunks begin where those of a walk from the other end do
-            const std::int64_t tokens = s.end - s.begin, back = (tokens + tensor_chunk - 1) / tensor_chunk - 1 - chunk,
-                               end = back * tensor_chunk + tensor_chunk < tokens ? back * tensor_chunk + tensor_chunk
-                                                                                 : tokens;
-            return {s.row,        s.begin,     s.end, tokens - end, static_cast<int>(end - back * tensor_chunk),
-                    tensor_chunk, args.reverse};
-        }
-        return chunk_range(args, s, chunk);
-    }
+    HEADRACE_DEVICE ChunkRange range_of(int chunk) const { return walked_range(args, course->sequence, chunk); }
     HEADRACE_DEVICE void fetch_keys(int chunk, bool outputs) const {
         const Keys to = keys_of(chunk);
         const ChunkRange range = range_of(chunk);
@@ -327,21 +345,22 @@ struct AdditiveKernel {
         if (leaves_terms) copy_rows(to.partner, course->partner.from(range.first), range.length, tensor_chunk, count);
     }
 
-    // ---- terms of a gate's gradient ----
+    // ---- what is left of d_q and d_k, and for a gate's gradient ----
     // Of a chunk, counted from the sequence's first token whichever way the walk goes.
     HEADRACE_DEVICE std::int64_t chunk_place(int chunk) const {
         const TokenRange& s = course->sequence;
-        const std::int64_t count = (s.end - s.begin + tensor_chunk - 1) / tensor_chunk,
-                           from_start = args.late_gate ? count - 1 - chunk : chunk;
-        return course->first_value / tensor_values * args.gate_walk.chunks * args.HV +
-               saved_place(args, s, course->n, course->head, from_start, tensor_chunk);
+        return course->first_value / tensor_values * args.key_gradient.chunks * args.HV +
+               saved_place(args, s, course->n, course->head, walked_chunk(args, s, chunk), tensor_chunk);
     }
     // The walk of d_q saves the state that enters the chunk; that of d_k, which holds the gradient of what leaves it,
     // has their product.
     HEADRACE_DEVICE void cross_chunk(int chunk, float* crossing) {
-        const bool narrow = args.gate_walk.state_dtype == DType::bf16;
-        char* const saved = args.gate_walk.states + chunk_place(chunk) * K * tensor_values * (narrow ? 2 : 4);
-        ops.crossed.data = saved, ops.crossed.narrow = narrow;
+        const GateWalk& walk = args.gate_walk;
+        const bool narrow = walk.state_dtype == DType::bf16;
+        const std::int64_t place = chunk_place(chunk), size = K * tensor_values * (narrow ? 2 : 4);
+        ops.crossed.data =
+            place < walk.in_d_v ? walk.states_in_d_v + place * size : walk.states + (place - walk.in_d_v) * size;
+        ops.crossed.narrow = narrow;
         if (of_keys()) {
             ops.crossed.load(), ops.crossing = crossing;
         } else {
@@ -352,14 +371,15 @@ struct AdditiveKernel {
         const GateWalk& to = args.gate_walk;
         const Terms& of = terms[chunk % 2];
         const ChunkRange range = range_of(chunk);
-        const int i = static_cast<int>(threadIdx.x) - block_threads;
+        const int i = score_thread();
         const auto sum = [](float a, float b, float c, float d) { return (a + b) + (c + d); };
         if (i == tensor_chunk && of_keys())
             to.crossing[chunk_place(chunk)] =
                 sum(of.crossing[0], of.crossing[1], of.crossing[2], of.crossing[3]) * of.decay;
         if (i >= range.length) return;
         const std::int64_t token = range.row * args.T + range.token(i),
-                           at = (course->first_value / tensor_values * to.tokens + token) * args.HV + course->head;
+                           place = course->first_value / tensor_values * args.key_gradient.tokens + token,
+                           at = place * args.HV + course->head;
         const auto of_warps = [&](const float(&parts)[block_warps][tensor_chunk]) {
             return sum(parts[0][i], parts[1][i], parts[2][i], parts[3][i]);
         };

@@ -38,8 +38,9 @@ struct AdditiveOps {
     // Of a gate's terms, where they are wanted.
     PartnerDots<Format> dots;
     bool dots_wanted = false;
-    CrossedState<K / 8> crossed;  // the state that entered this chunk in the other walk
-    float* crossing;              // [1] its product with the one that enters here, of this warp, or null
+    SavedTiles<K / 8> crossed;     // the state that entered this chunk in the other walk
+    float* crossing;               // [1] its product with the one that enters here, of this warp, or null
+    SavedTiles<token_tiles> left;  // outputs that are not complete, in place of those in rows, or nowhere
 
     HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
 
@@ -56,7 +57,7 @@ struct AdditiveOps {
         add_scored(sums, P, v);
         if (dots_wanted) dots.store(dots.in_all, sums, first_value());
         if (diagonal != nullptr) add_diagonal(sums, v);
-        o.patch.template store<Format>(sums);
+        left.data != nullptr ? left.save(sums) : o.patch.template store<Format>(sums);
     }
     HEADRACE_DEVICE void decay_and_write(State, State, Decayed x, Tile v) {
         if (crossing != nullptr) {

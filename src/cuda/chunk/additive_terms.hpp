@@ -45,17 +45,17 @@ struct PartnerDots {
     }
 };
 
-// A state that one walk leaves to another, in f32 or bf16, in the order of the threads that have it.
+// Accumulators that one launch leaves to another, in f32 or bf16, in the order of the four warps that have them.
 template <int tiles>
-struct CrossedState {
+struct SavedTiles {
     char* data = nullptr;
     bool narrow = false;  // bf16
     uint2 pairs[tiles];
 
-    HEADRACE_DEVICE void save(const float (&state)[tiles][4]) const {
+    HEADRACE_DEVICE void save(const float (&values)[tiles][4]) const {
 #pragma unroll
         for (int tile = 0; tile < tiles; ++tile) {
-            const float(&S)[4] = state[tile];
+            const float(&S)[4] = values[tile];
             if (narrow) {
                 reinterpret_cast<uint2*>(data)[at(tile)] = {ptx::round_to_bf16(S[0], S[1]),
                                                             ptx::round_to_bf16(S[2], S[3])};
@@ -69,6 +69,15 @@ struct CrossedState {
         if (!narrow) return;
 #pragma unroll
         for (int tile = 0; tile < tiles; ++tile) pairs[tile] = reinterpret_cast<const uint2*>(data)[at(tile)];
+    }
+    // to += this, f32
+    HEADRACE_DEVICE void add_to(float (&to)[tiles][4]) const {
+        float4 of[tiles];
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile) of[tile] = reinterpret_cast<const float4*>(data)[at(tile)];
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile)
+            to[tile][0] += of[tile].x, to[tile][1] += of[tile].y, to[tile][2] += of[tile].z, to[tile][3] += of[tile].w;
     }
     // <this, state>, of the warp's part.
     HEADRACE_DEVICE float dot(const float (&state)[tiles][4]) const {
@@ -85,7 +94,9 @@ struct CrossedState {
     }
 
   private:
-    HEADRACE_DEVICE static int at(int tile) { return tile * block_threads + static_cast<int>(threadIdx.x); }
+    HEADRACE_DEVICE static int at(int tile) {
+        return tile * block_threads + static_cast<int>(threadIdx.x) % block_threads;
+    }
 };
 
 }  // namespace headrace::cuda

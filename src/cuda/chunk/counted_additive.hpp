@@ -8,29 +8,12 @@ namespace headrace::cuda {
 
 // The primitives of AdditiveOps, one by one, of the four warps with values.
 template <int K>
-struct CountedAdditiveOps {
-    using T = float;
-    struct Rows {};
-    struct Decayed {};
-    struct State {};
-    struct Tile {
-        bool given = false;
-        explicit operator bool() const { return given; }
-    };
+struct CountedAdditiveOps : CountedWarpOps {
     using Inputs = algorithms::ChunkInputs<CountedAdditiveOps>;
-
-    static constexpr double tiles = tensor_chunk / 8.0, steps = tensor_chunk / 16.0;
-    static constexpr double lower = 8 + 6 + 4 + 2;  // products of [16,64] and a lower triangular [64,64]
-
-    WarpProducts products;
     bool split, diagonal_apart, terms;  // split: splits_scores
 
-    State right_state(State) const { return {}; }
-    Decayed reads(const Inputs&) const { return {}; }
-    Decayed to_end(Rows) const { return {}; }
     void read_and_score(Tile, Decayed, State, Tile, Tile) {
-        products.add(tiles * K / 16, tiles / 2 * K / 16, 2);
-        products.access(tiles, 0);
+        read_state(K, 0);
         products.add(split ? 3 * lower : lower, (split ? lower : lower / 2) + steps, split ? 2 : 1);
         if (diagonal_apart) products.add(0, steps, 0), products.access(tiles, 0);
         constexpr double shuffles = 8 + 4 + 2;
@@ -39,9 +22,7 @@ struct CountedAdditiveOps {
     }
     void decay_and_write(State, State, Decayed, Tile) {
         products.add(0, steps, 1);
-        products.access(tiles, 0);
-        products.add(steps * K / 8, steps * K / 16, 1.0 + K / 64);
-        products.counter.fma(products.warps * 2 * K / 8 * 4);
+        write_state(K, 0);
     }
 };
 
@@ -51,9 +32,10 @@ void count_scores(TileCounter& counter, const KernelArgs& args, bool outputs) {
     constexpr double blocks = 10, on_diagonal = 4, left_operands = 5;  // of 16 x 16, on and below the diagonal
     KernelWork& work = counter.work;
     const double norms = args.l2norm ? 1 : 0, rows = outputs ? 2 : 1;
+    const bool known = args.key_gradient.row_norms != nullptr;  // norms that another walk left
     work.barriers += 0.5;                                               // of half of the warps
     work.tile_bytes += 128 * (12 + 4 + 4 + 2 * 2 + 1 + 2 * norms * 2);  // sums of decays; what is left of them
-    work.tile_bytes += norms * 8 * 128 * (rows * (K / 32.0 * 4 + 2) + 2);
+    work.tile_bytes += known ? 128 * 4 : norms * 8 * 128 * (rows * (K / 32.0 * 4 + 2) + 2);
     if (!outputs) return;
     work.tensor_flop += blocks * 2 * K / 16 * WarpProducts::flop_of_product;
     work.tile_bytes += (blocks + left_operands) * K / 16 * WarpProducts::bytes_of_operand;
@@ -69,7 +51,7 @@ KernelWork additive_chunk_work(const KernelArgs& args, double values, bool outpu
     const bool terms = outputs && args.gate_walk.terms != GateTerms::none;
     TileCounter counter;
     KernelWork& work = counter.work;
-    Ops ops{{counter, block_warps}, splits_scores(args), args.gate_walk.diagonal_apart, terms};
+    Ops ops{{{counter, block_warps}}, splits_scores(args), args.key_gradient.walk, terms};
     work.input_bytes = rows * C * args.K * 2 + bytes_of(args.v, C * values) + bytes_of(args.g, C);
     work.tile_bytes = rows * C * K * 2 + C * tensor_values * 2;  // as copies write them
     counter.barrier();
@@ -84,8 +66,15 @@ KernelWork additive_chunk_work(const KernelArgs& args, double values, bool outpu
     const double beyond = own - work.tensor_flop / (2 * block_warps);
     ops.products.access(2, 2 + 0.2 * beyond / WarpProducts::flop_of_product);  // the chunk's decay
     if (!outputs) return work;
-    if (args.o.given) ops.products.add(0, 4, 1);
-    work.output_bytes = bytes_of(args.o, C * values);
+    const KeyGradient& keys = args.key_gradient;
+    if (keys.row_norms != nullptr) work.saved_bytes += 4 * 2 * C;
+    if (keys.left_q_norms != nullptr) work.saved_bytes += 4 * 2 * C / args.group / quotient_up(args.V, tensor_values);
+    if (keys.sums != nullptr) {
+        work.saved_bytes += 4 * key_sums;
+    } else if (args.o.given) {
+        ops.products.add(0, 4, 1);
+        work.output_bytes = bytes_of(args.o, C * values);
+    }
     if (!terms) return work;
     // Rows of the output's partner, and a state that one walk leaves to the other.
     const double of_element = args.gate_walk.state_dtype == DType::bf16 ? 2 : 4;
@@ -131,6 +120,29 @@ BlockWork tensor_gate_work(const KernelArgs& args, std::size_t /*shared_limit*/)
     step.tile_waits = 20;
     step.barriers = 4;
     step.output_bytes = args.d_g.given ? tensor_chunk * static_cast<double>(size_of(args.d_g.dtype)) : 0;
+    return {{}, step};
+}
+
+// Of a chunk and key head.
+template <int K>
+BlockWork tensor_key_gradient_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    constexpr double C = tensor_chunk, blocks = K / tensor_values, shuffles = 8 + 4 + 2;
+    TileCounter counter;
+    KernelWork& step = counter.work;
+    WarpProducts products{counter, blocks * block_warps};
+    step.saved_bytes = blocks * args.group * 4 * key_sums;
+    step.output_bytes = bytes_of(args.o, C * args.V);
+    step.memory_waits = args.group;
+    products.access(2 * C / 8, 1);  // through the patch
+    products.add(0, C / 16, 1);
+    if (!args.l2norm) return {{}, step};
+    step.input_bytes = C * args.V * 2;
+    step.saved_bytes += 4 * C;
+    step.barriers = 3;
+    step.tile_bytes += C * K * 2 + 128 * 2 * (blocks * block_warps + 3);
+    products.add(0, 2 * C / 16, 2);
+    products.access(shuffles + 1 + C / 8, 6);
+    counter.fma(products.warps * (2 + 4) * C / 8);
     return {{}, step};
 }
 

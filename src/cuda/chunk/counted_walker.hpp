@@ -51,10 +51,8 @@ struct WarpProducts {
     }
 };
 
-// The primitives of WalkerOps, one by one, of all warps of a block. `split`: splits_scores; `exact`: the share of
-// chunks with the products that DeltaExactness adds; what it decides from the numbers of a chunk is not known here.
-template <int K>
-struct CountedWalkerOps {
+// What WalkerOps and AdditiveOps have in common: warps that own 16 values each.
+struct CountedWarpOps {
     using T = float;
     struct Rows {};
     struct Decayed {};
@@ -63,41 +61,56 @@ struct CountedWalkerOps {
         bool given = false;
         explicit operator bool() const { return given; }
     };
-    using Inputs = algorithms::ChunkInputs<CountedWalkerOps>;
 
     static constexpr double tiles = tensor_chunk / 8.0, steps = tensor_chunk / 16.0;
     static constexpr double lower = 8 + 6 + 4 + 2;  // products of [16,64] and a lower triangular [64,64]
 
     WarpProducts products;
+
+    State right_state(State) const { return {}; }
+    template <class Inputs>
+    Decayed reads(const Inputs&) const {
+        return {};
+    }
+    template <class Inputs>
+    Decayed erases(const Inputs&) const {
+        return {};
+    }
+    Decayed to_end(Rows) const { return {}; }
+
+  protected:
+    // `extra`: the share of chunks with another 8 bits of the left operand.
+    void read_state(int K, double extra) {
+        products.add((1 + extra) * tiles * K / 16, tiles / 2 * K / 16, 2);
+        products.access(tiles, 0);
+    }
+    void write_state(int K, double extra) {
+        products.access(tiles, 0);
+        products.add((1 + extra) * steps * K / 8, steps * K / 16, 1.0 + K / 64);
+        products.counter.fma(products.warps * 2 * K / 8 * 4);
+    }
+};
+
+// The primitives of WalkerOps, one by one, of all warps of a block. `split`: splits_scores; `exact`: the share of
+// chunks with the products that DeltaExactness adds; what it decides from the numbers of a chunk is not known here.
+template <int K>
+struct CountedWalkerOps : CountedWarpOps {
+    using Inputs = algorithms::ChunkInputs<CountedWalkerOps>;
     bool split;
     double exact;
 
-    State right_state(State) const { return {}; }
-    Decayed reads(const Inputs&) const { return {}; }
-    Decayed erases(const Inputs&) const { return {}; }
-    Decayed to_end(Rows) const { return {}; }
     void add_read(Tile, Tile, Decayed, State) {
-        read_state(exact);
+        read_state(K, exact);
         products.add(0, steps, 0);  // v
     }
     void solve(Tile, Tile) { products.add(3 * lower, lower, 2); }
     void scale_value_rows(Tile, Tile, const float*) { products.access(tiles, 0); }
     void read_and_score(Tile, Decayed, State, Tile, Tile) {
-        read_state(0);
+        read_state(K, 0);
         products.add((split ? 3 : 2) * lower, split ? lower : lower / 2, split ? 2 : 1);
         products.access(2 * tiles, 0);
     }
-    void decay_and_write(State, State, Decayed, Tile) {
-        products.access(tiles, 0);
-        products.add((1 + exact) * steps * K / 8, steps * K / 16, 1.0 + K / 64);
-        products.counter.fma(products.warps * 2 * K / 8 * 4);
-    }
-
-  private:
-    void read_state(double extra) {
-        products.add((1 + extra) * tiles * K / 16, tiles / 2 * K / 16, 2);
-        products.access(tiles, 0);
-    }
+    void decay_and_write(State, State, Decayed, Tile) { write_state(K, exact); }
 };
 
 // What a chunk finds prepared: `matrices` lower triangular ones, factors, decay, numbers.
@@ -112,7 +125,7 @@ KernelWork walk_chunk_work(const KernelArgs& args, double values, bool outputs, 
     using Ops = CountedWalkerOps<K>;
     const double C = tensor_chunk, columns = args.value_columns;
     TileCounter counter;
-    Ops ops{{counter, columns / 16}, splits_scores(args), exact};
+    Ops ops{{{counter, columns / 16}}, splits_scores(args), exact};
     const double key_rows = (outputs ? 2 : 1) + (args.undecayed_error ? 1 : 0);
     counter.work.input_bytes = key_rows * C * args.K * 2 + bytes_of(args.v, C * values);
     const double matrices = !outputs ? 2 : splits_scores(args) ? 4 : 3;

@@ -42,5 +42,16 @@ HEADRACE_DEVICE ChunkRange chunk_range(const KernelArgs& args, const TokenRange&
     return {s.row,        s.begin,     s.end, first, static_cast<int>(left < tensor_chunk ? left : tensor_chunk),
             tensor_chunk, args.reverse};
 }
+// Of a walk from the other end (late_gate), whose chunks begin where those of one from this end do: the number of a
+// chunk, counted from this end or by such a walk, as the other counts it; and its tokens.
+HEADRACE_DEVICE std::int64_t walked_chunk(const KernelArgs& args, const TokenRange& s, std::int64_t chunk) {
+    return args.late_gate ? (s.end - s.begin + tensor_chunk - 1) / tensor_chunk - 1 - chunk : chunk;
+}
+HEADRACE_DEVICE ChunkRange walked_range(const KernelArgs& args, const TokenRange& s, std::int64_t chunk) {
+    if (!args.late_gate) return chunk_range(args, s, chunk);
+    const std::int64_t tokens = s.end - s.begin, first = walked_chunk(args, s, chunk) * tensor_chunk,
+                       end = first + tensor_chunk < tokens ? first + tensor_chunk : tokens;
+    return {s.row, s.begin, s.end, tokens - end, static_cast<int>(end - first), tensor_chunk, args.reverse};
+}
 
 }  // namespace headrace::cuda

@@ -51,6 +51,7 @@ class Tensor : public PreparingImplementation {
         const std::int64_t chunks = parts_of(problem, tensor_chunk);
         KernelArgs args = make_args(problem, carver, backward ? chunks : -1);
         args.value_columns = value_columns(problem);
+        if (backward) take_key_gradients(problem, carver, args, chunks);
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
         if (args.delta || problem.channel_gate) args.prepared = take_prepared(problem, carver, chunks);
         if (args.delta && problem.dtype == DType::f16) take_scores_low(problem, carver, chunks, args.prepared);
@@ -150,8 +151,6 @@ class Tensor : public PreparingImplementation {
             grads.d_g.given() || grads.d_g_gamma.given() || grads.d_A_log.given() || grads.d_dt_bias.given();
         if (gates && problem.whole.sequences * problem.whole.heads * problem.group < 8)
             return "gate gradients of fewer than 8 heads and sequences rest on too few sums to average roundings";
-        if (problem.group > 1) return "has no gradients of keys that value heads share";
-        if (problem.options.qk_l2norm) return "has no gradients through l2norm";
         if (!problem.d_out.d_o.given())
             return "a gradient through the final state alone may rest on too few tokens to average roundings";
         return {};
@@ -186,30 +185,66 @@ class Tensor : public PreparingImplementation {
     static void gradients(const Problem& problem, const KernelArgs& args, std::vector<Launch>& launches) {
         KernelArgs of_q = args;
         of_q.q = args.d_o, of_q.k = args.v, of_q.v = args.k, of_q.o = args.d_q;
-        of_q.K = args.V, of_q.V = args.K;
-        of_q.initial_state = transposed(args.initial_state), of_q.final_state = {};
-        of_q.gate_walk.diagonal_apart = true;
-        if (args.gate_gradient) of_q.gate_walk.terms = GateTerms::of_queries, of_q.gate_walk.partner = args.q;
+        of_q.initial_state = transposed(args.initial_state);
+        of_q.gate_walk.terms = args.gate_gradient ? GateTerms::of_queries : GateTerms::none;
+        of_q.key_gradient.rows = args.q;
         KernelArgs of_v = args;
         of_v.q = args.k, of_v.k = args.q, of_v.v = args.d_o, of_v.o = args.d_v;
         of_v.initial_state = args.d_final_state, of_v.final_state = args.d_initial_state;
+        of_v.key_gradient.sums = nullptr;
         KernelArgs of_k = args;
         of_k.q = args.v, of_k.k = args.d_o, of_k.v = args.q, of_k.o = args.d_k;
-        of_k.K = args.V, of_k.V = args.K;
-        of_k.initial_state = transposed(args.d_final_state), of_k.final_state = {};
+        of_k.initial_state = transposed(args.d_final_state);
+        of_k.gate_walk.terms = args.gate_gradient ? GateTerms::of_keys : GateTerms::none;
+        of_k.key_gradient.rows = args.k;
+        std::swap(of_k.key_gradient.row_norms, of_k.key_gradient.value_norms);
+        for (KernelArgs* of_keys : {&of_q, &of_k}) {
+            of_keys->K = args.V, of_keys->V = args.K, of_keys->final_state = {};
+            of_keys->key_gradient.walk = true;
+            of_keys->key_gradient.left_q_norms = of_keys->key_gradient.left_k_norms = nullptr;
+        }
+        of_v.key_gradient.row_norms = of_v.key_gradient.value_norms = nullptr;
         for (KernelArgs* from_end : {&of_v, &of_k}) {
             from_end->reverse = !args.reverse, from_end->late_gate = true;
             std::swap(from_end->scale, from_end->write_scale);
         }
-        of_k.gate_walk.diagonal_apart = true;
-        if (args.gate_gradient) of_k.gate_walk.terms = GateTerms::of_keys, of_k.gate_walk.partner = args.k;
-        if (args.d_q.given || args.gate_gradient) walk(problem, of_q, launches);
-        if (args.d_v.given || args.d_initial_state.given) walk(problem, of_v, launches);
-        if (args.d_k.given || args.gate_gradient) walk(problem, of_k, launches);
-        if (!args.gate_gradient) return;
-        const std::int64_t chunks = args.gate_walk.chunks * problem.HV;
-        launches.push_back(
-            {tensor(problem, args.K).gate, args, chunks, launched_threads, {1, static_cast<double>(chunks)}});
+        const bool norms = args.key_gradient.row_norms != nullptr;  // which the walk of d_v leaves to the others
+        const auto walk_of_v = [&] {
+            if (args.d_v.given || args.d_initial_state.given || norms) walk(problem, of_v, launches);
+        };
+        if (norms) walk_of_v();
+        for (const KernelArgs* of_keys : {&of_q, &of_k}) {
+            if (of_keys->o.given || args.gate_gradient) walk(problem, *of_keys, launches);
+            if (of_keys->o.given && of_keys->key_gradient.sums != nullptr)
+                launches.push_back(of_all_chunks(args, problem.H, key_gradient_threads(args.K),
+                                                 tensor(problem, args.K).key_gradient, *of_keys));
+        }
+        if (!norms) walk_of_v();
+        if (args.gate_gradient)
+            launches.push_back(
+                of_all_chunks(args, problem.HV, launched_threads, tensor(problem, args.K).gate, args));
+    }
+    // A block for each chunk of so many heads.
+    static Launch of_all_chunks(const KernelArgs& args, std::int64_t heads, int threads, const Kernel& kernel,
+                                const KernelArgs& of_kernel) {
+        const std::int64_t blocks = args.key_gradient.chunks * heads;
+        return {kernel, of_kernel, blocks, threads, {1, static_cast<double>(blocks)}};
+    }
+    static void take_key_gradients(const Problem& problem, Carver& carver, KernelArgs& args, std::int64_t chunks) {
+        KeyGradient& to = args.key_gradient;
+        const std::int64_t blocks = blocks_of(problem.K), tokens = problem.B * problem.T;
+        to.tokens = tokens, to.chunks = chunks;
+        const bool keys = args.d_q.given || args.d_k.given;
+        if (keys && (problem.group > 1 || args.l2norm))
+            to.sums = static_cast<float*>(carver.take("gradients of value heads", DType::f32,
+                                                      {blocks, chunks, problem.HV, std::int64_t{key_sums}}));
+        if (!args.l2norm || !(keys || args.gate_gradient)) return;
+        const auto norms = [&](const char* name) {
+            return static_cast<float*>(carver.take(name, DType::f32, {problem.H, tokens}));
+        };
+        // the walk of d_v has keys as its q
+        to.row_norms = to.left_k_norms = norms("inverse norms of queries");
+        to.value_norms = to.left_q_norms = norms("inverse norms of keys");
     }
     static void take_gate_terms(const Problem& problem, Carver& carver, KernelArgs& args, std::int64_t chunks) {
         GateWalk& to = args.gate_walk;
@@ -217,15 +252,39 @@ class Tensor : public PreparingImplementation {
         const auto take = [&](const char* name, std::int64_t count, std::int64_t numbers) {
             return static_cast<float*>(carver.take(name, DType::f32, {blocks, count, HV, numbers}));
         };
-        to.tokens = problem.B * problem.T, to.chunks = chunks;
-        to.ending = take("gate terms ending", to.tokens, 1);
-        to.leaving = take("gate terms leaving", to.tokens, 1);
-        to.inside = take("gate terms inside", to.tokens, 1);
+        const std::int64_t tokens = problem.B * problem.T;
+        to.ending = take("gate terms ending", tokens, 1);
+        to.leaving = take("gate terms leaving", tokens, 1);
+        to.inside = take("gate terms inside", tokens, 1);
         to.crossing = take("gate terms crossing", chunks, 1);
         const bool wide = problem.state_dtype == DType::f32 || problem.dtype == DType::f16;
         to.state_dtype = wide ? DType::f32 : DType::bf16;
-        to.states = static_cast<char*>(
-            carver.take("saved states", to.state_dtype, {blocks, chunks, HV, rows, std::int64_t{tensor_values}}));
+        const std::int64_t count = blocks * chunks * HV, numbers = rows * tensor_values;
+        const Memory lent = memory_until_last_walk(problem);
+        to.states_in_d_v = lent.data;
+        to.in_d_v = std::min(count, lent.bytes / (numbers * static_cast<std::int64_t>(size_of(to.state_dtype))));
+        to.states =
+            static_cast<char*>(carver.take("saved states", to.state_dtype, {count - to.in_d_v, rows, tensor_values}));
+    }
+    // d_v where its elements lie together and are all written later, from a multiple of 16 bytes on: not with l2norm,
+    // as its walk then comes first, nor where a list of sequences that nobody has read may leave some out.
+    struct Memory {
+        char* data;
+        std::int64_t bytes;
+    };
+    static Memory memory_until_last_walk(const Problem& problem) {
+        const TensorView &view = problem.grads.d_v, &sequences = problem.in.cu_seqlens;
+        if (problem.options.qk_l2norm || (sequences.given() && sequences.device != Device::cpu)) return {nullptr, 0};
+        std::int64_t last = 0;
+        for (int i = 0; i < view.rank; ++i) {
+            if (view.strides[i] < 0) return {nullptr, 0};
+            last += (view.shape[i] - 1) * view.strides[i];
+        }
+        if (view.numel() == 0 || last + 1 != view.numel()) return {nullptr, 0};
+        constexpr std::uintptr_t unit = 16;
+        const std::uintptr_t first = (reinterpret_cast<std::uintptr_t>(view.data) + unit - 1) / unit * unit;
+        const auto bytes = view.numel() * static_cast<std::int64_t>(size_of(view.dtype));
+        return {reinterpret_cast<char*>(first), bytes - std::int64_t{unit}};  // wherever it begins
     }
     static Strided transposed(Strided state) {
         std::swap(state.stride[2], state.stride[3]);

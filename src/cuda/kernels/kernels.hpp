@@ -56,6 +56,8 @@ BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit);
 // of a sequence, or of a segment (Segments), of a head and some of its values: of the delta rule args.value_columns, 64
 // or 32, with a thread for every half; of the additive one 64, with tensor_threads.
 inline constexpr int tensor_chunk = 64, tensor_threads = 256, tensor_values = 64;
+// key_gradient: a block has a chunk of a key head and so many threads.
+constexpr int key_gradient_threads(std::int64_t K) { return K <= 64 ? launched_threads : 2 * launched_threads; }
 // prepare: a block of launched_threads has a chunk of so many value heads of a key head.
 inline constexpr int prepared_heads = 4;
 // join: a block of launched_threads has join_columns values of a head.
@@ -66,6 +68,7 @@ struct TensorKernels {
         forward_with_terms,  // additive rule: the same where it leaves terms of a gate's gradient (GateWalk)
         states,              // of segments that no state enters, and behind the values' blocks those of the transitions
         gate,                // additive rule: the gradient of the gate of a chunk, of what the walks left (GateWalk)
+        key_gradient,        // additive rule: d_q or d_k of a chunk, of what a walk left of value heads (KeyGradient)
         join;                // from what leaves segments to what enters them
 };
 template <bool delta>
@@ -85,6 +88,8 @@ BlockWork tensor_walk_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K>
 BlockWork tensor_walk_states_work(const KernelArgs& args, std::size_t shared_limit);
 BlockWork tensor_gate_work(const KernelArgs& args, std::size_t shared_limit);
+template <int K>
+BlockWork tensor_key_gradient_work(const KernelArgs& args, std::size_t shared_limit);
 BlockWork decay_join_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K>
 BlockWork transition_join_work(const KernelArgs& args, std::size_t shared_limit);

@@ -20,6 +20,11 @@ TensorKernels additive_kernels() {
     kernels.gate = {"tensor_gate", reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>),
                     registers_allowed(block_threads, gate_blocks), &shared_memory_of<GateTermsKernel>,
                     &tensor_gate_work};
+    using KeyGradients = KeyGradientKernel<K, Format>;
+    static_assert(KeyGradients::threads == key_gradient_threads(K));
+    kernels.key_gradient = {"tensor_key_gradient", reinterpret_cast<const void*>(&tensor_key_gradient<KeyGradients>),
+                            registers_allowed(key_gradient_threads_at_once, 1), &shared_memory_of<KeyGradients>,
+                            &tensor_key_gradient_work<K>};
     kernels.join = {"tensor_join", reinterpret_cast<const void*>(&tensor_join<DecayJoin<false>>),
                     registers_allowed(block_threads, 1), &shared_memory_of<DecayJoin<false>>, &decay_join_work};
     return kernels;

@@ -3,6 +3,7 @@
 
 #include "cuda/chunk/additive_kernel.hpp"
 #include "cuda/chunk/gate_terms.hpp"
+#include "cuda/chunk/key_gradient.hpp"
 #include "cuda/chunk/prepare_kernel.hpp"
 #include "cuda/chunk/segment_join.hpp"
 #include "cuda/chunk/walker_kernel.hpp"
@@ -85,6 +86,15 @@ __global__ void __launch_bounds__(block_threads, gate_blocks) tensor_gate(const 
     Arena arena = block_arena();
     Kernel kernel(args, arena);
     kernel.run(blockIdx.x / args.HV, blockIdx.x % args.HV);
+}
+
+inline constexpr int key_gradient_threads_at_once = 512;
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::threads, key_gradient_threads_at_once / Kernel::threads)
+    tensor_key_gradient(const __grid_constant__ KernelArgs args) {
+    Arena arena = block_arena();
+    Kernel kernel(args, arena);
+    kernel.run(blockIdx.x / args.H, blockIdx.x % args.H);
 }
 
 }  // namespace headrace::cuda

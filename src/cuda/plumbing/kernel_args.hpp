@@ -38,16 +38,32 @@ struct Segments {
 // that cross a chunk, for which the first walk saves the states between chunks.
 enum class GateTerms { none, of_queries, of_keys };
 struct GateWalk {
-    bool diagonal_apart;      // of a walk of d_q or d_k, whatever is wanted of the gate
     GateTerms terms;          // that this walk leaves
-    Strided partner;          // its rows: q or k
-    std::int64_t tokens;      // B T
     float* ending;            // [blocks, tokens, HV]
     float *leaving, *inside;  // the same
     float* crossing;          // [blocks, chunks, HV]
-    char* states;             // [blocks, chunks, HV, 128 or 64, 64], elements in the order of a block's threads
-    DType state_dtype;        // f32 or bf16
-    std::int64_t chunks;      // of all sequences, by an upper bound
+    // [blocks, chunks, HV, 128 or 64, 64], elements in the order of a block's threads: the first of them in d_v, whose
+    // walk comes behind those that save and read them.
+    char *states, *states_in_d_v;
+    std::int64_t in_d_v;
+    DType state_dtype;  // f32 or bf16
+};
+
+inline constexpr int key_sums = 64 * 64;  // of a chunk and 64 channels of a value head
+// A walk of d_q or d_k on tensor cores: its values are rows of keys, which value heads share.
+struct KeyGradient {
+    bool walk;                    // this is one: it keeps pairs of a token with itself apart (AdditiveOps)
+    Strided rows;                 // whose gradient it is: q or k
+    std::int64_t tokens, chunks;  // B T; of all sequences, by an upper bound
+    // Of value heads that share keys, and of rows of unit length, before a launch behind the walk adds up and stores
+    // them: [blocks, chunks, HV, key_sums], elements in the order of a block's threads. Null where there is no such
+    // launch.
+    float* sums;
+    // Inverse norms, [H, tokens]: of the rows, of those read as values. Both are in the scores, which walks of d_q and
+    // d_k then round alike, so that outputs are gradients of unit rows times the rows' inverse norms. The walk of d_v
+    // leaves those of its q and k.
+    const float *row_norms, *value_norms;
+    float *left_q_norms, *left_k_norms;
 };
 
 // What a chunk's walk on tensor cores reads and no state enters (chunk/prepared.hpp): of each chunk of 64 tokens and
@@ -97,6 +113,7 @@ struct KernelArgs {
     int stages;         // tensor cores: chunks whose rows are in shared memory, 1 or 2
     Segments segments;
     GateWalk gate_walk;
+    KeyGradient key_gradient;
     Prepared prepared;
     SweptChunks swept;
 

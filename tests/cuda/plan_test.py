@@ -132,6 +132,7 @@ class Plan(unittest.TestCase):
         self.compared("simple_gla:fwd t256 h1 k128 v64 f16 force=cuda.tensor cuda")
         self.compared("gated_delta_rule:fwd t256 h1 k128 v64 f16 l2norm force=cuda.tensor cuda")
         for problem, count in {"gated_delta_rule:fwd t2048 h1 k64 v64 bf16": 4, "linear_attention:bwd t128 h1 k64 v64 bf16": 3,
+                               "linear_attention:bwd t600 h1 hv2 k64 v64 bf16": 9, "linear_attention:bwd t600 h1 k64 v64 bf16": 7,
                                "simple_gla:bwd t128 h8 k64 v64 f16": 4,
                                "simple_gla:fwd t1024 h1 k64 v64 bf16 state=inout": 3, "gla:fwd t2048 h1 k64 v64 bf16": 4,
                                "kda:bwd t64 h8 k64 v64 bf16": 5, "gla:bwd t64 h8 k64 v64 bf16": 3}.items():

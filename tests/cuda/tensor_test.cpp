@@ -116,7 +116,9 @@ TEST(CudaTensor, B3_GradientsWithoutThoseOfGates) {
           "simple_gla:bwd t130 h1 hv3 k70 v64 bf16 gates=strong state=inout",
           "linear_attention:bwd t150 h2 k80 v40 bf16 l2norm",
           "retention:bwd varlen=0,33,33,200 h2 hv4 k32 v100 f16 l2norm state=inout reverse strided",
-          "retention:bwd varlen=0,0,700,1900 h1 k32 v32 bf16 gamma=-0.001 state=inout"}) {
+          "retention:bwd varlen=0,0,700,1900 h1 k32 v32 bf16 gamma=-0.001 state=inout",
+          "simple_gla:bwd t600 h1 hv2 k70 v40 bf16 gates=lasting state=inout reverse",
+          "linear_attention:bwd t600 h1 k40 v70 bf16 l2norm state=inout"}) {
         const ProblemLine line = line_of(text + " force=cuda.tensor cuda");
         CallTensors made = harness::make_tensors(line);
         Gradients& grads = made.call.grads;

@@ -122,7 +122,10 @@ struct AdditiveKernel {
 
     HEADRACE_DEVICE Strided segment_states() const {
         const std::int64_t head = static_cast<std::int64_t>(args.K) * args.V;
-        return {reinterpret_cast<char*>(args.segments.states), {args.HV * head, head, args.V, 1}, DType::f32, true};
+        const bool transposed = args.segments.transposed;
+        const std::int64_t channel = transposed ? 1 : args.V, value = transposed ? args.K : 1;
+        char* const data = reinterpret_cast<char*>(args.segments.states);
+        return {data, {args.HV * head, head, channel, value}, DType::f32, true};
     }
     HEADRACE_DEVICE int own() const { return course->first_value + Ops::first_value(); }
     HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n) {

@@ -156,8 +156,9 @@ class Tensor : public PreparingImplementation {
         return {};
     }
 
-    // args as a forward's, of K key and V value channels.
-    static void walk(const Problem& problem, KernelArgs args, std::vector<Launch>& launches) {
+    // args as a forward's, of K key and V value channels. In segments what enters them comes before the outputs.
+    enum class Part { all, entering, outputs };
+    static void walk(const Problem& problem, KernelArgs args, std::vector<Launch>& launches, Part part = Part::all) {
         const TensorKernels kernels = tensor(problem, args.K);
         args.stages = stages_of(problem, forward_of(kernels, args), args);
         const std::int64_t values = blocks_of(args.V, args.value_columns);
@@ -175,8 +176,12 @@ class Tensor : public PreparingImplementation {
                 parts_of(problem, tensor_chunk) * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
             launches.push_back({kernels.prepare, args, chunks, launched_threads, {1, static_cast<double>(chunks)}});
         }
-        if (tokens > 0)
-            join_segments(problem, {kernels.states, of_states}, {kernels.join, args}, state_threads, steps, launches);
+        if (tokens > 0) {
+            std::vector<Launch> joining;
+            join_segments(problem, {kernels.states, of_states}, {kernels.join, args}, state_threads, steps, joining);
+            if (part != Part::outputs) launches.insert(launches.end(), joining.begin(), joining.end());
+        }
+        if (part == Part::entering) return;
         launches.push_back({forward_of(kernels, args), args, blocks, threads, steps});
     }
 
@@ -209,20 +214,26 @@ class Tensor : public PreparingImplementation {
             std::swap(from_end->scale, from_end->write_scale);
         }
         const bool norms = args.key_gradient.row_norms != nullptr;  // which the walk of d_v leaves to the others
-        const auto walk_of_v = [&] {
-            if (args.d_v.given || args.d_initial_state.given || norms) walk(problem, of_v, launches);
-        };
-        if (norms) walk_of_v();
+        if (norms) walk(problem, of_v, launches);
         for (const KernelArgs* of_keys : {&of_q, &of_k}) {
             if (of_keys->o.given || args.gate_gradient) walk(problem, *of_keys, launches);
             if (of_keys->o.given && of_keys->key_gradient.sums != nullptr)
                 launches.push_back(of_all_chunks(args, problem.H, key_gradient_threads(args.K),
                                                  tensor(problem, args.K).key_gradient, *of_keys));
         }
-        if (!norms) walk_of_v();
+        if (!norms && (args.d_v.given || args.d_initial_state.given)) walk_of_values(problem, of_v, of_k, launches);
         if (args.gate_gradient)
             launches.push_back(
                 of_all_chunks(args, problem.HV, launched_threads, tensor(problem, args.K).gate, args));
+    }
+    // Behind the walk of d_k, if there was one. Gradients of states enter its segments transposed, so that d_v takes them
+    // from it, but for l2norm, where its walk is the first. No bit depends on which gradients are wanted.
+    static void walk_of_values(const Problem& problem, KernelArgs of_v, const KernelArgs& of_k,
+                               std::vector<Launch>& launches) {
+        if (of_v.segments.tokens == 0 || of_v.l2norm) return walk(problem, of_v, launches);
+        if (!of_k.o.given && !of_k.gate_gradient) walk(problem, of_k, launches, Part::entering);
+        of_v.segments.transposed = true;
+        walk(problem, of_v, launches, Part::outputs);
     }
     // A block for each chunk of so many heads.
     static Launch of_all_chunks(const KernelArgs& args, std::int64_t heads, int threads, const Kernel& kernel,

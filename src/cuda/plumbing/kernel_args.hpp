@@ -26,6 +26,7 @@ enum Refused : std::int32_t { refused_gate = 1, refused_beta = 2, refused_index 
 // (tiles/token_tiles.hpp); some may stay empty.
 struct Segments {
     int tokens;
+    bool transposed;      // states are [slots,HV,V,K] of this walk, as another one left them
     std::int64_t slots;
     std::int64_t blocks;  // of 64 columns of a slot and head: values, then those of transitions
     float* states;        // [slots,HV,K,V] what leaves a segment that no state enters; then what enters it

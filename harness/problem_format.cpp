@@ -113,6 +113,7 @@ std::string format(const ProblemLine& line) {
     writer.value("chunk", std::to_string(line.chunk), "0");
     writer.value("num_steps", std::to_string(line.num_steps), "0");
     writer.value("saved", line.state_dtype ? name_of(*line.state_dtype) : "", "");
+    writer.value("states", line.given_states ? name_of(*line.given_states) : "", "");
     writer.value("pool", std::to_string(line.pool), "0");
     writer.value("spec", std::to_string(line.speculative), "0");
     writer.value("part", part_names[static_cast<int>(line.part)], part_names[0]);

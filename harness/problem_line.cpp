@@ -87,6 +87,8 @@ constexpr Rule rules[] = {
     {"scale", Form::value, "a number", [](Text t, Line& l) { return read_number(t, &l.scale); }},
     {"saved", Form::value, "f64, f32, bf16 or f16",
      [](Text t, Line& l) { return read_dtype(t, &l.state_dtype.emplace()); }},
+    {"states", Form::value, "f64, f32, bf16 or f16",
+     [](Text t, Line& l) { return read_dtype(t, &l.given_states.emplace()); }},
     {"pool", Form::value, "1 to 16777216 rows",
      [](Text t, Line& l) { return read_integer(t, std::int64_t{1}, largest_size, &l.pool); }},
     {"spec", Form::value, "1 to 65536 tokens",
@@ -319,6 +321,9 @@ Status check(const Words& words, const ProblemLine& line) {
     }
     if (line.state_dtype && *line.state_dtype != DType::f32 && *line.state_dtype != line.dtype) {
         return error(words.text("saved"), std::string("f32 or ") + name_of(line.dtype));
+    }
+    if (line.given_states && (*line.given_states == DType::f64) != (line.dtype == DType::f64)) {
+        return error(words.text("states"), "f64 with f64, else f32, bf16 or f16");
     }
     return {};
 }

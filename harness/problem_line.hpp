@@ -49,6 +49,7 @@ struct ProblemLine {
     bool elementwise_beta = false;      // `betav`: beta of shape [B,T,HV,V] (recurrent form only)
     std::optional<double> scale;        // scale=1
     std::optional<DType> state_dtype;   // saved=f32|bf16
+    std::optional<DType> given_states;  // states=f16: initial_state, its gradient and that of final_state
     std::int64_t pool = 0;              // step: rows of the state pool, `pool=N`; 0: one row per sequence in order
     std::int64_t speculative = 0;       // step: `spec=S`: 2-D indices with S = tokens of each sequence
     Parts part = Parts::both;           // summary: part=transition|state

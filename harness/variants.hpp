@@ -32,6 +32,7 @@ inline DType dtype_of_gate(const ProblemLine& line, int which) {
 }
 // The same of the states that a caller gives, and of their gradients.
 inline DType dtype_of_states(const ProblemLine& line) {
+    if (line.given_states) return *line.given_states;
     return may_be_narrow(line) && variant(line, state_dtype, 4) == 1 ? line.dtype : wide_dtype(line);
 }
 

@@ -30,6 +30,7 @@ std::vector<Pair> pairs_of_matrices();
 std::vector<Pair> pairs_of_tensors();
 std::vector<Pair> pairs_of_sequences();
 std::vector<Pair> pairs_of_streams();
+std::vector<Pair> pairs_of_tensor_cores();
 
 constexpr int exit_code_of_wrong_result = 1, exit_code_of_error = 2;
 

@@ -9,7 +9,7 @@ int main(int arguments, char** words) {
     using namespace headrace::planted;
     const bool wrong = arguments == 3 && std::strcmp(words[2], "wrong") == 0;
     for (const auto& pairs : {pairs_of_barriers(), pairs_of_shared_memory(), pairs_of_copies(), pairs_of_matrices(),
-                              pairs_of_tensors(), pairs_of_sequences(), pairs_of_streams()}) {
+                              pairs_of_tensors(), pairs_of_sequences(), pairs_of_streams(), pairs_of_tensor_cores()}) {
         for (const Pair& pair : pairs) {
             const char* shows = pair.shows == Shows::always ? "always" : "sometimes";
             if (arguments == 1) std::printf("%s\t%s\t%s\n", pair.name, shows, pair.bug);

@@ -96,6 +96,16 @@ void print_tensor(const char* name, bool delta, bool outputs, int value_columns 
     });
 }
 
+// With one gate per token.
+template <int K, class Format>
+void print_scalar(const std::string& size) {
+    print_tensor<AdditiveKernel<K, false, Format>>(("tensor_forward," + size).c_str(), false, true);
+    print_tensor<AdditiveKernel<K, true, Format>>(("tensor_forward_terms," + size).c_str(), false, true);
+    print_tensor<AdditiveKernel<K, false, Format>>(("tensor_states," + size).c_str(), false, true);
+    print_tensor<PrepareKernel<K, Format>>(("tensor_prepare," + size).c_str(), true, true);
+    print_tensor<WalkerKernel<K, Format>>(("tensor_walk," + size).c_str(), true, true);
+    print_tensor<WalkerKernel<K, Format>>(("tensor_walk_states," + size).c_str(), true, false);
+}
 // Under channel gates, and of the delta rule's backward.
 template <int K>
 void print_channel(const char* size) {
@@ -157,18 +167,10 @@ int main() {
     print_all<float, true>();
     print_all<double, false>();
     print_all<double, true>();
-    print_tensor<AdditiveKernel<64, false>>("tensor_forward,k64", false, true);
-    print_tensor<AdditiveKernel<128, false>>("tensor_forward,k128", false, true);
-    print_tensor<AdditiveKernel<64, true>>("tensor_forward_terms,k64", false, true);
-    print_tensor<AdditiveKernel<128, true>>("tensor_forward_terms,k128", false, true);
-    print_tensor<AdditiveKernel<64, false>>("tensor_states,k64", false, true);
-    print_tensor<AdditiveKernel<128, false>>("tensor_states,k128", false, true);
-    print_tensor<PrepareKernel<64>>("tensor_prepare,k64", true, true);
-    print_tensor<PrepareKernel<128>>("tensor_prepare,k128", true, true);
-    print_tensor<WalkerKernel<64>>("tensor_walk,k64", true, true);
-    print_tensor<WalkerKernel<128>>("tensor_walk,k128", true, true);
-    print_tensor<WalkerKernel<64>>("tensor_walk_states,k64", true, false);
-    print_tensor<WalkerKernel<128>>("tensor_walk_states,k128", true, false);
+    print_scalar<64, Bf16>("k64");
+    print_scalar<128, Bf16>("k128");
+    print_scalar<64, F16>("k64,f16");
+    print_scalar<128, F16>("k128,f16");
     print_channel<64>("k64");
     print_channel<128>("k128");
     print_backward<64>("k64");

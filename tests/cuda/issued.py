@@ -6,7 +6,7 @@
 
 Each kernel on tensor cores is run in problems that differ in one size, chunks, value heads or values, as often as the
 table has numbers of it; a row is the solution of these equations. Exit code 1: a number is stale by more than --within,
-or a kernel has none.
+a kernel has none, or its warps execute with fewer of their lanes than LANES.
 """
 
 import argparse
@@ -42,6 +42,10 @@ NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_key_gradient": (STEP, HEAD),
            **dict.fromkeys(("tensor_walk", "tensor_sweeps", "channel_sweeps"), (BESIDE, STEP, BLOCK)),
            **dict.fromkeys(("tensor_forward", "tensor_forward_terms", "channel_walk", "channel_estimate"), (BESIDE, STEP))}
 PREPARED_HEADS = 4
+# The least share of a warp's lanes that execute an instruction, on the mean, where all tiles are whole: what is lost are
+# lanes that part, at masks, or have nothing to do. Gradients lose up to a fifth, where lanes part on the diagonals of
+# triangles.
+LANES, FEWER = 0.85, {"tensor_gradients": 0.75, "channel_gradients": 0.75}
 
 
 class Row(typing.NamedTuple):
@@ -58,6 +62,7 @@ class Measured(typing.NamedTuple):
     times: list
     planned: float
     executed: int
+    lanes: float  # on the mean of a warp's
 
 
 def problems(quick):
@@ -75,7 +80,7 @@ class Runs:
         self.scratch, self.texts = scratch, {}
 
     def executed(self, problem):
-        """{symbol of a kernel: instructions}"""
+        """{symbol of a kernel: (instructions, lanes of warps that executed them, in warps)}"""
         file = self.scratch / "counts"
         file.unlink(missing_ok=True)
         switches = {"COVERAGE": file, "RACES": 0, "ORDER": "ascending"}
@@ -88,8 +93,10 @@ class Runs:
         if done.returncode != 0:
             sys.exit(f"{problem}: {done.stdout}{done.stderr}")
         self.texts = self.texts or coverage.read_texts(self.scratch)
-        counts = coverage.read_counts([file])[1]
-        return {kernel: coverage.issued_by(self.texts[kernel], its) for kernel, its in counts.items()}
+        _, counts, lanes = coverage.read_counts([file])
+        return {kernel: (coverage.issued_by(self.texts[kernel], its),
+                         coverage.issued_by(self.texts[kernel], lanes[kernel]) / coverage.WARP_LANES)
+                for kernel, its in counts.items()}
 
     def planned(self, problem):
         done = subprocess.run([self.headrace, "plan", problem, "--json"], capture_output=True, text=True, check=True)
@@ -123,10 +130,11 @@ def measure(runs, quick):
                 continue
             its = [launch for launch in launches if launch["kernel"] == kernel]
             times = [sum(column) for column in zip(*(times_of(launch, sizes) for launch in its))]
-            found = sum(count for symbol, count in executed.items() if re.search(f"{len(kernel)}{kernel}[IE]", symbol))
+            found = [its for symbol, its in executed.items() if re.search(f"{len(kernel)}{kernel}[IE]", symbol)]
+            instructions, lanes = (sum(column) for column in zip(*found))
             swept = direction == "bwd" and operator != "simple_gla"
             rows[Row(kernel, RULES[operator], K, swept)].append(
-                Measured(problem, times, sum(launch["issued"] for launch in its), found))
+                Measured(problem, times, sum(launch["issued"] for launch in its), instructions, lanes / instructions))
     return rows
 
 
@@ -167,17 +175,22 @@ def write(rows):
 
 
 def compare(rows, within):
-    stale = 0
+    stale = apart = 0
     for row, measured in sorted(rows.items()):
         for of in measured:
-            apart = of.planned / of.executed - 1
-            note = "" if abs(apart) <= within else "  STALE"
-            stale += bool(note)
-            print(f"{of.executed:12} executed, planned {apart:+7.1%}  {row.kernel} {row.rule} {of.problem}{note}")
+            difference = of.planned / of.executed - 1
+            notes = {"STALE": abs(difference) > within,
+                     "LANES APART": of.lanes < FEWER.get(row.kernel, LANES)}
+            stale, apart = stale + notes["STALE"], apart + notes["LANES APART"]
+            said = "".join(f"  {note}" for note, applies in notes.items() if applies)
+            print(f"{of.executed:12} executed by {of.lanes:6.1%} of lanes, planned {difference:+7.1%}  {row.kernel} "
+                  f"{row.rule} {of.problem}{said}")
     if stale:
         print(f"{stale} numbers of {TABLE.name} are not those of the kernels as they are: measure them anew,\n"
               "    python3 tests/cuda/issued.py build/ptx --write")
-    return 1 if stale or not rows else 0
+    if apart:
+        print(f"{apart} times fewer than {LANES:.0%} of a warp's lanes execute its instructions: see LANES")
+    return 1 if stale or apart or not rows else 0
 
 
 def main():

@@ -36,6 +36,21 @@ class Statement(typing.NamedTuple):
     caller: str
 
 
+def read_problems(path):
+    """The lines of a file but comments; some begin with the KiB of shared memory that a block may take: SHARED=99."""
+    lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def by_shared_memory(lines):
+    """{what a line begins with: [lines without it]} as settings of the interpreter."""
+    groups = collections.defaultdict(list)
+    for line in lines:
+        setting, problem = re.fullmatch(r"(?:SHARED=(\d+) )?(.*)", line).groups()
+        groups[setting].append(problem)
+    return [({"SHARED": setting} if setting else {}, problems) for setting, problems in groups.items()]
+
+
 def read_counts(paths):
     """({kernel: number of statements}, {kernel: {line of the text: executions by warps}}, the same by lanes)"""
     statements, counts, lanes = {}, *(collections.defaultdict(collections.Counter) for _ in range(2))

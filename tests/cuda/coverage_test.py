@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The problems of mutation_problems.txt and test programs execute 95 % of the statements of each kernel: one table.
+"""The problems of mutation_problems.txt and tensor_problems.txt and test programs execute 95 % of the statements of each
+kernel that is held to it, of some a share that stands in LOWER: one table.
 
     coverage_test.py --headrace build/ptx/tools/headrace/headrace --without 'tensor_|channel_|_loop' PROGRAM...
 
@@ -22,7 +23,8 @@ import coverage
 # once for each of a lane's rows: of what is inside of them gates in a problem line's range leave some to no row.
 LOWER = [(r"split_sweeps<.*<double>, false,", "0.90"), (r"recurrent_backward<double, false>", "0.92"),
          (r"recurrent_forward<double,", "0.92")]
-PROBLEMS = pathlib.Path(__file__).resolve().parent / "mutation_problems.txt"
+HERE = pathlib.Path(__file__).resolve().parent
+PROBLEMS = [HERE / "mutation_problems.txt", HERE / "tensor_problems.txt"]
 
 
 def main():
@@ -38,9 +40,15 @@ def main():
         texts, counts = folder / "texts", folder / "counts"
         texts.mkdir(parents=True)
         environment = {**os.environ, "HEADRACE_PTX_COVERAGE": str(counts), "HEADRACE_PTX_DUMP": str(texts)}
-        commands = [[arguments.headrace, "check", "--file", PROBLEMS]] + [[program] for program in arguments.programs]
-        for command in commands:
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        commands = [({}, [program]) for program in arguments.programs]
+        lines = [line for path in PROBLEMS for line in coverage.read_problems(path)]
+        for number, (settings, problems) in enumerate(coverage.by_shared_memory(lines)):
+            file = pathlib.Path(scratch) / f"problems_{number}.txt"
+            file.write_text("\n".join(problems) + "\n", encoding="utf-8")
+            commands.append((settings, [arguments.headrace, "check", "--file", file]))
+        for settings, command in commands:
+            its = {**environment, **{f"HEADRACE_PTX_{name}": value for name, value in settings.items()}}
+            done = subprocess.run(command, env=its, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                   errors="replace", check=False)
             print(done.stdout.strip().rsplit("\n", 1)[-1])
             if done.returncode != 0:

@@ -46,24 +46,28 @@ class Checks:
         programs = [problem for problem in problems if isinstance(problem, pathlib.Path)]
         lines = [problem for problem in problems if not isinstance(problem, pathlib.Path)]
         wrong = ""
-        if lines:
+        for its, together in coverage.by_shared_memory(lines):
             with tempfile.NamedTemporaryFile("w", dir=self.scratch, suffix=".txt", encoding="utf-8") as file:
-                file.write("\n".join(lines) + "\n")
+                file.write("\n".join(together) + "\n")
                 file.flush()
-                wrong = self.run_program([str(self.headrace), "check", "--file", file.name], limit, settings)
+                check = [str(self.headrace), "check", "--file", file.name]
+                wrong = wrong or self.run_program(check, limit, {**settings, **its})
         for program in programs:
             wrong = wrong or self.run_program([str(program)], limit, settings)
         return wrong
 
     def errors(self, lines, **settings):
         """What `check -v` prints of each line: the errors of its tensors."""
-        with tempfile.NamedTemporaryFile("w", dir=self.scratch, suffix=".txt", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
-            file.flush()
-            done = subprocess.run([str(self.headrace), "check", "-v", "--file", file.name],
-                                  env=self.environment_of(settings), capture_output=True, text=True, errors="replace",
-                                  check=False)
-        return [line for line in done.stdout.splitlines() if line.startswith("ok")]
+        said = ""
+        for its, together in coverage.by_shared_memory(lines):
+            with tempfile.NamedTemporaryFile("w", dir=self.scratch, suffix=".txt", encoding="utf-8") as file:
+                file.write("\n".join(together) + "\n")
+                file.flush()
+                done = subprocess.run([str(self.headrace), "check", "-v", "--file", file.name],
+                                      env=self.environment_of({**settings, **its}), capture_output=True, text=True,
+                                      errors="replace", check=False)
+            said += done.stdout
+        return [line for line in said.splitlines() if line.startswith("ok")]
 
     def environment_of(self, settings):
         return {**self.environment, **{f"HEADRACE_PTX_{name}": str(value) for name, value in settings.items()}}
@@ -123,8 +127,7 @@ class Mutant:
 
 
 def problems_and_texts(checks, path, every, programs, jobs):
-    lines = path.read_text(encoding="utf-8").splitlines()
-    lines = [line for line in lines if line and not line.startswith("#")][::every]
+    lines = coverage.read_problems(path)[::every]
     texts = checks.scratch / "texts"
     texts.mkdir()
     wrong = checks.run(lines[:1], 120, DUMP=texts)

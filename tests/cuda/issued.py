@@ -115,6 +115,8 @@ def times_of(launch, sizes):
     parts = -(-group // PREPARED_HEADS) if launch["kernel"] == "tensor_prepare" else 1
     warps, blocks_of_values = launch["threads"] // 32, -(-size_of(sizes, "v", 0) // 64)
     steps = warps * launch["all_steps"]
+    if launch["kernel"] == "channel_gradients":  # a value head each; one stores gradients of keys that it does not share
+        return [warps * launch["blocks"], steps, steps * (group == 1), steps * blocks_of_values, launch["all_steps"]]
     return [warps * launch["blocks"], steps, steps * group / parts, steps * group / parts * blocks_of_values,
             launch["all_steps"]]
 

@@ -117,10 +117,14 @@ void print_channel(const char* size) {
         if (!delta) print_tensor<ChannelWalk<K, delta>>(("channel_states" + rest).c_str(), delta, false);
         print_tensor<ChannelSweep<K, delta>>(("channel_sweeps" + rest).c_str(), delta, true,
                                              most_channel_sweep_threads / 2);
-        print_tensor<ChannelGradient<K, delta>>(("channel_gradients" + rest).c_str(), delta, true);
+        print_tensor<ChannelGradient<K, delta, false>>(("channel_gradients" + rest).c_str(), delta, true);
+        if (delta)
+            print_tensor<ChannelGradient<K, delta, delta>>(("channel_gradients_low," + std::string(size)).c_str(),
+                                                           delta, true);
     };
     print_rule.template operator()<false>();
     print_rule.template operator()<true>();
+    print_tensor<ChannelKeySums<K>>((std::string("channel_key_sums,") + size).c_str(), true, true);
 }
 template <int K>
 void print_backward(const char* size) {

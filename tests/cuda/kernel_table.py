@@ -56,7 +56,10 @@ LIMITS = {
     "channel_prepare": (168, 0, 0, (2, 3, 3)),
     "channel_prepare_low": (168, 0, 0, (2, 3, 3)),
     "channel_walk": (255, 0, 0, (0, 1, 1)),
-    "channel_gradients": (255, 400, 1800, (0, 1, 1)),  # as tensor_gradients; of 64 channels sums of more pairs, too
+    "channel_gradients": (255, 8, 8, (0, 1, 1)),  # one register, on sm_80
+    "channel_gradients k128 additive": (255, 80, 160, (0, 1, 1)),  # some of the sums over values, most on sm_80
+    "channel_gradients_low": (255, 80, 160, (0, 1, 1)),  # as those, of two more passes over pairs
+    "channel_key_sums": (128, 0, 0, (1, 2, 2)),
     "channel_states": (255, 0, 0, (2, 2, 2)),
     "channel_sweeps": (255, 48, 200, (0, 1, 1)),  # as tensor_sweeps
     "recurrent_forward": (255, 0, 0, (2, 2, 2)),
@@ -97,7 +100,7 @@ def short_name(symbol):
     if not function:
         return symbol
     name, arguments = function[1], function[2] or ""
-    blocks = "AdditiveKernel|KeyGradientKernel|PrepareKernel|WalkerKernel|ChannelPrepare|ChannelWalk|channel_(?:estimate|sweeps|gradients)|tensor_\\w+"
+    blocks = "AdditiveKernel|KeyGradientKernel|PrepareKernel|WalkerKernel|ChannelPrepare|ChannelWalk|channel_(?:estimate|sweeps|gradients(?:_low)?|key_sums)|tensor_\\w+"
     sizes = re.findall(rf"(?:(?:{blocks})<|true, |false, )(\d+)", name + arguments)
     words = [name, *(f"k{value}" for value in sizes)]
     words += [word for type_, word in (("float", "f32"), ("double", "f64")) if type_ in arguments]
@@ -193,7 +196,8 @@ def memory_of(name, memory):
 def blocks_of(name, table, memory, size):
     """Blocks on each GPU."""
     threads = 128
-    if name.startswith(("tensor_forward", "tensor_states", "tensor_gradients", "channel_sweeps", "channel_gradients k128")):
+    if name.startswith(("tensor_forward", "tensor_states", "tensor_gradients", "channel_sweeps", "channel_gradients k128",
+                        "channel_gradients_low k128", "channel_key_sums k128")):
         threads = 256
     dynamic = memory_of(name, memory)[size][0]
     return tuple(blocks_per_multiprocessor(gpu, table[gpu.architecture][name], threads, dynamic) for gpu in GPUS)
@@ -247,7 +251,7 @@ def violations(table, memory):
                     yield f"{name}, {gpu.architecture}: expected at most {most} {word}, got {got}"
         if name.startswith(("walk_", "split_", "tensor_forward", "tensor_walk", "tensor_sweeps", "tensor_gradients",
                             "channel_prepare", "channel_walk", "channel_states", "channel_sweeps", "channel_gradients",
-                            "recurrent_backward", "convolution")) and memory_of(name, memory)[0][0] == 0:
+                            "channel_key_sums", "recurrent_backward", "convolution")) and memory_of(name, memory)[0][0] == 0:
             yield f"{name}: kernel_memory.cu does not say what it takes"
         for size, label in enumerate(SIZES):
             got = blocks_of(name, table, memory, size)

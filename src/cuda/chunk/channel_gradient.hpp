@@ -3,6 +3,7 @@
 #pragma once
 // over 400 lines: one kernel whose sums stay in registers from part to part.
 
+#include "cuda/chunk/channel_key_rows.hpp"
 #include "cuda/chunk/channel_pairs.hpp"
 #include "cuda/chunk/sweep_walk.hpp"
 #include "cuda/tiles/token_matrices.hpp"
@@ -10,16 +11,19 @@
 
 namespace headrace::cuda {
 
-// A block has a chunk and a key head, and its value heads one after another, 64 values at a time. A warp owns 16
-// channels: their rows, gates and gradients over the chunk's tokens never leave it (channel_tokens.hpp). Betas, norms
-// and the scale are factors of the sums. With d = beta r, z = beta y as on the page (additive rule: d = v), rows q, k
-// as given and their inverse norms |q|^-1, |k|^-1,
+// A block has a chunk and a value head, 64 values at a time. A warp owns 16 channels: their rows, gates and gradients
+// over the chunk's tokens never leave it (channel_tokens.hpp). Betas, norms and the scale are factors of the sums. With
+// d = beta r, z = beta y as on the page (additive rule: d = v), rows q, k as given and their inverse norms |q|^-1,
+// |k|^-1,
 //     W_ij = scale |q_i|^-1 |k_j|^-1 (d_o_i . d_j), j <= i         L_ij = -|k_i|^-1 |k_j|^-1 (z_i . d_j), j < i
 //     d_q = scale |q|^-1 e^G (S d_o) + pairs                       (ChannelPairs)
 //     d_k = -|k|^-1 e^G (S z) + |k|^-1 e^{G_L - G} (D d) + pairs
 // are gradients of unit rows times the inverse norms, and rows times these what a token adds to gates before or behind
 // it.
-template <int K, bool delta>
+//
+// fine: of chunks whose keys overlap, residuals and what is made of them with 16 bits. Those are apart, as they take
+// registers that no others should go without.
+template <int K, bool delta, bool fine>
 struct ChannelGradient {
     // Of products with tokens as rows and columns a warp has 16 rows, and half of the columns or all.
     static constexpr int threads = channel_gradient_threads(K), column_parts = K / group_channels / token_groups,
@@ -46,63 +50,87 @@ struct ChannelGradient {
     };
 
     const KernelArgs& args;
-    Matrix<K> q, k;
+    ChannelKeyRows<K> rows;
     Stage first_stage;
+    std::size_t stage_begin, stage_size;
     std::int64_t stage_elements;  // from a stage to the next
-    Matrix<tensor_chunk> W, L, W_low, L_low;
-    float *q_norm, *k_norm, *beta_slope, *d_beta;  // [C]
-    float *read, *erase, *write;                   // [C] factors of a head's rows, without decays
-    float* own;                                    // [C] diagonal of W
-    float* of_rows;                                // [warps, C]
-    Tile<float> gates;                             // [C,K] decays, then the gate's gradient
+    Matrix<tensor_chunk> W, L, W_low, L_low;  // one behind the other
+    float *beta_slope, *d_beta;   // [C]
+    float *read, *erase, *write;  // [C] factors of rows, without decays
+    float* own;                   // [C] diagonal of W
+    float* totals;                // [token_groups, K] decays through groups (Through)
+    Tile<float> gates;            // [C,K] decays, then the gate's gradient
     TokenTiles<float, delta, Gates::of_channels> tokens;
 
     __host__ __device__ ChannelGradient(const KernelArgs& arguments, Arena& arena)
-        : args(arguments), tokens(args, carve_matrices(arena), 1, 16, true) {
-        for (float** vector : {&q_norm, &k_norm, &beta_slope, &d_beta, &read, &erase, &write, &own})
+        : args(arguments), rows(args, arena), tokens(args, carve_matrices(arena), 1, 16, true) {
+        for (float** vector : {&beta_slope, &d_beta, &read, &erase, &write, &own})
             *vector = arena.take<float>(tensor_chunk);
-        of_rows = arena.take<float>(K / group_channels * tensor_chunk);
+        totals = arena.take<float>(token_groups * K);
         // Pairs of rows 8 banks apart, in pieces of 16 bytes.
         gates = {arena.take<float>(tensor_chunk * (K + 4)), K + 4};
+        // Last, as whether it is there is not known to the compiler.
+        Matrix<K>::take(arena, 0);
+        stage_elements = static_cast<std::int64_t>((arena.shared_used - stage_begin) / sizeof(std::uint16_t));
+        if (args.stages == 2) arena.take<char>(stage_size);
     }
 
-    // The chunk in a row of all sequences' (part_at), all value heads of a key head.
-    HEADRACE_DEVICE void run(std::int64_t row, std::int64_t key_head) {
-        const std::int64_t first_head = key_head * args.group;
+    // The chunk in a row of all sequences' (part_at), one value head.
+    HEADRACE_DEVICE void run(std::int64_t row, std::int64_t head) {
+        if (!fine) clear_parameter_sums(args, row, head);
+        if (!rows.find(row, head)) return;
+        if (delta && keys_overlap(args, rows.at->of_head) != fine) return;
+        rows.fetch();
+        fetch_gates();
+        fetch(0);
+        load_betas();
+        leave_level_operands(W);
+        ptx::wait_for_copies<0>();
+        ptx::sync_block();
+        rows.weigh();
+        ptx::sync_block();
+        begin_head();
+        PairSums d_P = {}, d_l = {};
+        BorderSums border = {};
+        const int blocks = value_blocks();
         HEADRACE_ROLLED
-        for (int member = 0; member < args.group; ++member) clear_parameter_sums(args, row, first_head + member);
-        const PartAt at = part_at(args, row, tensor_chunk);
-        const TokenRange s = sequence_of(args, at.n);
-        if (at.part * tensor_chunk >= s.end - s.begin) return;
-        const ChunkRange range = chunk_range(args, s, at.part);
-        copy_tokens<K, false>(q, args.q, range, key_head, 0, args.K);
-        copy_tokens<K, false>(k, args.k, range, key_head, 0, args.K);
-        TokenGroups d_q = {}, d_k = {};
-        heads(range, row, first_head, d_q, d_k);
-        store_rows(args.d_q, d_q, q, q_norm, range, key_head);
-        store_rows(args.d_k, d_k, k, k_norm, range, key_head);
+        for (int block = 0; block < blocks; ++block) {
+            const bool more = block + 1 < blocks;
+            if (block > 0) {
+                ptx::wait_for_copies<0>();
+                ptx::sync_block();
+            }
+            if (more && args.stages == 2) fetch(block + 1);
+            const Stage now = stage_of(block);
+            multiply_both(d_P, d_l, now, now.d);
+            if (fine) add_rest(d_P, d_l, now, block);
+            add_borders(border, now);
+            if (more && args.stages == 1) {
+                ptx::sync_block();
+                fetch(block + 1);
+            }
+        }
+        end_head(d_P, d_l, border);
     }
 
   private:
-    // First, as they begin at multiples of their rows.
+    // Ahead of numbers, as they begin at multiples of their rows.
     __host__ __device__ Arena& carve_matrices(Arena& arena) {
-        q = Matrix<K>::take(arena, tensor_chunk);
-        k = Matrix<K>::take(arena, tensor_chunk);
-        const std::size_t before = arena.shared_used;
+        Matrix<K>::take(arena, 0);
+        const std::size_t begin = arena.shared_used;
         for (Matrix<K>* matrix : {&first_stage.S, &first_stage.D}) *matrix = Matrix<K>::take(arena, tensor_values);
         for (Matrix<tensor_values>* matrix : {&first_stage.d, &first_stage.d_o})
             *matrix = Matrix<tensor_values>::take(arena, tensor_chunk);
         first_stage.y = delta ? Matrix<tensor_values>::take(arena, tensor_chunk) : first_stage.d;
-        stage_elements = static_cast<std::int64_t>((arena.shared_used - before) / sizeof(std::uint16_t));
-        if (args.stages == 2) arena.take<std::uint16_t>(static_cast<std::size_t>(stage_elements));
+        stage_begin = begin, stage_size = arena.shared_used - begin;
         W = L = W_low = L_low = Matrix<tensor_chunk>::take(arena, tensor_chunk);
-        if (delta)
-            for (Matrix<tensor_chunk>* matrix : {&L, &W_low, &L_low})
+        if (delta) L = Matrix<tensor_chunk>::take(arena, tensor_chunk);
+        if (fine)
+            for (Matrix<tensor_chunk>* matrix : {&W_low, &L_low})
                 *matrix = Matrix<tensor_chunk>::take(arena, tensor_chunk);
         return arena;
     }
 
-    HEADRACE_DEVICE static int channel() { return warp() * group_channels; }
     HEADRACE_DEVICE static int token_row() { return warp() / column_parts * 16; }
     HEADRACE_DEVICE static int pair_column() { return warp() % column_parts * 8 * pair_tiles; }
     HEADRACE_DEVICE int value_blocks() const { return (args.V + tensor_values - 1) / tensor_values; }
@@ -110,55 +138,18 @@ struct ChannelGradient {
         return first_stage.behind(args.stages == 2 ? step % 2 * stage_elements : 0);
     }
     // From the lane's first token and channel on.
-    HEADRACE_DEVICE Tile<float> lane_gates() const { return gates.from(group_token(0), channel() + group_channel(0)); }
-
-    // Adds up d_q and d_k of all value heads; stores d_beta and the gate's gradient of each.
-    HEADRACE_DEVICE void heads(const ChunkRange& range, std::int64_t row, std::int64_t first_head, TokenGroups& d_q,
-                               TokenGroups& d_k) {
-        const int blocks = value_blocks(), steps = args.group * blocks;
-        fetch_gates(range, first_head);
-        fetch(range, row, first_head, 0);
-        PairSums d_P = {}, d_l = {};
-        BorderSums border = {};
-        HEADRACE_ROLLED
-        for (int step = 0; step < steps; ++step) {
-            const std::int64_t head = first_head + step / blocks;
-            const bool more = step + 1 < steps, last = step % blocks == blocks - 1;
-            if (step % blocks == 0) load_betas(range, head);
-            ptx::wait_for_copies<0>();
-            ptx::sync_block();
-            if (more && args.stages == 2) fetch(range, row, first_head, step + 1);
-            if (step == 0) {
-                weigh_rows();
-                ptx::sync_block();
-            }
-            if (step % blocks == 0) begin_head(range, head);
-            const Stage now = stage_of(step);
-            const bool fine = delta && keys_overlap(args, row * args.HV + head);
-            add_pairs(d_P, d_l, now);
-            if (fine) add_rest(d_P, d_l, now, row, head, step % blocks * tensor_values);
-            add_borders(border, now);
-            if (last) {
-                end_head(range, row, head, fine, now, d_q, d_k, d_P, d_l, border);
-                clear(d_P), clear(d_l);
-                border = {};
-                if (more) fetch_gates(range, head + 1);
-            }
-            if (more && args.stages == 1) {
-                ptx::sync_block();
-                fetch(range, row, first_head, step + 1);
-            }
-        }
+    HEADRACE_DEVICE Tile<float> lane_gates() const {
+        const int own = ptx::not_before(lane());
+        return gates.from(own % 4 * 2, warp_channel() + own / 4);
     }
-
     // ---- inputs ----
     // Rows that lie behind the last value become zero: no sweep has written them.
-    HEADRACE_DEVICE void fetch(const ChunkRange& range, std::int64_t row, std::int64_t first_head, int step) const {
-        const int blocks = value_blocks(), first = step % blocks * tensor_values, count = args.V - first,
+    HEADRACE_DEVICE void fetch(int block) const {
+        const int first = block * tensor_values, count = args.V - first,
                   values = count < tensor_values ? count : tensor_values;
-        const std::int64_t head = first_head + step / blocks, rows = round_up(args.V, 16),
-                           line = (row * args.HV + head) * rows + first;
-        const Stage stage = stage_of(step);
+        const std::int64_t head = rows.at->head, line = rows.at->of_head * round_up(args.V, 16) + first;
+        const ChunkRange& range = rows.at->range;
+        const Stage stage = stage_of(block);
         const SweptChunks& from = args.swept;
         copy_lines(stage.S, from.states + line * K, count);
         copy_lines(stage.D, from.adjoints + line * K, count);
@@ -176,24 +167,27 @@ struct ChannelGradient {
         std::int64_t first, step;
         bool in_pieces;  // of four floats
     };
-    HEADRACE_DEVICE GateRows gate_rows(const Strided& tensor, const ChunkRange& range, std::int64_t head) const {
-        const std::int64_t first = tensor.given ? offset_of(tensor, range.row, range.token(0), head) : 0;
+    HEADRACE_DEVICE GateRows gate_rows(const Strided& tensor) const {
+        const ChunkRange& range = rows.at->range;
+        const std::int64_t first = tensor.given ? offset_of(tensor, range.row, range.token(0), rows.at->head) : 0;
         return {first, range.reverse ? -tensor.stride[1] : tensor.stride[1],
                 tensor.given && tensor.dtype == DType::f32 && tensor.stride[3] == 1 && tensor.stride[1] % 4 == 0 &&
                     args.K % 4 == 0 && reinterpret_cast<std::uintptr_t>(tensor.data + 4 * first) % 16 == 0};
     }
     // As given; begin_head makes decays of them.
-    HEADRACE_DEVICE void fetch_gates(const ChunkRange& range, std::int64_t head) const {
-        const GateRows rows = gate_rows(args.g, range, head);
-        if (rows.in_pieces) {
+    HEADRACE_DEVICE void fetch_gates() const {
+        const GateRows from_rows = gate_rows(args.g);
+        const int length = rows.at->range.length;
+        if (from_rows.in_pieces) {
             constexpr int pieces = K / 4, step = threads / pieces;
-            const int i = static_cast<int>(threadIdx.x) / pieces, c = static_cast<int>(threadIdx.x) % pieces * 4;
-            const float* const from = reinterpret_cast<const float*>(args.g.data) + rows.first;
-            const float* const own = from + i * rows.step + c;
+            const int own_piece = ptx::not_before(static_cast<int>(threadIdx.x)), i = own_piece / pieces,
+                      c = own_piece % pieces * 4;
+            const float* const from = reinterpret_cast<const float*>(args.g.data) + from_rows.first;
+            const float* const own = from + i * from_rows.step + c;
             const std::uint32_t first = ptx::shared_address(&gates.at(i, c));
             each_own_row<threads, pieces>([&](int row, int n) {
-                const bool inside = row < range.length && c < args.K;
-                ptx::copy_16(first + 4 * (K + 4) * step * n, inside ? own + n * step * rows.step : from,
+                const bool inside = row < length && c < args.K;
+                ptx::copy_16(first + 4 * (K + 4) * step * n, inside ? own + n * step * from_rows.step : from,
                              inside ? 16 : 0);
             });
             ptx::end_copies();
@@ -201,54 +195,37 @@ struct ChannelGradient {
         }
         each(tensor_chunk * K, [&](int place) {
             const int i = place / K, c = place % K;
-            const bool inside = args.g.given && i < range.length && c < args.K;
+            const bool inside = args.g.given && i < length && c < args.K;
             gates.at(i, c) = inside ? load_element<float>(args.g.data, args.g.dtype,
-                                                          rows.first + i * rows.step + c * args.g.stride[3])
+                                                          from_rows.first + i * from_rows.step + c * args.g.stride[3])
                                     : 0.0f;
         });
     }
-    HEADRACE_DEVICE void load_betas(const ChunkRange& range, std::int64_t head) const {
+    HEADRACE_DEVICE void load_betas() const {
         if (!delta) return;
-        each(tensor_chunk, [&](int i) {
+        const ChunkRange& range = rows.at->range;
+        each_token([&](int i) {
             const Beta<float> beta =
-                i < range.length ? beta_value<float>(args, range.row, range.token(i), head, 0) : Beta<float>{0, 1};
+                i < range.length ? beta_value<float>(args, range.row, range.token(i), rows.at->head, 0)
+                                 : Beta<float>{0, 1};
             write[i] = beta.value, beta_slope[i] = beta.slope;
         });
     }
-    // Of a row, threads side by side.
-    HEADRACE_DEVICE void weigh_rows() const {
-        constexpr int sharing = threads / tensor_chunk, pieces = K / 8 / sharing;
-        const int i = static_cast<int>(threadIdx.x) / sharing, part = static_cast<int>(threadIdx.x) % sharing;
-        const auto inverse_norm_of = [&](float* norm, Matrix<K> x) {
-            float sum = 0;
-#pragma unroll
-            for (int piece = 0; args.l2norm && piece < pieces; ++piece) {
-                const uint4 of = *reinterpret_cast<const uint4*>(&x.pair(i, (piece * sharing + part) * 8));
-                const std::uint32_t pairs[4] = {of.x, of.y, of.z, of.w};
-#pragma unroll
-                for (const std::uint32_t pair : pairs)
-                    sum = fmaf(low_half(pair), low_half(pair), fmaf(high_half(pair), high_half(pair), sum));
-            }
-#pragma unroll
-            for (int distance = 1; distance < sharing; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
-            if (part == 0) norm[i] = args.l2norm ? static_cast<float>(1 / sqrt(static_cast<double>(sum) + 1e-6)) : 1.0f;
-        };
-        inverse_norm_of(q_norm, q);
-        inverse_norm_of(k_norm, k);
-    }
     // Factors of tokens, and decays of the gates.
-    HEADRACE_DEVICE void begin_head(const ChunkRange& range, std::int64_t head) const {
-        each(tensor_chunk, [&](int i) {
-            const float key = delta ? k_norm[i] * write[i] : k_norm[i];
-            read[i] = static_cast<float>(args.scale) * q_norm[i];
+    HEADRACE_DEVICE void begin_head() const {
+        const std::int64_t head = rows.at->head;
+        const int length = rows.at->range.length;
+        each_token([&](int i) {
+            const float key = delta ? rows.k_norm[i] * write[i] : rows.k_norm[i];
+            read[i] = static_cast<float>(args.scale) * rows.q_norm[i];
             erase[i] = -key, write[i] = key;
         });
         const GateParameters<float> gate = gate_parameters<float>(args, head);
         const bool formula = args.g.given && gate.formula != GateFormula::log_decay;
         constexpr float log2_e = 1.4426950408889634f;
-        const int c = static_cast<int>(threadIdx.x) % (K / 4) * 4;
+        const int c = ptx::not_before(static_cast<int>(threadIdx.x)) % (K / 4) * 4;
         each_own_row<threads, K / 4>([&](int i, int) {
-            const int count = i < range.length ? args.K - c : 0;
+            const int count = i < length ? args.K - c : 0;
             float4& all = *reinterpret_cast<float4*>(&gates.at(i, c));
             if (formula) apply_formula(&all.x, count, head, c, gate);
             const float4 of = all;
@@ -317,13 +294,10 @@ struct ChannelGradient {
             });
         }
     }
-    HEADRACE_DEVICE void add_pairs(PairSums& d_P, PairSums& d_l, const Stage& now) const {
-        multiply_both(d_P, d_l, now, now.d);
-    }
     // What residuals have below their bf16; it takes the place of W_low.
-    HEADRACE_DEVICE void add_rest(PairSums& d_P, PairSums& d_l, const Stage& now, std::int64_t row, std::int64_t head,
-                                  int first) const {
-        const std::int64_t line = ((row * args.HV + head) * round_up(args.V, 16) + first) * tensor_chunk;
+    HEADRACE_DEVICE void add_rest(PairSums& d_P, PairSums& d_l, const Stage& now, int block) const {
+        const int first = block * tensor_values;
+        const std::int64_t line = (rows.at->of_head * round_up(args.V, 16) + first) * tensor_chunk;
         copy_lines(W_low, args.swept.residuals_low + line, args.V - first);
         ptx::end_copies();
         ptx::wait_for_copies<0>();
@@ -335,11 +309,12 @@ struct ChannelGradient {
         using At = OperandAt<tensor_values>;
         const auto of_S = OperandAt<K>::across(now.S), of_D = OperandAt<K>::across(now.D);
         const At of_d_o = At::across(now.d_o), of_y = At::down(now.y), of_written = written_operands(now.d);
+        const int first_channel = warp_channel();
         HEADRACE_ROLLED
         for (int d = 0; d < tensor_values; d += 16) {
             std::uint32_t S[4], D[4];
-            ptx::load_matrix_transposed(S, of_S.at(d, channel()));
-            ptx::load_matrix_transposed(D, of_D.at(d, channel()));
+            ptx::load_matrix_transposed(S, of_S.at(d, first_channel));
+            ptx::load_matrix_transposed(D, of_D.at(d, first_channel));
             ptx::multiply_bf16(border.crossing[0], S, {D[0], D[2]});
             ptx::multiply_bf16(border.crossing[1], S, {D[1], D[3]});
 #pragma unroll
@@ -362,59 +337,68 @@ struct ChannelGradient {
     }
 
     // ---- of a head, behind its values ----
-    HEADRACE_DEVICE void end_head(const ChunkRange& range, std::int64_t row, std::int64_t head, bool fine,
-                                  const Stage& now, TokenGroups& d_q, TokenGroups& d_k, const PairSums& d_P,
-                                  const PairSums& d_l, const BorderSums& border) {
-        weigh_pairs(d_P, d_l, fine);
+    HEADRACE_DEVICE void end_head(const PairSums& d_P, const PairSums& d_l, const BorderSums& border) {
+        weigh_pairs(d_P, d_l);
         ptx::sync_block();  // the stage has been read, too
-        TokenGroups d_gate;
-        float through[token_groups][2];
-#pragma unroll
-        for (int group = 0; group < token_groups; ++group)
-            group_total(through[group], lane_gates().from(group_tokens * group, 0));
-        const GateSums sums;
-        ChannelPairs<K, delta> pairs{OperandAt<K>::across(q),
-                                     OperandAt<K>::across(k),
-                                     PairOperands(W),
-                                     PairOperands(L),
-                                     Digits::high,
-                                     lane_gates(),
-                                     channel(),
-                                     reinterpret_cast<float4*>(now.S.data),
-                                     through,
-                                     sums};
-        fold_borders(d_q, d_k, d_gate, border, pairs);
-        // W as rows, their low halves, W's.
-        HEADRACE_ROLLED
-        for (int part = 0; part < (fine ? 3 : 1); ++part) {
-            pairs.of_rows = part == 1 ? Digits::low : Digits::high;
-            pairs.W = PairOperands(part == 2 ? W_low : W), pairs.L = PairOperands(part == 2 ? L_low : L);
-            pairs.add_inside(d_q, d_k, d_gate);
-            pairs.add_across(d_q, d_k, d_gate);
+        TokenGroups d_q, d_k, d_gate;
+        fold_borders(d_q, d_k, d_gate, border, pairs_of(0));
+        add_pairs<Digits::high>(d_q, d_k, d_gate, 0);
+        if constexpr (fine) {
+            pairs_of(0).keep_since();
+            add_pairs<Digits::low>(d_q, d_k, d_gate, 0);
+            pairs_of(0).keep_since();
+            add_pairs<Digits::high>(d_q, d_k, d_gate, 1);
         }
-        if (args.d_beta.given && delta) store_numbers(args.d_beta, d_beta, range, head);
+        if (args.d_beta.given && delta) store_numbers(args.d_beta, d_beta, rows.at->range, rows.at->head);
         if (args.gate_gradient) {
+            const Tile<float> to = lane_gates();
 #pragma unroll
             for (int group = 0; group < token_groups; ++group) {
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
 #pragma unroll
                     for (int n = 0; n < 4; ++n)
-                        lane_gates().at(group_tokens * group + 8 * h + n % 2, n / 2 * 8) = d_gate[group][h][n];
+                        to.at(group_tokens * group + 8 * h + n % 2, n / 2 * 8) = d_gate[group][h][n];
                 }
             }
         }
+        if (args.group > 1) {
+            using Sums = ChannelKeySums<K>;
+            Sums::leave(Sums::left(args, rows.at->of_head, 0), d_q);
+            Sums::leave(Sums::left(args, rows.at->of_head, 1), d_k);
+        } else {
+            rows.store(d_q, d_k);
+        }
         ptx::sync_block();
-        if (!args.gate_gradient) return;
-        store_gate_gradient(range, row, head);
+        if (args.gate_gradient) store_gate_gradient();
+    }
+    template <Digits of_rows>
+    HEADRACE_DEVICE void add_pairs(TokenGroups& d_q, TokenGroups& d_k, TokenGroups& d_gate, int part) const {
+        const ChannelPairs<K, delta> pairs = pairs_of(part);
+        pairs.template add_inside<of_rows>(d_q, d_k, d_gate);
+        pairs.template add_across<of_rows>(d_q, d_k, d_gate);
+    }
+    // Of W and L, or of W_low and L_low. Made anew for each use, as registers are few.
+    HEADRACE_DEVICE ChannelPairs<K, delta> pairs_of(int part) const {
+        const int own = ptx::not_before(lane()), first_channel = warp_channel();
+        return {OperandAt<K>::across(rows.q, own),
+                PairOperands({W.data + part * (2 * PairOperands::bytes / 2)}, own),
+                lane_gates(),
+                first_channel,
+                reinterpret_cast<float4*>(first_stage.S.data),
+                {totals + first_channel + own / 4},
+                GateSums(own),
+                W,
+                args.V};
     }
     // Of d_o r^T and y r^T makes W and L, and d_beta = y . r.
-    HEADRACE_DEVICE void weigh_pairs(const PairSums& d_P, const PairSums& d_l, bool fine) const {
+    HEADRACE_DEVICE void weigh_pairs(const PairSums& d_P, const PairSums& d_l) const {
         const LanePlace at;
         // Matrix's places, of (i, j) and on the diagonal of (j, i) and (j + 1, i): a tile on is one bit.
-        const int block = token_row() / 8, of_pair = place_of(token_row() + at.row, pair_column() / 8) + at.column,
-                  of_first = place_of(token_row() + at.column, block) + at.row,
-                  of_next = place_of(token_row() + at.column + 1, block) + at.row;
+        const int first_row = ptx::not_before(token_row()), block = first_row / 8,
+                  of_pair = place_of(first_row + at.row, pair_column() / 8) + at.column,
+                  of_first = place_of(first_row + at.column, block) + at.row,
+                  of_next = place_of(first_row + at.column + 1, block) + at.row;
         each_lower_tile([&](int first) {
             const bool on_diagonal = pair_column() + 8 * first == token_row();
 #pragma unroll
@@ -423,7 +407,7 @@ struct ChannelGradient {
                 const float2 of_j = *reinterpret_cast<const float2*>(write + j);
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const int i = token_row() + at.row + 8 * half,
+                    const int i = first_row + at.row + 8 * half,
                               place = (of_pair ^ 8 * tile) + 8 * tensor_chunk * half;
                     const float* const read_ij = d_P[tile] + 2 * half;
                     const float* const erase_ij = d_l[tile] + 2 * half;
@@ -465,42 +449,43 @@ struct ChannelGradient {
     // Where Matrix<tensor_chunk> has the first element of a piece of a row.
     HEADRACE_DEVICE static int place_of(int row, int piece) { return row * tensor_chunk + ((piece ^ row % 8) * 8); }
 
-    // Adds what tokens have from the chunk's borders and with themselves to d_q and d_k, begins the gate's gradient
-    // with what of it spans gates up to the borders, and keeps decays in groups for the pairs across.
+    // Begins d_q and d_k with what tokens have from the chunk's borders and with themselves, the gate's gradient with
+    // what of it spans gates up to the borders, and keeps decays in groups for the pairs across.
     HEADRACE_DEVICE void fold_borders(TokenGroups& d_q, TokenGroups& d_k, TokenGroups& d_gate, const BorderSums& border,
                                       const ChannelPairs<K, delta>& pairs) const {
-        const auto& through = pairs.through;
-        float before[2] = {1, 1}, after[token_groups][2], ended[token_groups][4], begun[4];
+        const Through<K>& through = pairs.through;
+        ptx::sync_warp();
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            after[token_groups - 1][c] = 1;
+        for (int group = 0; group < token_groups; ++group)
+            through.set(group, group_total(pairs.decays.from(group_tokens * group, 0)));
+        ptx::sync_warp();
+        float before[2] = {1, 1}, ended[token_groups][2], begun[4];
 #pragma unroll
-            for (int group = token_groups - 1; group > 0; --group)
-                after[group - 1][c] = after[group][c] * through[group][c];
-            begun[2 * c] = begun[2 * c + 1] = crossing(border, c) * after[0][c] * through[0][c];
-        }
+        for (int c = 0; c < 2; ++c)
+            begun[2 * c] = begun[2 * c + 1] = crossing(border, c) * through.behind(0, c) * through.at(0, c);
 #pragma unroll
         for (int group = 0; group < token_groups; ++group) {
             const int first = group_tokens * group;
             GroupDecays decays;
-            decays.load(lane_gates().from(first, 0));
+            decays.load(pairs.decays.from(first, 0));
             decays.join_all();
             if (group > 0) pairs.keep(decays.since, pairs.of_since(group));
             if (group < token_groups - 1) pairs.keep(decays.until, pairs.of_until(group));
             TokenGroup queries, keys, from_start, to_end;
-            load_group(queries, pairs.q, channel(), first);
-            load_group(keys, pairs.k, channel(), first);
+            const float after[2] = {through.behind(group, 0), through.behind(group, 1)};
+            pairs.load_queries(queries, group);
+            pairs.load_keys(keys, group);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
 #pragma unroll
                 for (int n = 0; n < 4; ++n) {
                     const int c = n / 2, i = first + group_token(h) + n % 2;
-                    const float start = decays.since[h][n] * before[c], end = decays.until[h][n] * after[group][c],
+                    const float start = decays.since[h][n] * before[c], end = decays.until[h][n] * after[c],
                                 of_read = border.read[group][h][n] * (start * read[i]),
                                 of_erase = delta ? border.erase[group][h][n] * (start * erase[i]) : 0.0f,
                                 of_write = border.write[group][h][n] * (end * write[i]);
-                    d_q[group][h][n] += fmaf(own[i], keys[h][n], of_read);
-                    d_k[group][h][n] += fmaf(own[i], queries[h][n], delta ? of_erase + of_write : of_write);
+                    d_q[group][h][n] = fmaf(own[i], keys[h][n], of_read);
+                    d_k[group][h][n] = fmaf(own[i], queries[h][n], delta ? of_erase + of_write : of_write);
                     from_start[h][n] = queries[h][n] * of_read;
                     if (delta) from_start[h][n] = fmaf(keys[h][n], of_erase, from_start[h][n]);
                     to_end[h][n] = keys[h][n] * of_write;
@@ -510,24 +495,25 @@ struct ChannelGradient {
             to_operand(ending, from_start);
             to_operand(beginning, to_end);
 #pragma unroll
-            for (int n = 0; n < 4; ++n) d_gate[group][0][n] = d_gate[group][1][n] = begun[n], ended[group][n] = 0;
+            for (int n = 0; n < 4; ++n) d_gate[group][0][n] = d_gate[group][1][n] = begun[n];
+            float own_ended[4] = {};
             constexpr std::uint32_t all = GateSums::all;
             ptx::multiply_bf16(d_gate[group][0], ending, {pairs.sums.from_own, all});
             ptx::multiply_bf16(d_gate[group][1], ending, {0u, pairs.sums.from_own});
             ptx::multiply_bf16(d_gate[group][0], beginning, {pairs.sums.before, 0u});
             ptx::multiply_bf16(d_gate[group][1], beginning, {all, pairs.sums.before});
             ptx::multiply_bf16(begun, beginning, {all, all});
-            ptx::multiply_bf16(ended[group], ending, {all, all});
+            ptx::multiply_bf16(own_ended, ending, {all, all});
 #pragma unroll
-            for (int c = 0; c < 2; ++c) before[c] *= through[group][c];
+            for (int c = 0; c < 2; ++c) ended[group][c] = own_ended[2 * c], before[c] *= through.at(group, c);
         }
 #pragma unroll
         for (int group = token_groups - 2; group >= 0; --group) {
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
-                d_gate[group][0][n] += ended[group + 1][n], d_gate[group][1][n] += ended[group + 1][n];
-                ended[group][n] += ended[group + 1][n];
+                d_gate[group][0][n] += ended[group + 1][n / 2], d_gate[group][1][n] += ended[group + 1][n / 2];
             }
+            ended[group][0] += ended[group + 1][0], ended[group][1] += ended[group + 1][1];
         }
     }
     // <S, D> of the lane's channel c, of the lane that has it on the diagonal.
@@ -536,89 +522,25 @@ struct ChannelGradient {
         const float own = g % 2 == 0 ? border.crossing[c][2 * c] : border.crossing[c][2 * c + 1];
         return ptx::shuffle_from(own, 4 * g + g / 2);
     }
-    HEADRACE_DEVICE void store_gate_gradient(const ChunkRange& range, std::int64_t row, std::int64_t head) {
-        const GateRows rows = gate_rows(args.d_g, range, head);
+    HEADRACE_DEVICE void store_gate_gradient() {
+        const GateRows to = gate_rows(args.d_g);
         const bool sums = args.d_gamma != nullptr || args.gate_formula != GateFormula::log_decay;
-        if (sums || !rows.in_pieces) return tokens.store_gate_gradient(gates, row, head, range);
+        if (sums || !to.in_pieces) {
+            tokens.store_gate_gradient(gates, rows.at->row, rows.at->head, rows.at->range);
+            return;
+        }
+        const int length = rows.at->range.length;
         constexpr int pieces = K / 4, step = threads / pieces;
-        const int i = static_cast<int>(threadIdx.x) / pieces, c = static_cast<int>(threadIdx.x) % pieces * 4;
-        float* const own = reinterpret_cast<float*>(args.d_g.data) + rows.first + i * rows.step + c;
+        const int own_piece = ptx::not_before(static_cast<int>(threadIdx.x)), i = own_piece / pieces,
+                  c = own_piece % pieces * 4;
+        float* const own = reinterpret_cast<float*>(args.d_g.data) + to.first + i * to.step + c;
         const float* const from = &gates.at(i, c);
         each_own_row<threads, pieces>([&](int token, int n) {
-            if (token < range.length && c < args.K)
-                *reinterpret_cast<float4*>(own + n * step * rows.step) =
+            if (token < length && c < args.K)
+                *reinterpret_cast<float4*>(own + n * step * to.step) =
                     *reinterpret_cast<const float4*>(from + n * step * (K + 4));
         });
         ptx::sync_block();
-    }
-
-    // ---- rows of keys ----
-    // Of the gradient times the inverse norm: with y = x r the unit rows, d - y (y . d) is that of x. It takes the
-    // place of the rows.
-    HEADRACE_DEVICE void store_rows(const Strided& tensor, const TokenGroups& d, Matrix<K> x, const float* inverse_norm,
-                                    const ChunkRange& range, std::int64_t key_head) const {
-        if (!tensor.given) return;
-        const auto from = OperandAt<K>::across(x);
-        float* const along = own;  // [C] y . d times r^2, of which no head has need any more
-        if (args.l2norm) {
-#pragma unroll
-            for (int group = 0; group < token_groups; ++group) add_products(d[group], from, group_tokens * group);
-            ptx::sync_block();
-            each(tensor_chunk, [&](int i) {
-                float sum = 0;
-#pragma unroll
-                for (int w = 0; w < K / group_channels; ++w) sum += of_rows[w * tensor_chunk + i];
-                along[i] = sum * inverse_norm[i] * inverse_norm[i];
-            });
-            ptx::sync_block();
-        }
-        const int even = element_of(group_token(0)), odd = element_of(group_token(0) + 1);
-#pragma unroll
-        for (int group = 0; group < token_groups; ++group) {
-            TokenGroup rows;
-            if (args.l2norm) load_group(rows, from, channel(), group_tokens * group);
-            ptx::sync_warp();  // every lane has its rows
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int i = group_tokens * group + 8 * h;
-                float2 of{};
-                if (args.l2norm) of = *reinterpret_cast<const float2*>(along + i + group_token(0));
-#pragma unroll
-                for (int p = 0; p < 2; ++p) {
-                    float left = d[group][h][p], right = d[group][h][2 + p];
-                    if (args.l2norm) {
-                        const float of_token = p == 0 ? of.x : of.y;
-                        left -= of_token * rows[h][p], right -= of_token * rows[h][2 + p];
-                    }
-                    const std::uint32_t both = ptx::round_to_bf16(left, right);
-                    const int place = p == 0 ? even : odd;
-                    x.data[place + i * K] = static_cast<std::uint16_t>(both);
-                    x.data[(place ^ 8) + i * K] = static_cast<std::uint16_t>(both >> 16);
-                }
-            }
-        }
-        ptx::sync_block();
-        store_matrix(tensor, x, range, key_head, 0, args.K);
-    }
-    // Where Matrix<K> has the lane's first channel of one of the first eight tokens; its other one lies in the next
-    // piece.
-    HEADRACE_DEVICE static int element_of(int token) {
-        return token * K + (channel() / 8 ^ token) * 8 + group_channel(0);
-    }
-    // of_rows = the warp's part of d . x, of tokens from `first` on.
-    HEADRACE_DEVICE void add_products(const TokenGroup& d, OperandAt<K> x, int first) const {
-        TokenGroup rows;
-        load_group(rows, x, channel(), first);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-            for (int p = 0; p < 2; ++p) {
-                float sum = fmaf(d[h][p], rows[h][p], d[h][2 + p] * rows[h][2 + p]);
-#pragma unroll
-                for (int distance = 4; distance < warp_lanes; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
-                if (lane() < 4) of_rows[warp() * tensor_chunk + first + group_token(h) + p] = sum;
-            }
-        }
     }
 };
 

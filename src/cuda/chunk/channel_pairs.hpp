@@ -5,79 +5,110 @@
 
 namespace headrace::cuda {
 
-// Gradients of a warp's 16 channels over the chunk's tokens.
-using TokenGroups = TokenGroup[token_groups];
-
-// Blocks of 16 x 16 of a matrix over pairs of tokens as right operands.
+// Blocks of 16 x 16 of the matrices W and L over pairs of tokens as right operands. L lies behind W: one address each
+// way serves both, as registers are few.
+enum class Pairs { reads, erases };
 struct PairOperands {
+    static constexpr int bytes = 2 * tensor_chunk * tensor_chunk;  // of a matrix
     OperandAt<tensor_chunk> across, down;
-    HEADRACE_DEVICE explicit PairOperands(Matrix<tensor_chunk> m)
-        : across(OperandAt<tensor_chunk>::across(m)), down(OperandAt<tensor_chunk>::down(m)) {}
+    HEADRACE_DEVICE PairOperands(Matrix<tensor_chunk> W, int own)
+        : across(OperandAt<tensor_chunk>::across(W, own)), down(OperandAt<tensor_chunk>::down(W, own)) {}
     // Of later tokens as columns, the depth earlier ones; and the other way.
-    HEADRACE_DEVICE void load_later(std::uint32_t (&b)[4], int later, int earlier) const {
-        ptx::load_matrix(b, across.at(group_tokens * later, group_tokens * earlier));
+    HEADRACE_DEVICE void load_later(std::uint32_t (&b)[4], Pairs of, int later, int earlier) const {
+        ptx::load_matrix(b, across.at(group_tokens * later, group_tokens * earlier) + behind(of));
     }
-    HEADRACE_DEVICE void load_earlier(std::uint32_t (&b)[4], int later, int earlier) const {
-        ptx::load_matrix_transposed(b, down.at(group_tokens * later, group_tokens * earlier));
+    HEADRACE_DEVICE void load_earlier(std::uint32_t (&b)[4], Pairs of, int later, int earlier) const {
+        ptx::load_matrix_transposed(b, down.at(group_tokens * later, group_tokens * earlier) + behind(of));
     }
+
+  private:
+    HEADRACE_DEVICE static int behind(Pairs of) { return of == Pairs::reads ? 0 : bytes; }
 };
 
 // W and L [64,64] are the gradients of the scores, without decays: blocks of 16 x 16 below the diagonal, and those on
 // it symmetric, diagonals left out. A pair of tokens meets at an anchor (docs/math.md, section 8), where W and L are
-// multiplied by rows with decays from there to the later token, or from the earlier one to there, in bf16. Both
-// directions of a level are one product: with x and y two tokens of a block of 2^(level+1) in different halves, decays
-// f to the anchor and row m = q in the later half, k in the earlier one,
-//     f_x reads_x, reads_x = sum_y W_xy f_y m_y,       joins d_q in the later half, d_k in the earlier one
-//     f_x erases_x, erases_x = sum_y L_xy f_y k_y,     joins d_k
-// and f_x (m_x reads_x + k_x erases_x) is what token x adds to all gates between it and the anchor.
+// multiplied by rows with decays from there to the later token, or from the earlier one to there, in bf16. With x and y
+// two tokens of a block of 2^(level+1) in different halves and decays f to the anchor,
+//     f_x reads_x, reads_x = sum_y W_xy f_y k_y of later x,                          joins d_q
+//     f_x keys_x, keys_x = sum_y L_xy f_y k_y, of earlier x plus sum_y W_xy f_y q_y, joins d_k
+// and f_x (q_x reads_x + k_x keys_x) is what token x adds to all gates between it and the anchor.
+// Of decayed rows it takes what Digits say.
 template <int K, bool delta>
 struct ChannelPairs {
-    OperandAt<K> q, k;  // across
-    PairOperands W, L;
-    Digits of_rows;      // what of decayed rows enters
+    OperandAt<K> q;  // across; k lies behind it
+    PairOperands operands;
     Tile<float> decays;  // [64 tokens, K] from the lane's first token and channel on
     int channel;         // the warp's first
     float4* kept;        // [12, threads] of since (groups 1 to 3) and until (0 to 2) in whole groups
-    const float (&through)[token_groups][2];
-    const GateSums& sums;
+    Through<K> through;
+    GateSums sums;
+    Matrix<tensor_chunk> levels;  // has level_operands
+    int values;                   // of the head, for goes_on
 
     // ---- inside groups of 16 tokens ----
+    template <Digits of_rows>
     HEADRACE_DEVICE void add_inside(TokenGroups& d_q, TokenGroups& d_k, TokenGroups& d_gate) const {
 #pragma unroll
         for (int group = 0; group < token_groups; ++group) {
             const int first = group_tokens * group;
+            if (!goes_on(values)) return;
             Inside inside;
-            load_group(inside.q, q, channel, first);
-            load_group(inside.k, k, channel, first);
-            W.load_later(inside.W, group, group);
-            if (delta) L.load_later(inside.L, group, group);
+            load_queries(inside.q, group);
+            load_keys(inside.k, group);
+            operands.load_later(inside.W, Pairs::reads, group, group);
+            if (delta) operands.load_later(inside.L, Pairs::erases, group, group);
             inside.decays.load(decays.from(first, 0));
-            add_level<0>(d_q[group], d_k[group], d_gate[group], inside);
-            add_level<1>(d_q[group], d_k[group], d_gate[group], inside);
-            add_level<2>(d_q[group], d_k[group], d_gate[group], inside);
-            add_level<3>(d_q[group], d_k[group], d_gate[group], inside);
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {  // of eight tokens
+                add_level<0, of_rows>(d_q[group][h], d_k[group][h], d_gate[group][h], inside, h);
+                add_level<1, of_rows>(d_q[group][h], d_k[group][h], d_gate[group][h], inside, h);
+                add_level<2, of_rows>(d_q[group][h], d_k[group][h], d_gate[group][h], inside, h);
+            }
+            add_halves<of_rows>(d_q[group], d_k[group], d_gate[group], inside);
         }
     }
     // ---- between them ----
     // Sums over several groups are added up from the farthest one on, multiplied by the decays of groups on the way.
+    template <Digits of_rows>
     HEADRACE_DEVICE void add_across(TokenGroups& d_q, TokenGroups& d_k, TokenGroups& d_gate) const {
-        std::uint32_t reads[token_groups][4], erases[token_groups][4];
-        {
-            std::uint32_t keys[token_groups - 1][4];
+        std::uint32_t keys[token_groups - 1][4];
 #pragma unroll
-            for (int group = 0; group < token_groups - 1; ++group) {
-                TokenGroup rows, until;
-                load_group(rows, k, channel, group_tokens * group);
-                take(until, of_until(group));
-                multiply(until, rows);
-                to_operand(keys[group], until, of_rows);
-            }
-#pragma unroll
-            for (int group = 1; group < token_groups; ++group)
-                add_earlier(d_q[group], d_k[group], d_gate[group], reads[group], erases[group], keys, group);
+        for (int group = 0; group < token_groups - 1; ++group) {
+            TokenGroup rows, until;
+            load_keys(rows, group);
+            take(until, of_until(group));
+            multiply(until, rows);
+            to_operand<of_rows>(keys[group], until);
         }
 #pragma unroll
-        for (int group = token_groups - 2; group >= 0; --group) add_later(d_k[group], d_gate, reads, erases, group);
+        for (int group = 1; group < token_groups; ++group) {
+            if (!goes_on(values)) return;
+            add_earlier<of_rows>(d_q[group], d_k[group], d_gate[group], keys, group);
+        }
+#pragma unroll
+        for (int group = token_groups - 2; group >= 0; --group) {
+            if (!goes_on(values)) return;
+            add_later(d_k[group], d_gate, group);
+        }
+    }
+
+    // Again, as add_across leaves nothing of it.
+    HEADRACE_DEVICE void keep_since() const {
+#pragma unroll
+        for (int group = 1; group < token_groups; ++group) {
+            if (!goes_on(values)) return;
+            GroupDecays of;
+            of.load(decays.from(group_tokens * group, 0));
+            of.join_all();
+            keep(of.since, of_since(group));
+        }
+    }
+
+    HEADRACE_DEVICE void load_queries(TokenGroup& x, int group) const {
+        load_group(x, q.at(group_tokens * group, channel));
+    }
+    HEADRACE_DEVICE void load_keys(TokenGroup& x, int group) const {
+        load_group(x, q.at(group_tokens * group, channel) + 2 * tensor_chunk * K);
     }
 
     // Where `kept` has them.
@@ -112,55 +143,86 @@ struct ChannelPairs {
         }
     }
 
-    // Pairs that meet at a level, and on to blocks of the next one.
-    template <int level>
-    HEADRACE_DEVICE void add_level(TokenGroup& d_q, TokenGroup& d_k, TokenGroup& d_gate, Inside& inside) const {
+    // Pairs that meet at a level, and on to blocks of the next one. Of later tokens reads, of earlier ones what queries
+    // give keys: of either the other is zero.
+    template <int level, Digits of_rows>
+    HEADRACE_DEVICE void add_level(float (&d_q)[4], float (&d_k)[4], float (&d_gate)[4], Inside& inside, int h) const {
         GroupDecays& decays = inside.decays;
-        TokenGroup factors, rows, keys, reads = {}, erases = {}, gates;
+        const float(&q)[4] = inside.q[h];
+        const float(&k)[4] = inside.k[h];
+        const uint4 of_level = *level_operands(levels, lane(), level);  // as LevelOperands
+        const bool is_later = (lane() & level) != 0;
+        float factors[4], reads[4] = {}, written[4] = {}, gates[4];
+        std::uint32_t queries[2], keys[2];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
+        for (int n = 0; n < 4; ++n)
+            factors[n] = (level == 0 ? n % 2 == 1 : is_later) ? decays.since[h][n] : decays.until[h][n];
 #pragma unroll
-            for (int n = 0; n < 4; ++n) {
-                const bool later = GroupDecays::later<level>(h, n % 2);
-                factors[h][n] = later ? decays.since[h][n] : decays.until[h][n];
-                rows[h][n] = (later ? inside.q[h][n] : inside.k[h][n]) * factors[h][n];
-                keys[h][n] = inside.k[h][n] * factors[h][n];
+        for (int c = 0; c < 4; c += 2) {
+            const float first = level == 0 ? 0.0f : q[c] * factors[c];
+            queries[c / 2] = to_operand<of_rows>(first, q[c + 1] * factors[c + 1]);
+            keys[c / 2] = to_operand<of_rows>(k[c] * factors[c], k[c + 1] * factors[c + 1]);
+        }
+        const std::uint32_t w = inside.W[3 * h], l = delta ? inside.L[3 * h] & of_level.z : 0u;
+        ptx::multiply_bf16(reads, {keys[0], keys[1], 0u, 0u}, {w & of_level.x, 0u});
+        ptx::multiply_bf16(written, {queries[0], queries[1], delta ? keys[0] : 0u, delta ? keys[1] : 0u},
+                           {w & of_level.y, l});
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const bool reads_any = level > 0 || n % 2 == 1;
+            if (delta || level > 0 || n % 2 == 0) {
+                d_k[n] = fmaf(factors[n], written[n], d_k[n]);
+                gates[n] = k[n] * written[n];
+            } else {
+                gates[n] = 0;
             }
+            if (reads_any) d_q[n] = fmaf(factors[n], reads[n], d_q[n]), gates[n] = fmaf(q[n], reads[n], gates[n]);
+            gates[n] *= factors[n];
+            if (level == 0 && reads_any) d_gate[n] += gates[n];
         }
-        multiply_level<level>(reads, rows, inside.W);
-        if (delta) multiply_level<level>(erases, keys, inside.L);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-            for (int n = 0; n < 4; ++n) {
-                const bool later = GroupDecays::later<level>(h, n % 2);
-                const float of = factors[h][n], both = delta ? reads[h][n] + erases[h][n] : reads[h][n];
-                d_q[h][n] = fmaf(of, later ? reads[h][n] : 0.0f, d_q[h][n]);
-                d_k[h][n] = fmaf(of, later ? erases[h][n] : both, d_k[h][n]);
-                gates[h][n] = rows[h][n] * reads[h][n];
-                if (delta) gates[h][n] = fmaf(keys[h][n], erases[h][n], gates[h][n]);
-                if (level == 0 && n % 2 == 1) d_gate[h][n] += gates[h][n];
-            }
-        }
-        if constexpr (level > 0) {
-            std::uint32_t a[4];
-            to_operand(a, gates);
-            ptx::multiply_bf16(d_gate[0], a, {level == 3 ? sums.before : sums.halves[level % 3], 0u});
-            ptx::multiply_bf16(d_gate[1], a, {0u, level == 3 ? sums.from_own : sums.halves[level % 3]});
-        }
-        if constexpr (level < 3) decays.template join<level>();
+        if constexpr (level > 0)
+            ptx::multiply_bf16(d_gate, {to_operand(gates[0], gates[1]), to_operand(gates[2], gates[3]), 0u, 0u},
+                               {of_level.w, 0u});
+        decays.template join<level>(h);
     }
-    template <int level>
-    HEADRACE_DEVICE void multiply_level(TokenGroup& out, const TokenGroup& rows, const std::uint32_t (&b)[4]) const {
-        std::uint32_t a[4];
-        to_operand(a, rows, of_rows);
-        if constexpr (level == 3) {
-            ptx::multiply_bf16(out[0], a, {0u, b[1]});
-            ptx::multiply_bf16(out[1], a, {b[2], 0u});
-        } else {
-            ptx::multiply_bf16(out[0], a, {meeting<level>(b[0]), 0u});
-            ptx::multiply_bf16(out[1], a, {0u, meeting<level>(b[3])});
+    // Pairs of the first half of the group with the second one.
+    template <Digits of_rows>
+    HEADRACE_DEVICE void add_halves(TokenGroup& d_q, TokenGroup& d_k, TokenGroup& d_gate, const Inside& inside) const {
+        const float(&until)[4] = inside.decays.until[0];
+        const float(&since)[4] = inside.decays.since[1];
+        const auto decayed = [](std::uint32_t(&to)[2], const float(&rows)[4], const float(&factors)[4]) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c)
+                to[c] = to_operand<of_rows>(rows[2 * c] * factors[2 * c], rows[2 * c + 1] * factors[2 * c + 1]);
+        };
+        std::uint32_t earlier[2], queries[2], keys[2] = {};
+        decayed(earlier, inside.k[0], until);
+        decayed(queries, inside.q[1], since);
+        float reads[4] = {}, erases[4] = {}, written[4] = {};
+        ptx::multiply_bf16(reads, {earlier[0], earlier[1], 0u, 0u}, {inside.W[2], 0u});
+        if constexpr (delta) {
+            decayed(keys, inside.k[1], since);
+            ptx::multiply_bf16(erases, {earlier[0], earlier[1], 0u, 0u}, {inside.L[2], 0u});
         }
+        ptx::multiply_bf16(written, {queries[0], queries[1], keys[0], keys[1]},
+                           {inside.W[1], delta ? inside.L[1] : 0u});
+        TokenGroup gates;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            d_k[0][n] = fmaf(until[n], written[n], d_k[0][n]);
+            gates[0][n] = until[n] * (inside.k[0][n] * written[n]);
+            d_q[1][n] = fmaf(since[n], reads[n], d_q[1][n]);
+            gates[1][n] = inside.q[1][n] * reads[n];
+            if (delta) {
+                d_k[1][n] = fmaf(since[n], erases[n], d_k[1][n]);
+                gates[1][n] = fmaf(inside.k[1][n], erases[n], gates[1][n]);
+            }
+            gates[1][n] *= since[n];
+        }
+        std::uint32_t a[4];
+        to_operand(a, gates);
+        ptx::multiply_bf16(d_gate[0], a, {sums.before, 0u});
+        ptx::multiply_bf16(d_gate[1], a, {0u, sums.from_own});
     }
 
     static HEADRACE_DEVICE void multiply_group(TokenGroup& out, const std::uint32_t (&a)[4],
@@ -169,75 +231,86 @@ struct ChannelPairs {
         ptx::multiply_bf16(out[1], a, {b[2], b[3]});
     }
     HEADRACE_DEVICE void decay(TokenGroup& out, int group) const {
+        const float of[2] = {through.at(group, 0), through.at(group, 1)};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
 #pragma unroll
-            for (int n = 0; n < 4; ++n) out[h][n] *= through[group][n / 2];
+            for (int n = 0; n < 4; ++n) out[h][n] *= of[n / 2];
         }
     }
+    // Of a group's decayed rows, reads and erases; they take the place of what was kept of since.
+    HEADRACE_DEVICE uint4* operands_of(int group) const {
+        return reinterpret_cast<uint4*>(kept) + of_since(group) * static_cast<int>(blockDim.x) + threadIdx.x;
+    }
     // A group with all earlier ones, which meet at its start; leaves operands of its decayed rows.
-    HEADRACE_DEVICE void add_earlier(TokenGroup& d_q, TokenGroup& d_k, TokenGroup& d_gate, std::uint32_t (&reads)[4],
-                                     std::uint32_t (&erases)[4], const std::uint32_t (&keys)[token_groups - 1][4],
-                                     int group) const {
+    template <Digits of_rows>
+    HEADRACE_DEVICE void add_earlier(TokenGroup& d_q, TokenGroup& d_k, TokenGroup& d_gate,
+                                     const std::uint32_t (&keys)[token_groups - 1][4], int group) const {
         TokenGroup of_q = {}, of_k = {};
+        std::uint32_t reads[4], erases[4] = {};
 #pragma unroll
         for (int earlier = 0; earlier < group; ++earlier) {
             if (earlier > 0) decay(of_q, earlier), decay(of_k, earlier);
             std::uint32_t b[4];
-            W.load_later(b, group, earlier);
+            operands.load_later(b, Pairs::reads, group, earlier);
             multiply_group(of_q, keys[earlier], b);
             if (!delta) continue;
-            L.load_later(b, group, earlier);
+            operands.load_later(b, Pairs::erases, group, earlier);
             multiply_group(of_k, keys[earlier], b);
         }
         TokenGroup since, rows, gates;
         take(since, of_since(group));
-        load_group(rows, q, channel, group_tokens * group);
-        add_rows(d_q, gates, of_q, since, rows, false);
+        load_queries(rows, group);
         multiply(rows, since);
-        to_operand(reads, rows, of_rows);
+        add_rows(d_q, gates, of_q, since, rows, false);
+        to_operand<of_rows>(reads, rows);
         if (delta) {
-            load_group(rows, k, channel, group_tokens * group);
-            add_rows(d_k, gates, of_k, since, rows, true);
+            load_keys(rows, group);
             multiply(rows, since);
-            to_operand(erases, rows, of_rows);
+            add_rows(d_k, gates, of_k, since, rows, true);
+            to_operand<of_rows>(erases, rows);
         }
+        uint4* const to = operands_of(group);
+        to[0] = {reads[0], reads[1], reads[2], reads[3]};
+        if (delta) to[blockDim.x] = {erases[0], erases[1], erases[2], erases[3]};
         std::uint32_t a[4];
         to_operand(a, gates);
         ptx::multiply_bf16(d_gate[0], a, {sums.from_own, GateSums::all});
         ptx::multiply_bf16(d_gate[1], a, {0u, sums.from_own});
     }
-    // d += factors out; gates = or += that times the rows.
+    // d += factors out; gates = or += out times the rows, which have these factors.
     static HEADRACE_DEVICE void add_rows(TokenGroup& d, TokenGroup& gates, const TokenGroup& out,
                                          const TokenGroup& factors, const TokenGroup& rows, bool add) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
-                const float of = factors[h][n] * out[h][n];
-                d[h][n] += of;
-                gates[h][n] = add ? fmaf(rows[h][n], of, gates[h][n]) : rows[h][n] * of;
+                d[h][n] = fmaf(factors[h][n], out[h][n], d[h][n]);
+                gates[h][n] = add ? fmaf(rows[h][n], out[h][n], gates[h][n]) : rows[h][n] * out[h][n];
             }
         }
     }
     // A group's keys with all later ones.
-    HEADRACE_DEVICE void add_later(TokenGroup& d_k, TokenGroups& d_gate, const std::uint32_t (&reads)[token_groups][4],
-                                   const std::uint32_t (&erases)[token_groups][4], int group) const {
+    HEADRACE_DEVICE void add_later(TokenGroup& d_k, TokenGroups& d_gate, int group) const {
         TokenGroup rows, until, out = {}, gates;
-        load_group(rows, k, channel, group_tokens * group);
+        load_keys(rows, group);
         take(until, of_until(group));
+        multiply(rows, until);
 #pragma unroll
         for (int later = token_groups - 1; later > group; --later) {
             if (later < token_groups - 1) {
                 decay(out, later);
-                add_spanning(d_gate[later], out, rows, until, group, later);
+                add_spanning(d_gate[later], out, rows, group, later);
             }
             std::uint32_t b[4];
-            W.load_earlier(b, later, group);
-            multiply_group(out, reads[later], b);
+            const uint4* const from = operands_of(later);
+            const uint4 reads = from[0];
+            operands.load_earlier(b, Pairs::reads, later, group);
+            multiply_group(out, {reads.x, reads.y, reads.z, reads.w}, b);
             if (!delta) continue;
-            L.load_earlier(b, later, group);
-            multiply_group(out, erases[later], b);
+            operands.load_earlier(b, Pairs::erases, later, group);
+            const uint4 erases = from[blockDim.x];
+            multiply_group(out, {erases.x, erases.y, erases.z, erases.w}, b);
         }
         add_rows(d_k, gates, out, until, rows, false);
         std::uint32_t a[4];
@@ -246,21 +319,20 @@ struct ChannelPairs {
         ptx::multiply_bf16(d_gate[group][1], a, {GateSums::all, sums.before});
     }
     // All gates of `spanned` take what goes from an earlier group to groups behind it.
-    HEADRACE_DEVICE void add_spanning(TokenGroup& d_gate, const TokenGroup& out, const TokenGroup& rows,
-                                      const TokenGroup& until, int group, int spanned) const {
+    HEADRACE_DEVICE void add_spanning(TokenGroup& d_gate, const TokenGroup& out, const TokenGroup& rows, int group,
+                                      int spanned) const {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
             float sum = 0;
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
 #pragma unroll
-                for (int p = 0; p < 2; ++p)
-                    sum = fmaf(rows[h][2 * c + p] * until[h][2 * c + p], out[h][2 * c + p], sum);
+                for (int p = 0; p < 2; ++p) sum = fmaf(rows[h][2 * c + p], out[h][2 * c + p], sum);
             }
             sum += ptx::shuffle_xor(sum, 1);
             sum += ptx::shuffle_xor(sum, 2);
 #pragma unroll
-            for (int between = group + 1; between < spanned; ++between) sum *= through[between][c];
+            for (int between = group + 1; between < spanned; ++between) sum *= through.at(between, c);
 #pragma unroll
             for (int h = 0; h < 2; ++h) d_gate[h][2 * c] += sum, d_gate[h][2 * c + 1] += sum;
         }

@@ -1,19 +1,45 @@
-// counted_channel_gradients: what a block of ChannelGradient does at a chunk, counted on the host. What keys that
-// overlap add is not known here.
+// counted_channel_gradients: what blocks of ChannelGradient and ChannelKeySums do at a chunk, counted on the host. What
+// keys that overlap add is not known here.
 #pragma once
 
 #include "cuda/chunk/counted_walker.hpp"
 
 namespace headrace::cuda {
 
-// Follows ChannelGradient::run: all value heads of a key head.
+// Follows ChannelKeyRows: rows that are read; norms and what is stored.
+template <int K>
+void count_key_rows(TileCounter& counter, const KernelArgs& args) {
+    constexpr double C = tensor_chunk, warps = K / 16.0, numbers = C / warp_lanes;
+    const auto access = [&](double count) { counter.work.tile_bytes += count * 128; };
+    counter.work.input_bytes += 2 * C * args.K * 2;
+    counter.work.tile_bytes += 2 * C * K * 2;
+    access(2 * numbers / 2);
+    if (args.l2norm) counter.work.tile_bytes += 2 * C * K * 2, access(2 * warps * 2);
+}
+template <int K>
+void count_key_gradients(TileCounter& counter, const KernelArgs& args) {
+    constexpr double C = tensor_chunk, warps = K / 16.0, groups = 4, numbers = C / warp_lanes;
+    const auto access = [&](double count) { counter.work.tile_bytes += count * 128; };
+    const Strided* const stored[] = {&args.d_q, &args.d_k};
+    for (const Strided* tensor : stored) {
+        if (!tensor->given) continue;
+        counter.work.output_bytes += bytes_of(*tensor, C * args.K);
+        counter.work.tile_bytes += C * args.K * 2;
+        counter.barrier();
+        if (!args.l2norm) continue;
+        access(warps * (2 * groups * 4 + 16 * 4 + 8) + numbers * (warps + 2));
+        counter.barrier(), counter.barrier();
+    }
+}
+
+// Follows ChannelGradient::run: a value head.
 template <int K, bool delta>
 BlockWork channel_gradients_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
     // Blocks of 16 x 16 on and below the diagonal, and below it.
     constexpr double C = tensor_chunk, warps = K / 16.0, kinds = delta ? 2 : 1, rows = delta ? 3 : 2, groups = 4,
                      lower = 10, below = 6, numbers = C / warp_lanes, gates = C * (K + 4) * 4;
-    const double blocks = quotient_up(args.V, tensor_values), steps = args.group * blocks;
-    TileCounter head, chunk;
+    const double blocks = quotient_up(args.V, tensor_values);
+    TileCounter head;
     const auto operands = [&](double products, double loaded, double waits) {  // of all warps
         head.work.tensor_flop += products * WarpProducts::flop_of_product;
         head.work.tile_bytes += loaded * WarpProducts::bytes_of_operand;
@@ -48,27 +74,39 @@ BlockWork channel_gradients_work(const KernelArgs& args, std::size_t /*shared_li
     }
     head.work.output_bytes += delta ? bytes_of(args.d_beta, C) : 0;
     // products with decays, roundings and sums: as many slots as multiply-adds, with those that address operands
-    head.fma(warps * ((delta ? 4000 : 3300) + blocks * 440));
-    chunk.work = head.work * args.group;
-    chunk.fma(warps * 1700);
-    for (int i = 0; i < steps + (args.stages == 1 ? steps - 1 : 0) + args.group + 1; ++i) chunk.barrier();
-    // of the keys
-    chunk.work.input_bytes += 2 * C * args.K * 2;
-    chunk.work.memory_waits += args.stages == 1 ? 1 + steps : 2;
-    chunk.work.tile_bytes += 2 * C * K * 2;
-    access(chunk, 2 * numbers / 2);
-    if (args.l2norm) chunk.work.tile_bytes += 2 * C * K * 2, access(chunk, 2 * warps * 2);
-    const Strided* const stored[] = {&args.d_q, &args.d_k};
-    for (const Strided* tensor : stored) {
-        if (!tensor->given) continue;
-        chunk.work.output_bytes += bytes_of(*tensor, C * args.K);
-        chunk.work.tile_bytes += C * args.K * 2;
-        chunk.barrier();
-        if (!args.l2norm) continue;
-        access(chunk, warps * (2 * groups * 4 + 16 * 4 + 8) + numbers * (warps + 2));
-        chunk.barrier(), chunk.barrier();
+    head.fma(warps * ((delta ? 4000 : 3300) + blocks * 440 + 1700));
+    for (int i = 0; i < blocks + (args.stages == 1 ? blocks - 1 : 0) + 1; ++i) head.barrier();
+    head.work.memory_waits += args.stages == 1 ? blocks : 1;
+    count_key_rows<K>(head, args);
+    if (args.group == 1) {
+        count_key_gradients<K>(head, args);
+    } else {
+        head.work.saved_bytes += 2 * C * K * 4;
     }
-    return {{}, chunk.work};
+    return {{}, head.work};
+}
+
+// Of chunks whose keys do not overlap: their blocks look and leave.
+template <int K>
+BlockWork channel_gradients_low_work(const KernelArgs&, std::size_t /*shared_limit*/) {
+    TileCounter look;
+    look.work.saved_bytes = 4;
+    look.work.memory_waits = 1;
+    look.barrier();
+    return {{}, look.work};
+}
+
+// Follows ChannelKeySums::run.
+template <int K>
+BlockWork channel_key_sums_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    constexpr double C = tensor_chunk;
+    TileCounter sums;
+    count_key_rows<K>(sums, args);
+    sums.work.saved_bytes += args.group * 2 * C * K * 4;
+    sums.work.memory_waits += 1.0 + args.group;
+    sums.barrier(), sums.barrier(), sums.barrier();
+    count_key_gradients<K>(sums, args);
+    return {{}, sums.work};
 }
 
 }  // namespace headrace::cuda

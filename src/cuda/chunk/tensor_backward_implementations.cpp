@@ -37,7 +37,9 @@ class TensorBackward : public PreparingImplementation {
         args.delta = problem.rule == Rule::delta;
         const TensorBackwardKernels backward = of(problem);
         const std::size_t most = shared_memory_limit(named_views(problem));
-        if (shared(backward.sweeps, args) > most || shared(backward.gradients, args) > most)
+        const bool low = problem.channel_gate && args.delta;
+        if (shared(backward.sweeps, args) > most || shared(backward.gradients, args) > most ||
+            (low && shared(channel_gradients_low_kernel(problem.K), args) > most))
             return "needs more shared memory than the GPU has";
         return {};
     }
@@ -51,12 +53,20 @@ class TensorBackward : public PreparingImplementation {
         std::vector<Launch> launches = problem.channel_gate ? prepare_channels(problem, args) : prepare(problem, args);
         launches.push_back({backward.sweeps, staged(problem, backward.sweeps, args), walks,
                             args.value_columns / 16 * 32, steps_along(problem, tensor_chunk, walks)});
-        if (gradients)
-            launches.push_back({backward.gradients,
-                                gradients_staged(problem, backward.gradients, args),
-                                chunks * problem.H,
-                                problem.channel_gate ? channel_gradient_threads(problem.K) : tensor_threads,
-                                {1, steps_along(problem, tensor_chunk, problem.N * problem.H).all}});
+        if (!gradients) return launches;
+        const auto once = [&](const Kernel& kernel, const KernelArgs& of, std::int64_t heads, int threads) {
+            launches.push_back({kernel, of, chunks * heads, threads,
+                                {1, steps_along(problem, tensor_chunk, problem.N * heads).all}});
+        };
+        const int threads = problem.channel_gate ? channel_gradient_threads(problem.K) : tensor_threads;
+        once(backward.gradients, gradients_staged(problem, backward.gradients, args),
+             problem.channel_gate ? problem.HV : problem.H, threads);
+        if (problem.channel_gate && args.delta) {
+            const Kernel low = channel_gradients_low_kernel(problem.K);
+            once(low, gradients_staged(problem, low, args), problem.HV, threads);
+        }
+        if (args.swept.key_gradients != nullptr)
+            once(channel_key_sums_kernel(problem.K), args, problem.H, threads);
         return launches;
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
@@ -74,6 +84,9 @@ class TensorBackward : public PreparingImplementation {
         };
         args.swept.states = take("saved states", K);
         args.swept.adjoints = take("saved adjoints", K);
+        if (problem.channel_gate && problem.group > 1)
+            args.swept.key_gradients = static_cast<float*>(
+                carver.take("saved gradients of keys", DType::f32, {places, 2, tensor_chunk, K}));
         if (!args.delta) return args;
         args.swept.residuals = take("saved residuals", tensor_chunk);
         args.swept.residuals_low = take("saved residuals, low", tensor_chunk);
@@ -101,11 +114,11 @@ class TensorBackward : public PreparingImplementation {
         if (shared(kernel, args) > shared_memory_limit(named_views(problem))) args.stages = 1;
         return args;
     }
-    // Under channel gates two blocks of 64 channels fit onto a multiprocessor if each has one stage, and those of one
-    // step have no use for another.
+    // Under channel gates two blocks of 64 channels fit onto a multiprocessor if each has one stage, and those of up to
+    // 64 values have no use for another.
     static KernelArgs gradients_staged(const Problem& problem, const Kernel& kernel, KernelArgs args) {
         args.stages = 1;
-        const bool one = problem.channel_gate && (problem.K <= 64 || args.group * args.V <= tensor_values);
+        const bool one = problem.channel_gate && (problem.K <= 64 || args.V <= tensor_values);
         return one ? args : staged(problem, kernel, args);
     }
     // Values of a block that sweeps: few where each multiprocessor of an H100 gets one block at most, many under

@@ -135,16 +135,23 @@ template <int K, bool comba>
 BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The backward under channel gates on tensor cores, behind ChannelKernels' launches that prepare: sweeps and gradients
-// as those above; sweeps of up to 128 values, as more arrives of a chunk for all of them, gradients with a warp for
-// each 16 channels.
+// as those above; sweeps of up to 128 values, as more arrives of a chunk for all of them, gradients of a chunk and value
+// head with a warp for each 16 channels, of chunks whose keys overlap in another launch. Where value heads share keys, a
+// last launch with a block for each chunk and key head adds up what they have left of d_q and d_k.
 inline constexpr int most_channel_sweep_threads = 256;
 constexpr int channel_gradient_threads(std::int64_t K) { return K <= 64 ? 128 : 256; }
 Kernel channel_sweeps_kernel(std::int64_t K, bool delta);
 Kernel channel_gradients_kernel(std::int64_t K, bool delta);
+Kernel channel_gradients_low_kernel(std::int64_t K);
+Kernel channel_key_sums_kernel(std::int64_t K);
 template <int K, bool delta>
 BlockWork channel_sweeps_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K, bool delta>
 BlockWork channel_gradients_work(const KernelArgs& args, std::size_t shared_limit);
+template <int K>
+BlockWork channel_gradients_low_work(const KernelArgs& args, std::size_t shared_limit);
+template <int K>
+BlockWork channel_key_sums_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The backward of the chunk form in two launches. Sweeps: a block for each sequence, value head and value_columns walks
 // the chunks, backwards for the gradients of states, forwards for the states, which only a launch of twice as many

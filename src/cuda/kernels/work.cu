@@ -73,7 +73,9 @@ HEADRACE_GRADIENTS_WORK(128);
     template BlockWork channel_sweeps_work<K, false>(const KernelArgs& args, std::size_t);    \
     template BlockWork channel_sweeps_work<K, true>(const KernelArgs& args, std::size_t);     \
     template BlockWork channel_gradients_work<K, false>(const KernelArgs& args, std::size_t); \
-    template BlockWork channel_gradients_work<K, true>(const KernelArgs& args, std::size_t)
+    template BlockWork channel_gradients_work<K, true>(const KernelArgs& args, std::size_t);  \
+    template BlockWork channel_gradients_low_work<K>(const KernelArgs& args, std::size_t);    \
+    template BlockWork channel_key_sums_work<K>(const KernelArgs& args, std::size_t)
 HEADRACE_CHANNEL_WORK(64);
 HEADRACE_CHANNEL_WORK(128);
 

@@ -31,8 +31,9 @@ template <int threads, int pieces, class F>
 HEADRACE_DEVICE void each_own_row(F f) {
     constexpr int step = threads / pieces;
     static_assert(step % 8 == 0);
+    const int first = ptx::not_before(static_cast<int>(threadIdx.x)) / pieces;
 #pragma unroll 4
-    for (int n = 0; n < 64 / step; ++n) f(static_cast<int>(threadIdx.x) / pieces + n * step, n);
+    for (int n = 0; n < 64 / step; ++n) f(first + n * step, n);
 }
 
 // f(i, j) for the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal: ten turns of a warp.
@@ -74,13 +75,14 @@ template <int columns, bool whole>
 HEADRACE_DEVICE void copy_pieces(Matrix<columns> to, const char* from, std::int64_t step, int length, int padded,
                                  int count, int width) {
     constexpr int pieces = columns / 8, rows = warp_lanes / pieces;  // of a row; at once
-    const int own = ptx::not_before(lane()), row = own / pieces, column = own % pieces * 8;
+    const int thread = ptx::not_before(static_cast<int>(threadIdx.x)), own = thread % warp_lanes,
+              of_warp = 8 * (thread / warp_lanes), row = own / pieces, column = own % pieces * 8;
     if (column >= width) return;
     const int left = count - column, bytes = whole || left >= 8 ? 16 : left > 0 ? 2 * left : 0;
-    std::uint32_t first_piece = to.piece(8 * warp() + row, column);
-    const char* of_eight = from + (8 * warp() + row) * step + 2 * column;
+    std::uint32_t first_piece = to.piece(of_warp + row, column);
+    const char* of_eight = from + (of_warp + row) * step + 2 * column;
     HEADRACE_ROLLED
-    for (int first = 8 * warp(); first < padded; first += 8 * warps()) {
+    for (int first = of_warp; first < padded; first += 8 * warps()) {
         const char* of_row = of_eight;
 #pragma unroll
         for (int i = 0; i < 8; i += rows) {

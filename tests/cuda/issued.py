@@ -35,6 +35,7 @@ SWEPT = ["t128 h4 hv8 v64", "t192 h8 v64", "t128 h8 v64", "t64 h8 v128", "t64 h3
 BACKWARDS = {"gated_delta_rule": SWEPT, "comba": SWEPT, "kda": SWEPT, "gla": SWEPT,
              "simple_gla": ["t128 h8 v{K}", "t64 h8 v{K}", "t64 h1 hv8 v{K}", "t128 h4 hv8 v{K}"]}
 RULES = {"gated_delta_rule": "delta", "kda": "delta", "comba": "comba", "simple_gla": "additive", "gla": "additive"}
+IN_F16 = {("gated_delta_rule", "fwd"), ("comba", "fwd")}
 # The numbers of a row that a kernel has; of others one is enough. BLOCK: walks have few or many warps.
 BESIDE, STEP, HEAD, VALUES, BLOCK = range(5)
 NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_key_gradient": (STEP, HEAD),
@@ -66,9 +67,10 @@ class Measured(typing.NamedTuple):
 
 
 def problems(quick):
-    """[(operator, direction, K, sizes)]"""
-    return [(operator, direction, K, sizes.format(K=K)) for K in (128, 64)
+    """[(operator, direction, K, sizes, type)]"""
+    return [(operator, direction, K, sizes.format(K=K), dtype) for K in (128, 64) for dtype in ("bf16", "f16")
             for direction, forms in (("fwd", FORWARDS), ("bwd", BACKWARDS)) for operator, all_sizes in forms.items()
+            if dtype == "bf16" or (operator, direction) in IN_F16
             for sizes in (all_sizes[:1] + [sizes for sizes in all_sizes if "t1088" in sizes] if quick else all_sizes)]
 
 
@@ -124,8 +126,8 @@ def times_of(launch, sizes):
 def measure(runs, quick):
     """{row: [Measured]}"""
     rows = collections.defaultdict(list)
-    for operator, direction, K, sizes in problems(quick):
-        problem = f"{operator}:{direction} {sizes} k{K} bf16 force=cuda.tensor cuda"
+    for operator, direction, K, sizes, dtype in problems(quick):
+        problem = f"{operator}:{direction} {sizes} k{K} {dtype} force=cuda.tensor cuda"
         executed, launches = runs.executed(problem), runs.planned(problem)
         for kernel in {launch["kernel"]: None for launch in launches}:
             if not kernel.startswith(("tensor_", "channel_")):
@@ -135,7 +137,8 @@ def measure(runs, quick):
             found = [its for symbol, its in executed.items() if re.search(f"{len(kernel)}{kernel}[IE]", symbol)]
             instructions, lanes = (sum(column) for column in zip(*found))
             swept = direction == "bwd" and operator != "simple_gla"
-            rows[Row(kernel, RULES[operator], K, swept)].append(
+            rule = RULES[operator] + (" f16" if dtype == "f16" else "")
+            rows[Row(kernel, rule, K, swept)].append(
                 Measured(problem, times, sum(launch["issued"] for launch in its), instructions, lanes / instructions))
     return rows
 

@@ -100,6 +100,20 @@ TEST(CudaTensor, StatesBeyondTheRangeOfF16) {
     }
 }
 
+// Keys of one direction and betas of 2: each token reflects the state, which keeps all that was ever rounded.
+TEST(CudaTensor, ReflectionsOfF16) {
+    for (const std::string text : {"gated_delta_rule:fwd t1500 h1 k64 v40 l2norm gates=lasting betas=2,2 state=inout",
+                                   "gated_delta_rule:fwd t1500 h1 k128 v32 l2norm gates=random betas=2,2 state=inout",
+                                   "delta_rule:fwd t500 h1 k64 v64 l2norm betas=1.9,2 state=inout reverse"}) {
+        CallTensors made = harness::make_tensors(line_of(text + " f16 force=cuda.tensor cuda"));
+        harness::Tensor& k = made.tensors.at("k");
+        for (std::int64_t i = 0; i < k.numel(); ++i) k.set(i, k.get(i % made.call.in.k.shape[3]));
+        const harness::Expected expected = harness::expect(made.call);
+        run_there(made);
+        expect_within_bars(made.call, expected.outputs, text);
+    }
+}
+
 // The additive rule on tensor cores, which leave out the gradients of gates: all others, each alone with the same bits.
 TEST(CudaTensor, B3_GradientsWithoutThoseOfGates) {
     for (const std::string text :

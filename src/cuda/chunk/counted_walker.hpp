@@ -103,7 +103,10 @@ struct CountedWalkerOps : CountedWarpOps {
         read_state(K, exact);
         products.add(0, steps, 0);  // v
     }
-    void solve(Tile, Tile) { products.add(3 * lower, lower, 2); }
+    void solve(Tile, Tile) {
+        products.add(3 * lower, lower, 2);
+        if (split) products.add(3 * exact * lower, 1.5 * exact * lower, 3 * exact);
+    }
     void scale_value_rows(Tile, Tile, const float*) { products.access(tiles, 0); }
     void read_and_score(Tile, Decayed, State, Tile, Tile) {
         read_state(K, 0);
@@ -225,9 +228,12 @@ BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t /*shared_limit
                      of_joins = 4 * (4 + 8 + 4 + 4) + 4 * (1.5 * (4 + 16) + 1.5 * 8 + 8), of_pieces = 10 * 2 * 4;
     work.tile_bytes += heads * 128 * (of_decays + of_scores + of_substitution + of_joins + of_pieces);
     work.tile_waits += 40 + heads * (4 + 15 + 6 + 9 + 2);
-    work.tensor_flop += heads * 4 * (9 + 3 * (1.5 * 4 + 2 * 1.5)) * WarpProducts::flop_of_product;
+    const double parts = args.prepared.solve_rest != nullptr ? 6 : 3;
+    work.tensor_flop += heads * 4 * parts * (3 + 1.5 * 4 + 2 * 1.5) * WarpProducts::flop_of_product;
     work.barriers += heads * 4;
-    work.saved_bytes = heads * prepared_bytes(args.prepared.scores_low != nullptr ? 4 : 3);
+    const int matrices =
+        3 + (args.prepared.scores_low != nullptr ? 1 : 0) + (args.prepared.solve_rest != nullptr ? 1 : 0);
+    work.saved_bytes = heads * prepared_bytes(matrices);
     return {{}, work};
 }
 

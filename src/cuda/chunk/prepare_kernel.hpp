@@ -2,6 +2,8 @@
 // (Prepared).
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/chunk/prepare_ops.hpp"
 #include "cuda/chunk/segments.hpp"
 #include "cuda/tiles/token_matrices.hpp"
@@ -11,6 +13,7 @@ namespace headrace::cuda {
 template <int K, class Format>
 struct PrepareKernel {
     using Ops = PrepareOps<K, Format>;
+    using Inverse = std::conditional_t<Format::splits_scores, FineUnitLowerInverse, UnitLowerInverse>;
     static_assert(prepared_heads == block_warps);
 
     const KernelArgs& args;
@@ -129,7 +132,7 @@ struct PrepareKernel {
             const float energy = sum_of_warp(ops.l_energy);
             if (lane() == 0) warp_sums[warp()] = energy;
         }
-        UnitLowerInverse{n, inverse}.compute();
+        Inverse{n, inverse}.compute();
         if (for_gradients() && threadIdx.x == 0)
             args.prepared.overlap[place] = warp_sums[0] + warp_sums[1] + warp_sums[2] + warp_sums[3];
         store_inverse(place, head);
@@ -162,7 +165,7 @@ struct PrepareKernel {
     // The blocks on and below the diagonal, as high + low; of a backward without its ones, and each column over beta.
     HEADRACE_DEVICE void store_inverse(std::int64_t place, int head) const {
         const Matrix<64> high{args.prepared.solve_high + place * matrix_size},
-            low{args.prepared.solve_low + place * matrix_size};
+            low{args.prepared.solve_low + place * matrix_size}, rest{args.prepared.solve_rest + place * matrix_size};
         each_lower_piece([&](int i, int j) {
             float elements[8];
             eight(elements, &inverse.at(i, j));
@@ -177,6 +180,13 @@ struct PrepareKernel {
             for (int pair = 0; pair < 4; ++pair) pairs[pair] = split_pair(elements[2 * pair], elements[2 * pair + 1]);
             *reinterpret_cast<uint4*>(&high.pair(i, j)) = {pairs[0].high, pairs[1].high, pairs[2].high, pairs[3].high};
             *reinterpret_cast<uint4*>(&low.pair(i, j)) = {pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low};
+            if constexpr (Format::splits_scores) {
+                std::uint32_t rests[4];
+#pragma unroll
+                for (int pair = 0; pair < 4; ++pair)
+                    rests[pair] = rest_of_pair(pairs[pair], elements[2 * pair], elements[2 * pair + 1]);
+                *reinterpret_cast<uint4*>(&rest.pair(i, j)) = {rests[0], rests[1], rests[2], rests[3]};
+            }
         });
     }
 };

@@ -34,6 +34,12 @@ inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64
     return to;
 }
 
+// Of the solve in 24 bits.
+inline void take_solve_rest(const Problem& problem, Carver& carver, std::int64_t rows, Prepared& to) {
+    constexpr std::int64_t C = tensor_chunk;
+    to.solve_rest =
+        static_cast<std::uint16_t*>(carver.take("prepared solve, rest", DType::bf16, {rows * problem.HV, C, C}));
+}
 // Of scores in 16 bits.
 inline void take_scores_low(const Problem& problem, Carver& carver, std::int64_t rows, Prepared& to) {
     constexpr std::int64_t C = tensor_chunk;

@@ -54,7 +54,10 @@ class Tensor : public PreparingImplementation {
         if (backward) take_key_gradients(problem, carver, args, chunks);
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
         if (args.delta || problem.channel_gate) args.prepared = take_prepared(problem, carver, chunks);
-        if (args.delta && problem.dtype == DType::f16) take_scores_low(problem, carver, chunks, args.prepared);
+        if (args.delta && problem.dtype == DType::f16) {
+            take_scores_low(problem, carver, chunks, args.prepared);
+            take_solve_rest(problem, carver, chunks, args.prepared);
+        }
         const int tokens = args.segments.tokens = segment_tokens(problem);
         if (tokens == 0) return args;
         const std::int64_t slots = parts_of(problem, tokens);

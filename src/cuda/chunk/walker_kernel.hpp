@@ -103,6 +103,8 @@ struct WalkerKernel {
             ptx::sync_block();
             const bool more = chunk + 1 < walk.end_chunk;
             if (more && args.stages == 2) fetch(columns, chunk + 1, outputs);
+            if constexpr (Format::splits_scores)
+                ops.solve_rest = args.prepared.solve_rest + (rows->first_place + chunk * args.HV) * matrix_size;
             compute(stage_of(chunk), outputs, exact);
             if (outputs) store_outputs(chunk, columns);
             if (more && args.stages == 1) {
@@ -112,8 +114,11 @@ struct WalkerKernel {
         }
     }
     HEADRACE_DEVICE void compute(const Stage& stage, bool outputs, bool exact) {
-        exactness.decide(*reinterpret_cast<const float4*>(stage.numbers + numbers_at), exact);
+        const float4 numbers = *reinterpret_cast<const float4*>(stage.numbers + numbers_at);
+        exactness.decide(numbers, exact);
         ops.exact_reads = exactness.reads, ops.exact_writes = exactness.writes;
+        // Of f16, whose bars are half as wide, all that is reflected, as it comes back in later chunks.
+        if (Format::splits_scores && numbers.z > 0) ops.exact_reads = ops.exact_writes = true;
         const float2 decay = *reinterpret_cast<const float2*>(stage.numbers + decay_at);
         ops.decay = {decay.x, decay.y};
         const float* const factors = stage.numbers;

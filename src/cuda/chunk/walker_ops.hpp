@@ -7,6 +7,7 @@
 
 #include "algorithms/chunk.hpp"
 #include "cuda/kernels/kernels.hpp"
+#include "cuda/tiles/token_matrices.hpp"
 #include "cuda/tiles/warp_products.hpp"
 
 namespace headrace::cuda {
@@ -63,6 +64,7 @@ struct WalkerOps {
     bool exact_reads, exact_writes;     // of this chunk
     const float *read, *erase, *write;  // [C] factors of the rows
     SplitDecay<float> decay;            // of this chunk
+    const std::uint16_t* solve_rest;    // of f16: what is left of the solve below its two, in global memory
 
     HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
 
@@ -88,6 +90,9 @@ struct WalkerOps {
         TokenSums solved = {};
         add_lower_transposed(
             solved, [&](int step) { return left_operand(values, step); }, solver.split);
+        if constexpr (Format::splits_scores) {
+            if (exact_reads) add_rest_of_solve(solved, solver.split);
+        }
 #pragma unroll
         for (int tile = 0; tile < token_tiles; ++tile)
             for (int place = 0; place < 4; ++place) values[tile][place] = solved[tile][place];
@@ -116,6 +121,35 @@ struct WalkerOps {
         } else {
             decay_and_add<Left::high, K, Format>(state, written, x.x.matrix, of_all, factors);
         }
+    }
+
+  private:
+    // What 16 bits on either side leave of the solve, by all warps of the block: the rest of its values, what the low
+    // halves add, and the rest of the matrix, which takes the place of its low half.
+    HEADRACE_DEVICE void add_rest_of_solve(TokenSums& solved, SplitMatrix solve) const {
+        HEADRACE_ROLLED
+        for (int turn = 0; turn < 3; ++turn) {
+            if (turn == 2) replace_by_rest(solve.low);
+            const auto part = [&](int step) {
+                SplitA a = left_operand(values, step);
+#pragma unroll
+                for (int place = 0; place < 4; ++place) {
+                    const float* const pair = values[2 * step + place / 2] + place % 2 * 2;
+                    const std::uint32_t rest = rest_of_pair({a.high[place], a.low[place]}, pair[0], pair[1]);
+                    a.high[place] = turn == 0 ? rest : turn == 1 ? a.low[place] : a.high[place];
+                }
+                return a;
+            };
+            add_lower_transposed<Left::high>(solved, part, turn == 0 ? solve.high : solve.low);
+        }
+    }
+    HEADRACE_DEVICE void replace_by_rest(Matrix<64> low) const {
+        ptx::sync_block();
+        each_lower_piece([&](int i, int j) {
+            const int at = Matrix<64>::place(i, j);
+            *reinterpret_cast<uint4*>(low.data + at) = *reinterpret_cast<const uint4*>(solve_rest + at);
+        });
+        ptx::sync_block();
     }
 };
 

@@ -72,16 +72,22 @@ constexpr Issued measured[] = {
     {"tensor_join", "additive", 128, false, 0, 1127, 0, 0, 0},
     {"tensor_join_transitions", "delta", 64, false, 0, 2287, 0, 0, 0},
     {"tensor_join_transitions", "delta", 128, false, 0, 7149, 0, 0, 0},
+    {"tensor_join_transitions", "delta f16", 64, false, 0, 2287, 0, 0, 0},
+    {"tensor_join_transitions", "delta f16", 128, false, 0, 7149, 0, 0, 0},
     {"tensor_key_gradient", "additive", 64, false, 0, 454, 44, 0, 0},
     {"tensor_key_gradient", "additive", 128, false, 0, 453, 44, 0, 0},
     {"tensor_prepare", "comba", 64, false, 0, 1613, 1869, 0, 0},
     {"tensor_prepare", "comba", 64, true, 0, 1305, 2593, 0, 0},
     {"tensor_prepare", "comba", 128, false, 0, 2646, 1837, 0, 0},
     {"tensor_prepare", "comba", 128, true, 0, 2339, 2560, 0, 0},
+    {"tensor_prepare", "comba f16", 64, false, 0, 1714, 2189, 0, 0},
+    {"tensor_prepare", "comba f16", 128, false, 0, 2859, 2147, 0, 0},
     {"tensor_prepare", "delta", 64, false, 0, 1258, 1709, 0, 0},
     {"tensor_prepare", "delta", 64, true, 0, 998, 2386, 0, 0},
     {"tensor_prepare", "delta", 128, false, 0, 2035, 1688, 0, 0},
     {"tensor_prepare", "delta", 128, true, 0, 1773, 2366, 0, 0},
+    {"tensor_prepare", "delta f16", 64, false, 0, 1327, 2042, 0, 0},
+    {"tensor_prepare", "delta f16", 128, false, 0, 2186, 2000, 0, 0},
     {"tensor_states", "additive", 64, false, 0, 584, 0, 0, 0},
     {"tensor_states", "additive", 128, false, 0, 722, 0, 0, 0},
     {"tensor_sweeps", "comba", 64, true, 279, 1243, 0, 0, 1473},
@@ -90,15 +96,24 @@ constexpr Issued measured[] = {
     {"tensor_sweeps", "delta", 128, true, 250, 1712, 0, 0, 1491},
     {"tensor_walk", "comba", 64, false, 443, 1205, 0, 0, 888},
     {"tensor_walk", "comba", 128, false, 444, 1515, 0, 0, 1080},
+    {"tensor_walk", "comba f16", 64, false, 447, 1698, 0, 0, 918},
+    {"tensor_walk", "comba f16", 128, false, 444, 2197, 0, 0, 1110},
     {"tensor_walk", "delta", 64, false, 349, 1385, 0, 0, 245},
     {"tensor_walk", "delta", 128, false, 308, 1803, 0, 0, 99},
+    {"tensor_walk", "delta f16", 64, false, 353, 1876, 0, 0, 279},
+    {"tensor_walk", "delta f16", 128, false, 308, 2484, 0, 0, 133},
     {"tensor_walk_states", "delta", 64, false, 0, 1943, 0, 0, 0},
     {"tensor_walk_states", "delta", 128, false, 0, 2691, 0, 0, 0},
+    {"tensor_walk_states", "delta f16", 64, false, 0, 2959, 0, 0, 0},
+    {"tensor_walk_states", "delta f16", 128, false, 0, 4186, 0, 0, 0},
     // end
     {"", "", 0, false, 0, 0, 0, 0, 0}};
 
 const char* rule_of(const KernelArgs& args) {
-    return args.undecayed_error ? "comba" : args.delta ? "delta" : "additive";
+    const bool f16 = args.q.dtype == DType::f16;
+    if (args.undecayed_error) return f16 ? "comba f16" : "comba";
+    if (args.delta) return f16 ? "delta f16" : "delta";
+    return "additive";  // of f16 a third more
 }
 
 const Issued* row_of(const Kernel& kernel, const KernelArgs& args, bool backward) {

@@ -73,6 +73,7 @@ struct KeyGradient {
 struct Prepared {
     std::uint16_t* scores;                  // [places,64,64] P
     std::uint16_t* scores_low;              // [places,64,64] what is left of P below its bf16, or null
+    std::uint16_t* solve_rest;              // [places,64,64] what is left of the solve below its two, or null
     std::uint16_t *solve_high, *solve_low;  // [places,64,64] (I + l Diag(beta))^-1, of the delta rule; of a backward
                                             // N, with which it is I + N Diag(beta)
     float* factors;                         // [places,4,64] of rows read, erased and written; beta

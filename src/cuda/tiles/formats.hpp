@@ -9,6 +9,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "cuda/tiles/tile_ops.hpp"
 
@@ -44,8 +45,8 @@ struct Bf16 {
 struct F16 {
     static constexpr bool splits_scores = true;
 
-    HEADRACE_DEVICE static float first(std::uint32_t pair) { return number(pair & 0xffffu); }
-    HEADRACE_DEVICE static float second(std::uint32_t pair) { return number(pair >> 16); }
+    HEADRACE_DEVICE static float first(std::uint32_t pair) { return __low2float(both(pair)); }
+    HEADRACE_DEVICE static float second(std::uint32_t pair) { return __high2float(both(pair)); }
     HEADRACE_DEVICE static std::uint32_t round(float first, float second) { return ptx::round_to_f16(first, second); }
     HEADRACE_DEVICE static void multiply(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
         ptx::multiply_f16(d, a, b);
@@ -90,8 +91,10 @@ struct F16 {
     };
 
   private:
-    HEADRACE_DEVICE static float number(std::uint32_t bits) {
-        return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+    HEADRACE_DEVICE static __half2 both(std::uint32_t pair) {
+        __half2 numbers;
+        memcpy(&numbers, &pair, sizeof numbers);
+        return numbers;
     }
 };
 

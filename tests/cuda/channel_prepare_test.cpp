@@ -43,6 +43,8 @@ struct Case {
     bool delta, l2norm, reverse;
     double mean_gate;  // of log decays
     int reset_every;   // tokens whose gates are -inf, or 0
+    bool rows = true;  // or what a walk needs to decay them
+    bool reflects = false;  // betas that ask for scores of 22 bits, else of 11
 };
 
 double bf16(std::uint16_t bits) { return static_cast<double>(bf16_to_float(bits)); }
@@ -70,6 +72,7 @@ class Chunks {
           decay_(places_ * columns_ * 2),
           numbers_(places_ * 4),
           added_(places_ * columns_),
+          log_decays_(places_ * C * columns_),
           reads_(places_ * C * columns_),
           erases_(places_ * C * columns_),
           writes_(places_ * C * columns_) {
@@ -86,7 +89,9 @@ class Chunks {
             return static_cast<float>(-of.mean_gate * 2 * stream.uniform(i));
         });
         fill(beta_.values, "beta",
-             [](const harness::Stream& stream, std::int64_t i) { return static_cast<float>(stream.uniform(i)); });
+             [&](const harness::Stream& stream, std::int64_t i) {
+                 return static_cast<float>(of.reflects ? 2 - 0.5 * stream.uniform(i) : stream.uniform(i));
+             });
         for (int token = of.reset_every; of.reset_every > 0 && token < of.T; token += of.reset_every)
             for (int c = 0; c < of.HV * of.K; c += 3) g_.values[token * of.HV * of.K + c] = static_cast<float>(-inf);
     }
@@ -103,9 +108,12 @@ class Chunks {
         cuda::Prepared& to = args.prepared;
         to.scores = scores_.data(), to.solve_high = high_.data(), to.solve_low = low_.data();
         to.factors = factors_.data(), to.decay = decay_.data(), to.numbers = numbers_.data();
-        to.reads = reads_.data(), to.erases = erases_.data(), to.writes = writes_.data(), to.added = added_.data();
+        to.added = added_.data();
+        if (of_.rows) to.reads = reads_.data(), to.erases = erases_.data(), to.writes = writes_.data();
+        if (!of_.rows) to.log_decays = log_decays_.data();
         for (Managed<std::uint16_t>* all : {&scores_, &high_, &low_, &reads_, &erases_, &writes_}) all->upload();
-        factors_.upload(), decay_.upload(), q_.upload(), k_.upload(), g_.upload(), beta_.upload(), refused_.upload();
+        factors_.upload(), decay_.upload(), log_decays_.upload();
+        q_.upload(), k_.upload(), g_.upload(), beta_.upload(), refused_.upload();
         const cuda::Kernel kernel =
             (of_.delta ? cuda::channel_kernels<true>(of_.K) : cuda::channel_kernels<false>(of_.K)).prepare;
         const std::size_t shared = kernel.memory(args, 0).shared;
@@ -118,7 +126,7 @@ class Chunks {
                   cudaSuccess);
         ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
         for (Managed<std::uint16_t>* all : {&scores_, &high_, &low_, &reads_, &erases_, &writes_}) all->download();
-        factors_.download(), decay_.download();
+        factors_.download(), decay_.download(), log_decays_.download();
     }
     void expect_right() const {
         for (int chunk = 0; chunk * C < of_.T; ++chunk)
@@ -126,8 +134,9 @@ class Chunks {
     }
 
   private:
-    static constexpr double scale = 0.3, of_bf16 = 0x1.01p-8, of_two_bf16 = 0x1p-14,
-                            smallest = 0x1p-120;  // less is zero
+    static constexpr double scale = 0.3, of_bf16 = 0x1.01p-8, of_22_bits = 0x1p-14,
+                            of_11_bits = 0x1p-12,  // of the mean of roundings of many channels
+        smallest = 0x1p-120;  // less is zero
     Case of_;
     int columns_;
     std::size_t places_;
@@ -135,9 +144,10 @@ class Chunks {
     Managed<float> g_, beta_;
     Managed<std::int32_t> refused_;
     Managed<std::uint16_t> scores_, high_, low_;
-    Managed<float> factors_, decay_, numbers_, added_;
+    Managed<float> factors_, decay_, numbers_, added_, log_decays_;
     Managed<std::uint16_t> reads_, erases_, writes_;
 
+    double of_operands() const { return of_.reflects ? of_22_bits : of_11_bits; }
     std::size_t tokens() const { return static_cast<std::size_t>(of_.T); }
     static std::size_t swizzled(int i, int j, int columns) {
         return static_cast<std::size_t>(i * columns + ((j / 8) ^ (i % 8)) * 8 + j % 8);
@@ -197,14 +207,21 @@ class Chunks {
         const double norm_of_P = largest(P);
         for (int i = 0; i < C; ++i) {
             const float* const factors = &factors_.values[place * 4 * C];
-            EXPECT_EQ(factors[i], 1);
+            const double norms[] = {scale * q_norm[i], -k_norm[i], k_norm[i]};
+            for (int factor = 0; factor < 3; ++factor)
+                EXPECT_NEAR(factors[factor * C + i], of_.rows ? 1 : norms[factor], 1e-6 * std::fabs(norms[factor]));
             EXPECT_EQ(factors[3 * C + i], of_.delta ? static_cast<float>(beta[i]) : 1.0f);
             for (int j = 0; j < (i / 16 + 1) * 16; ++j)
                 EXPECT_NEAR(bf16(scores_.values[place * C * C + swizzled(i, j, C)]), P[i * C + j],
-                            of_bf16 * std::fabs(P[i * C + j]) + of_two_bf16 * norm_of_P)
+                            of_bf16 * std::fabs(P[i * C + j]) + of_operands() * norm_of_P)
                     << where << " P " << i << ' ' << j;
             for (int c = 0; c < columns_; ++c) {
                 const bool inside = c < of_.K;
+                if (!of_.rows) {
+                    EXPECT_EQ(log_decays_.values[(place * C + i) * columns_ + c],
+                              inside ? static_cast<float>(gate(token(chunk, i), head, c)) : 0.0f);
+                    continue;
+                }
                 const std::size_t at = place * C * columns_ + swizzled(i, c, columns_);
                 const double q = inside ? scale * q_norm[i] * row(q_, token(chunk, i), head, c) * start[i * of_.K + c]
                                         : 0,
@@ -240,7 +257,8 @@ class Chunks {
         for (int i = 0; i < C; ++i)
             for (int j = 0; j < (i / 16 + 1) * 16; ++j) {
                 const std::size_t at = place * C * C + swizzled(i, j, C);
-                EXPECT_NEAR(bf16(high_.values[at]) + bf16(low_.values[at]), inverse[i * C + j], 4 * of_two_bf16 * norm)
+                EXPECT_NEAR(bf16(high_.values[at]) + bf16(low_.values[at]), inverse[i * C + j],
+                            4 * of_operands() * norm)
                     << where << " inverse " << i << ' ' << j;
             }
     }
@@ -250,7 +268,10 @@ TEST(ChannelPrepare, FollowsTheFormulas) {
     for (const Case& of :
          {Case{64, 1, 1, 64, true, true, false, 0.05, 0}, Case{150, 1, 2, 128, true, true, false, 0.3, 0},
           Case{100, 1, 1, 80, true, true, true, 3, 7}, Case{70, 2, 2, 96, false, false, false, 0.01, 0},
-          Case{130, 1, 1, 41, false, true, true, 30, 5}, Case{64, 1, 1, 128, true, true, false, 0, 0}}) {
+          Case{130, 1, 1, 41, false, true, true, 30, 5}, Case{64, 1, 1, 128, true, true, false, 0, 0},
+          Case{100, 1, 2, 80, true, true, true, 0.3, 9, false}, Case{64, 1, 1, 128, true, false, false, 0.1, 0, false},
+          Case{150, 1, 1, 128, true, true, false, 0.3, 0, true, true},
+          Case{70, 1, 1, 64, true, true, false, 1, 9, false, true}}) {
         SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K));
         Chunks chunks(of);
         chunks.run();

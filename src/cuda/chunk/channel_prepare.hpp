@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/chunk/channel_decays.hpp"
+#include "cuda/chunk/channel_inputs.hpp"
 #include "cuda/chunk/prepare_ops.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tiles/token_tiles.hpp"
@@ -14,7 +15,8 @@ namespace headrace::cuda {
 // A warp has 16 of the chunk's tokens. Scores are products of matrices: those of two of its tokens i > j meet at the
 // token where the later one's half of the smallest block of 2, 4, 8 or 16 tokens that has both begins, those with
 // earlier tokens of other warps where its own 16 begin. Decays on the way there and on from there are products of
-// decays of single tokens, which follow from no later token than i. Operands have 16 bits.
+// decays of single tokens, which follow from no later token than i. Operands have 11 bits; 22 of a backward, and of
+// tokens that reflect the state, as their errors stay in it.
 template <int K, bool delta>
 struct ChannelPrepare {
     static constexpr int blocks = tensor_chunk / slice_tokens, slices = K / slice_channels, kinds = delta ? 2 : 1,
@@ -24,49 +26,53 @@ struct ChannelPrepare {
     // and 8. Kinds: q k^T, k k^T.
     struct Sums {
         float across[blocks - 1][2][kinds][4], inside[levels][4];
-        float own[2];  // q.k of a token, over the lane's channels
     };
 
     const KernelArgs& args;
-    uint4* keys;    // [pieces_of_keys, 2, lanes] right operands: of the lane's first token and the other
+    float4* keys;   // [pieces_of_keys, 2, lanes] right operands: of the lane's first token and the other
+    uint2* kept;    // [slices, 2, block_threads] keys of the lane's tokens, where `inverse` will lie
     float* totals;  // [blocks, slice_channels] decays through blocks
     float *log_sums, *energies, *written;  // [blocks, K] of the tokens of a block
     float *q_norm, *k_norm, *k_k, *beta;   // [C] inverse norms; |k|^2
     float* of_token;                       // [C] what it writes of the errors in what it reads
     float *divisor, *inverse_divisor;      // [C] of a backward: beta, or next to nothing
-    float* warp_sums;                      // [warps] of a backward
+    float* of_warp;                        // [warps]
     Matrix<64> P, P_low;                   // P_low of a backward
     Tile<float> n, inverse;
-    // Where the chunk's rows lie, and the gate's parameters: in shared memory, as registers are few.
-    struct Source {
-        std::int64_t first, step, element;  // in bytes from the tensor's first element on
-        bool together;                      // four channels in one access
+    // Rows of a lane's tokens, null past the chunk's end, where four channels of them and of g in fp32 come together.
+    struct OwnRows {
+        const char *q[2], *g[2];
     };
+    OwnRows* own_rows;  // [block_threads]
+    float4* dots;       // [block_threads] q.k of a lane's tokens and q.q, over its channels: registers are few
     struct Shared {
-        Source q, k, g;
-        float rate, gamma;
+        ChannelInputs::Sources sources;
         std::int64_t place;  // of what the chunk prepares
         int length;          // of the chunk
     };
     Shared* shared;
 
     __host__ __device__ ChannelPrepare(const KernelArgs& arguments, Arena& arena) : args(arguments) {
-        keys = arena.take<uint4>(pieces_of_keys * 2 * warp_lanes);
+        keys = arena.take<float4>(pieces_of_keys * 2 * warp_lanes);
         totals = arena.take<float>(blocks * slice_channels);
         for (float** sums : {&log_sums, &energies, &written}) *sums = arena.take<float>(blocks * K);
         for (float** vector : {&q_norm, &k_norm, &k_k, &beta, &of_token}) *vector = arena.take<float>(tensor_chunk);
         P = Matrix<64>::take(arena, tensor_chunk);
-        if (for_gradients()) {
-            P_low = Matrix<64>::take(arena, tensor_chunk);
-            for (float** vector : {&divisor, &inverse_divisor}) *vector = arena.take<float>(tensor_chunk);
-            warp_sums = arena.take<float>(block_warps);
-        }
-        spare_ = arena.take<float>(block_threads * (lane_channels + 1));
+        of_warp = arena.take<float>(block_warps);
+        dots = arena.take<float4>(block_threads);
+        own_rows = arena.take<OwnRows>(block_threads);
+        spare_ = arena.take<float>(block_threads * ChannelInputs::spare_floats);
         shared = arena.take<Shared>(1);
-        if (!delta) return;
-        constexpr int length = tensor_chunk + 8;  // rows 8 banks apart: lanes of an operand meet different ones
-        for (Tile<float>* tile : {&n, &inverse})
-            *tile = {arena.take<float>(static_cast<std::size_t>(tensor_chunk) * length), length};
+        if (delta) {
+            constexpr int length = tensor_chunk + 8;  // rows 8 banks apart: lanes of an operand meet different ones
+            for (Tile<float>* tile : {&n, &inverse})
+                *tile = {arena.take<float>(static_cast<std::size_t>(tensor_chunk) * length), length};
+            kept = reinterpret_cast<uint2*>(inverse.data);
+            static_assert(4 * tensor_chunk * length >= 8 * slices * 2 * block_threads);
+        }
+        if (!for_gradients()) return;  // behind all others, whose places the compiler knows
+        P_low = Matrix<64>::take(arena, tensor_chunk);
+        for (float** vector : {&divisor, &inverse_divisor}) *vector = arena.take<float>(tensor_chunk);
     }
 
     // The chunk of that row of part_at.
@@ -74,15 +80,20 @@ struct ChannelPrepare {
         if (!find_chunk(row, head)) return;
         find_sources(row * args.HV + head);
         clear_scores();
+        if (rows_together()) find_own_rows();
         weigh_tokens();
         Sums sums{};
-        HEADRACE_ROLLED
-        for (int slice = 0; slice < slices; ++slice) run_slice(sums, slice);
+        switch (find_precision()) {
+            case Precision::cut: run_slices<Precision::cut>(sums); break;
+            case Precision::mixed: run_slices<Precision::mixed>(sums); break;
+            case Precision::fine: run_slices<Precision::fine>(sums); break;
+        }
+        if (args.l2norm && !with_rows()) weigh_queries();
         ptx::sync_block();
         store_scores(sums);
         if (delta && for_gradients()) {
             const float energy = sum_of_warp(l_energy_);
-            if (lane() == 0) warp_sums[warp()] = energy;
+            if (lane() == 0) of_warp[warp()] = energy;
         }
         ptx::sync_block();
         if constexpr (delta) UnitLowerInverse{n, inverse}.compute();
@@ -97,11 +108,12 @@ struct ChannelPrepare {
         const float* const numbers = args.prepared.numbers + 4 * place;
         if (numbers[1] == 0 && numbers[2] == 0) return;
         find_sources(place);
+        if (rows_together()) find_own_rows();
         weigh_tokens();
         HEADRACE_ROLLED
         for (int slice = 0; slice < slices; ++slice) {
-            ChannelSlice rows;
-            load_slice(rows, slice_channel(slice));
+            ChannelSlice<Precision::fine> rows;
+            load_slice(rows, slice);
             rows.start_blocks();
 #pragma unroll
             for (int level = 0; level < levels; ++level) rows.join_blocks(1 << level);
@@ -118,10 +130,16 @@ struct ChannelPrepare {
     int block_;  // of 16 tokens: this warp's
     ChunkRange range_;
     int head_;
-    float* spare_;    // [block_threads, lane_channels + 1]
+    float* spare_;    // [block_threads, ChannelInputs::spare_floats]
+    bool fine_[2];    // rows of scores of the lane's tokens
     float l_energy_;  // sum of squares of this lane's part of l
 
     __host__ __device__ bool for_gradients() const { return args.prepared.scores_low != nullptr; }
+
+    template <Precision precision>
+    static constexpr float unlift = precision == Precision::cut ? 1 / lift : 1.0f;  // of decays of a slice
+    // Else the walk decays them (ChannelRows).
+    HEADRACE_DEVICE bool with_rows() const { return args.prepared.reads != nullptr; }
 
     HEADRACE_DEVICE int row_of_token(int which) const { return slice_tokens * block_ + token_of(which); }
 
@@ -138,129 +156,23 @@ struct ChannelPrepare {
         return left > 0;
     }
     HEADRACE_DEVICE void find_sources(std::int64_t place) const {
-        if (threadIdx.x == 0) find_sources_of(place);
+        if (threadIdx.x == 0) {
+            inputs().find(range_);
+            shared->place = place, shared->length = range_.length;
+        }
         ptx::sync_block();
     }
-    HEADRACE_DEVICE void find_sources_of(std::int64_t place) const {
-        const auto source = [&](const Strided& tensor, std::int64_t of_head, int size) {
-            const std::int64_t first = size * offset_of(tensor, range_.row, range_.token(0), of_head),
-                               step = size * (range_.reverse ? -tensor.stride[1] : tensor.stride[1]);
-            const int bytes = size * lane_channels;
-            const bool aligned =
-                step % bytes == 0 && reinterpret_cast<std::uintptr_t>(tensor.data + first) % bytes == 0;
-            return Source{first, step, size * tensor.stride[3], aligned && tensor.stride[3] == 1};
-        };
-        const GateParameters<float> gate = gate_parameters<float>(args, head_);
-        const std::int64_t key_head = head_ / args.group;
-        shared->q = source(args.q, key_head, 2), shared->k = source(args.k, key_head, 2);
-        if (args.g.given) shared->g = source(args.g, head_, args.g.dtype == DType::f32 ? 4 : 2);
-        shared->rate = gate.rate, shared->gamma = gate.gamma;
-        shared->place = place, shared->length = range_.length;
-    }
+    HEADRACE_DEVICE ChannelInputs inputs() const { return {args, &shared->sources, spare_, head_}; }
 
     // ---- inputs ----
-    // Channels [c, c + 4) of a token, zero past the tensor's and the chunk's ends.
-    HEADRACE_DEVICE Piece load_piece(const Strided& tensor, const Source& source, int i, int c) const {
-        Piece piece{};
-        if (i >= shared->length) return piece;
-        const char* const row = tensor.data + (source.first + i * source.step);
-        if (c + lane_channels <= args.K && source.together) {
-            const uint2 both = *reinterpret_cast<const uint2*>(row + 2 * c);
-            return {{both.x, both.y}};
-        }
-        HEADRACE_ROLLED
-        for (int n = 0; n < lane_channels; ++n) {  // each behind the last, which move up
-            const bool inside = c + n < args.K;
-            const std::uint32_t element =
-                inside ? *reinterpret_cast<const std::uint16_t*>(row + (c + n) * source.element) : 0u;
-#pragma unroll
-            for (int pair = 0; pair < 2; ++pair)
-                piece.pairs[pair] = piece.pairs[pair] >> 16 | (pair == 0 ? piece.pairs[1] : element) << 16;
-        }
-        return piece;
-    }
-    // Log decays of the same channels, zero past the ends.
-    HEADRACE_DEVICE void load_gates(float (&gates)[lane_channels], int i, int c) const {
-#pragma unroll
-        for (float& each : gates) each = 0;
-        if (i >= shared->length) return;
-        bool right = true;
-        if (args.g.given) {
-            load_raw_gates(gates, i, c);
-            if (args.gate_formula != GateFormula::log_decay) apply_formula(gates, c);
-#pragma unroll
-            for (float& each : gates) right &= each <= 0;
-        }
-        if (args.g_gamma.given) {
-            const float gamma = shared->gamma;
-            right &= gamma <= 0;
-#pragma unroll
-            for (float& each : gates) each += gamma;
-        }
-        if (right && c + lane_channels <= args.K) return;
-        if (!right) atomicOr(args.refused, refused_gate);
-#pragma unroll
-        for (int n = 0; n < lane_channels; ++n) {
-            if (c + n >= args.K) {
-                gates[n] = 0;
-            } else if (!(gates[n] <= 0)) {
-                gates[n] = __int_as_float(0x7fc00000);
-            }
-        }
-    }
-    HEADRACE_DEVICE void load_raw_gates(float (&gates)[lane_channels], int i, int c) const {
-        const Source& source = shared->g;
-        const char* const row = args.g.data + (source.first + i * source.step);
-        if (c + lane_channels <= args.K && source.together && args.g.dtype != DType::f16) {
-            const bool narrow = args.g.dtype == DType::bf16;
-            const char* const from = row + (narrow ? 2 : 4) * c;
-            if (narrow) {
-                const uint2 both = *reinterpret_cast<const uint2*>(from);
-                const Piece piece{{both.x, both.y}};
-#pragma unroll
-                for (int n = 0; n < lane_channels; ++n) gates[n] = piece.at(n);
-            } else {
-                const float4 all = *reinterpret_cast<const float4*>(from);
-                gates[0] = all.x, gates[1] = all.y, gates[2] = all.z, gates[3] = all.w;
-            }
-            return;
-        }
-        HEADRACE_ROLLED
-        for (int n = 0; n < lane_channels; ++n) {
-            if (c + n >= args.K) break;
-            spare()[n] = load_element<float>(row + (c + n) * source.element, args.g.dtype, 0);
-        }
-        take_spare(gates, c);
-    }
-    // One channel after the other, as the code of a formula is long.
-    HEADRACE_DEVICE void apply_formula(float (&gates)[lane_channels], int c) const {
-        const GateParameters<float> gate{args.gate_formula, shared->rate, static_cast<float>(args.lower_bound), 0};
-#pragma unroll
-        for (int n = 0; n < lane_channels; ++n) spare()[n] = gates[n];
-        HEADRACE_ROLLED
-        for (int n = 0; n < lane_channels; ++n) {
-            if (c + n >= args.K) break;
-            const std::int64_t bias =
-                head_ * args.dt_bias.stride[0] + (args.bias_per_channel ? (c + n) * args.dt_bias.stride[1] : 0);
-            float x = spare()[n];
-            if (args.dt_bias.given) x += load_element<float>(args.dt_bias.data, args.dt_bias.dtype, bias);
-            spare()[n] = gate_value(x, gate);
-        }
-        take_spare(gates, c);
-    }
-    HEADRACE_DEVICE float* spare() const { return spare_ + threadIdx.x * (lane_channels + 1); }
-    HEADRACE_DEVICE void take_spare(float (&gates)[lane_channels], int c) const {
-#pragma unroll
-        for (int n = 0; n < lane_channels; ++n) gates[n] = c + n < args.K ? spare()[n] : 0.0f;
-    }
-
     // Betas, norms, and what each of the lane's tokens adds to the estimate of roundings (ChannelEstimate).
     HEADRACE_DEVICE void weigh_tokens() const {
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const int i = row_of_token(which);
-            const float k = delta || args.l2norm ? squares(args.k, shared->k, i) : 0.0f,
-                        q = args.l2norm ? squares(args.q, shared->q, i) : 0.0f;
+            uint2* const keep = delta ? kept_at(0, which) : nullptr;
+            const float k = delta || args.l2norm ? squares(args.k, shared->sources.k, i, keep) : 0.0f,
+                        q = args.l2norm && with_rows() ? squares(args.q, shared->sources.q, i, nullptr) : 0.0f;
             const float norm = inverse_norm(k), energy = k * norm * norm;
             float own = 0;
             if (delta && i < range_.length) own = beta_value<float>(args, range_.row, range_.token(i), head_, 0).value;
@@ -271,11 +183,21 @@ struct ChannelPrepare {
         }
         ptx::sync_warp();
     }
-    HEADRACE_DEVICE float squares(const Strided& tensor, const Source& source, int i) const {
+    HEADRACE_DEVICE uint2* kept_at(int slice, int which) const {
+        return kept + (2 * slice + which) * block_threads + threadIdx.x;
+    }
+    HEADRACE_DEVICE void weigh_queries() const {
+        const float4 of = dots[threadIdx.x];
+        const float norm = inverse_norm(sum_of_row(of.z)), other_norm = inverse_norm(sum_of_row(of.w));
+        if (lane() % 4 == 0) q_norm[row_of_token(0)] = norm, q_norm[row_of_token(1)] = other_norm;
+    }
+    // Of a token's row, which is kept from there on.
+    HEADRACE_DEVICE float squares(const Strided& tensor, const ChannelInputs::Source& source, int i, uint2* to) const {
         float sum = 0;
-        HEADRACE_ROLLED
+#pragma unroll 4
         for (int slice = 0; slice < slices; ++slice) {
-            const Piece x = load_piece(tensor, source, i, slice_channel(slice));
+            const Piece x = inputs().load_piece(tensor, source, i, slice_channel(slice), shared->length);
+            if (to != nullptr) to[2 * slice * block_threads] = {x.pairs[0], x.pairs[1]};
 #pragma unroll
             for (int n = 0; n < lane_channels; ++n) sum = fmaf(x.at(n), x.at(n), sum);
         }
@@ -289,50 +211,101 @@ struct ChannelPrepare {
         return args.l2norm ? static_cast<float>(1 / sqrt(static_cast<double>(squares) + 1e-6)) : 1.0f;
     }
 
-    // ---- a slice of channels ----
-    HEADRACE_DEVICE void run_slice(Sums& sums, int slice) {
-        const int c = slice_channel(slice);
-        ChannelSlice rows;
-        load_slice(rows, c);
+    // Whether rows of scores need more than 11 bits: those of the lane's tokens, and any of the chunk. A row's bits
+    // depend on no later token.
+    HEADRACE_DEVICE Precision find_precision() {
+        fine_[0] = fine_[1] = for_gradients();
+        if (for_gradients()) return Precision::fine;
+        if constexpr (delta) {
+            find_fine_rows();
+            const float count = sum_of_warp(fine_[0] || fine_[1] ? 1.0f : 0.0f);
+            if (lane() == 0) of_warp[warp()] = count;
+            ptx::sync_block();
+            if (of_warp[0] + of_warp[1] + of_warp[2] + of_warp[3] > 0) return Precision::mixed;
+        }
+        return Precision::cut;
+    }
+
+    HEADRACE_DEVICE void find_fine_rows() {
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-#pragma unroll
-            for (int n = 0; n < lane_channels; ++n)
-                sums.own[which] = fmaf(rows.q[which].at(n), rows.k[which].at(n), sums.own[which]);
+            const int i = row_of_token(which);
+            fine_[which] = !(beta[i] * k_k[i] <= 1);
         }
+    }
+
+    // ---- a slice of channels ----
+    template <Precision precision>
+    HEADRACE_DEVICE void run_slices(Sums& sums) {
+        dots[threadIdx.x] = {};
+        HEADRACE_ROLLED
+        for (int slice = 0; slice < slices; ++slice) {
+            // Addresses are computed again, as registers are few.
+            if (precision != Precision::cut) block_ = ptx::not_before(block_);
+            if (precision == Precision::mixed) find_fine_rows();
+            run_slice<precision>(sums, slice);
+        }
+    }
+    template <Precision precision>
+    HEADRACE_DEVICE void run_slice(Sums& sums, int slice) {
+        ChannelSlice<precision> rows;
+        load_slice(rows, slice);
+        add_dots(rows);
         rows.start_blocks();
 #pragma unroll
         for (int level = 0; level < levels; ++level) {
-            rows.add_pairs(sums.inside[level], 1 << level);
+            rows.add_pairs(sums.inside[level], 1 << level, fine_);
             rows.join_blocks(1 << level);
         }
         share_totals(rows);
-        float before[lane_channels], after[lane_channels];
-        take_totals(before, 0, block_);
+        float after[lane_channels];
         take_totals(after, 0, 0);
         HEADRACE_ROLLED
         for (int other = block_ + 1; other < blocks; ++other) {
             leave_keys(rows, after, other);
             multiply_by_total(after, other);
         }
-        write_rows(rows, before, after, c);
+        if (with_rows()) {
+            float before[lane_channels];
+            take_totals(before, 0, block_);
+            write_rows(rows, before, after, slice_channel(slice));
+        }
+        if (delta) add_written(rows, after, slice_channel(slice));
         ptx::sync_block();
         add_across(sums, rows);
     }
-    HEADRACE_DEVICE void load_slice(ChannelSlice& rows, int c) const {
+    template <Precision precision>
+    HEADRACE_DEVICE void add_dots(const ChannelSlice<precision>& rows) const {
+        float4 of = dots[threadIdx.x];
+#pragma unroll
+        for (int n = 0; n < lane_channels; ++n) {
+            of.x = fmaf(rows.q[0][n], rows.k[0][n], of.x), of.y = fmaf(rows.q[1][n], rows.k[1][n], of.y);
+            of.z = fmaf(rows.q[0][n], rows.q[0][n], of.z), of.w = fmaf(rows.q[1][n], rows.q[1][n], of.w);
+        }
+        dots[threadIdx.x] = of;
+    }
+    template <Precision precision>
+    HEADRACE_DEVICE void load_slice(ChannelSlice<precision>& rows, int slice) const {
+        const int c = slice_channel(slice);
         float of_channels[2 * lane_channels] = {};
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const int i = row_of_token(which);
-            rows.q[which] = load_piece(args.q, shared->q, i, c);
-            rows.k[which] = load_piece(args.k, shared->k, i, c);
-            float gates[lane_channels];
-            load_gates(gates, i, c);
+            const Piece k = key_piece(i, slice, which);
+            Piece q{};
+            float gates[lane_channels] = {};
+            if (rows_together()) {
+                load_together(q, gates, which, c);
+            } else {
+                q = inputs().load_piece(args.q, shared->sources.q, i, c, shared->length);
+                inputs().load_gates(gates, i, c, shared->length);
+            }
+            if (args.prepared.log_decays != nullptr) keep_gates(gates, i, c);
 #pragma unroll
             for (int n = 0; n < lane_channels; ++n) {
-                const float k = rows.k[which].at(n);
+                rows.q[which][n] = q.at(n), rows.k[which][n] = k.at(n);
                 of_channels[n] += gates[n];
-                of_channels[lane_channels + n] = fmaf(k, k, of_channels[lane_channels + n]);
+                of_channels[lane_channels + n] = fmaf(k.at(n), k.at(n), of_channels[lane_channels + n]);
                 rows.since[which][n] = ptx::exp2_approximate(gates[n] * log2_e);
             }
         }
@@ -340,14 +313,49 @@ struct ChannelPrepare {
         const int value = summed_value<2 * lane_channels>(), at = block_ * K + c + value % lane_channels;
         (value < lane_channels ? log_sums : energies)[at] = of_channels[0];
     }
-    static constexpr float log2_e = 1.4426950408889634f;
+    HEADRACE_DEVICE bool rows_together() const {
+        const ChannelInputs::Sources& from = shared->sources;
+        return from.gates_together && from.q.together && args.K % lane_channels == 0;
+    }
+    HEADRACE_DEVICE void find_own_rows() const {
+        const ChannelInputs::Sources& from = shared->sources;
+        OwnRows& own = own_rows[threadIdx.x];
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            const int i = row_of_token(which);
+            const bool there = i < shared->length;
+            own.q[which] = there ? args.q.data + (from.q.first + i * from.q.step) : nullptr;
+            own.g[which] = args.g.data + (from.g.first + i * from.g.step);
+        }
+    }
+    HEADRACE_DEVICE void load_together(Piece& q, float (&gates)[lane_channels], int which, int c) const {
+        const OwnRows& own = own_rows[threadIdx.x];
+        const char* const row = own.q[which];
+        if (row == nullptr || c >= args.K) return;
+        const uint2 pairs = *reinterpret_cast<const uint2*>(row + 2 * c);
+        const float4 of = *reinterpret_cast<const float4*>(own.g[which] + 4 * c);
+        q.pairs[0] = pairs.x, q.pairs[1] = pairs.y;
+        gates[0] = of.x, gates[1] = of.y, gates[2] = of.z, gates[3] = of.w;
+        inputs().check_gates(gates, c);
+    }
+    HEADRACE_DEVICE void keep_gates(const float (&gates)[lane_channels], int i, int c) const {
+        *reinterpret_cast<float4*>(args.prepared.log_decays + (shared->place * tensor_chunk + i) * K + c) = {
+            gates[0], gates[1], gates[2], gates[3]};
+    }
+    HEADRACE_DEVICE Piece key_piece(int i, int slice, int which) const {
+        if constexpr (!delta)
+            return inputs().load_piece(args.k, shared->sources.k, i, slice_channel(slice), shared->length);
+        const uint2 pairs = *kept_at(slice, which);
+        return {{pairs.x, pairs.y}};
+    }
 
     // ---- decays through blocks ----
-    HEADRACE_DEVICE void share_totals(const ChannelSlice& rows) const {
+    template <Precision precision>
+    HEADRACE_DEVICE void share_totals(const ChannelSlice<precision>& rows) const {
         float* const own = totals + block_ * slice_channels + lane_channel();
         if (first_token() == 0) {
 #pragma unroll
-            for (int n = 0; n < lane_channels; ++n) own[n] = rows.since[0][n] * rows.until[0][n];
+            for (int n = 0; n < lane_channels; ++n) own[n] = rows.decay_through(0, n);
         }
         ptx::sync_block();
     }
@@ -366,70 +374,87 @@ struct ChannelPrepare {
     HEADRACE_DEVICE static int piece_of(int row_block, int key_block) {
         return row_block * (row_block - 1) / 2 + key_block;
     }
-    HEADRACE_DEVICE void leave_keys(const ChannelSlice& rows, const float (&between)[lane_channels], int to) const {
-        uint4* const piece = keys + piece_of(to, block_) * 2 * warp_lanes + lane();
+    template <Precision precision>
+    HEADRACE_DEVICE void leave_keys(const ChannelSlice<precision>& rows, const float (&between)[lane_channels],
+                                    int to) const {
+        float4* const piece = keys + piece_of(to, block_) * 2 * warp_lanes + lane();
+        float factors[lane_channels];
+#pragma unroll
+        for (int n = 0; n < lane_channels; ++n) factors[n] = rows.mixed ? between[n] * lift : between[n];
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            SplitB b;
-#pragma unroll
-            for (int pair = 0; pair < 2; ++pair) {
-                const int n = 2 * pair;
-                b.set(pair, rows.k[which].at(n) * (rows.until[which][n] * between[n]),
-                      rows.k[which].at(n + 1) * (rows.until[which][n + 1] * between[n + 1]));
-            }
-            piece[which * warp_lanes] = {b.high[0], b.high[1], b.low[0], b.low[1]};
+            const auto key = [&](int n) { return rows.k[which][n] * (rows.until[which][n] * factors[n]); };
+            piece[which * warp_lanes] = {key(0), key(1), key(2), key(3)};
         }
     }
-    HEADRACE_DEVICE void add_across(Sums& sums, const ChannelSlice& rows) const {
+    template <Precision precision>
+    HEADRACE_DEVICE void add_across(Sums& sums, const ChannelSlice<precision>& rows) const {
         if (block_ == 0) return;
-        SplitA a[kinds];
 #pragma unroll
-        for (int place = 0; place < 4; ++place) {
-            const int which = place % 2, n = place / 2 * 2;
-            const float left = rows.since[which][n], right = rows.since[which][n + 1];
-            a[0].set(place, rows.q[which].at(n) * left, rows.q[which].at(n + 1) * right);
-            if (delta) a[kinds - 1].set(place, rows.k[which].at(n) * left, rows.k[which].at(n + 1) * right);
-        }
+        for (int kind = 0; kind < kinds; ++kind) {
+            float a[2][4];  // of channels 0 and 1, 2 and 3
 #pragma unroll
-        for (int other = 0; other < blocks - 1; ++other) {
-            if (other >= block_) continue;
-            const uint4* const piece = keys + piece_of(block_, other) * 2 * warp_lanes + lane();
+            for (int n = 0; n < lane_channels; ++n) {
 #pragma unroll
-            for (int which = 0; which < 2; ++which) {
-                const uint4 of = piece[which * warp_lanes];
+                for (int which = 0; which < 2; ++which) {
+                    const float row = kind == 0 ? rows.q[which][n] : rows.k[which][n], since = rows.since[which][n];
+                    a[n / 2][n % 2 * 2 + which] = row * (rows.mixed ? since * left_lift(fine_[which]) : since);
+                }
+            }
 #pragma unroll
-                for (int kind = 0; kind < kinds; ++kind)
-                    multiply(sums.across[other][which][kind], a[kind], {{of.x, of.y}, {of.z, of.w}});
+            for (int other = 0; other < blocks - 1; ++other) {
+                if (other >= block_) continue;
+                const float4* const piece = keys + piece_of(block_, other) * 2 * warp_lanes + lane();
+#pragma unroll
+                for (int which = 0; which < 2; ++which) {
+                    const float4 of = piece[which * warp_lanes];
+                    float(&to)[4] = sums.across[other][which][kind];
+                    multiply_cut<precision>(to, a[0], {of.x, of.y}, fine_[0], fine_[1]);
+                    multiply_cut<precision>(to, a[1], {of.z, of.w}, fine_[0], fine_[1]);
+                }
             }
         }
     }
 
     // ---- outputs ----
-    HEADRACE_DEVICE void write_rows(const ChannelSlice& rows, const float (&before)[lane_channels],
+    template <Precision precision>
+    HEADRACE_DEVICE void write_rows(const ChannelSlice<precision>& rows, const float (&before)[lane_channels],
                                     const float (&after)[lane_channels], int c) const {
-        float added[lane_channels] = {};
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const int i = row_of_token(which);
-            const float read = static_cast<float>(args.scale) * q_norm[i], key = k_norm[i];
+            const float read = static_cast<float>(args.scale) * q_norm[i] * unlift<precision>,
+                        key = k_norm[i] * unlift<precision>;
             float q[lane_channels], e[lane_channels], k[lane_channels];
 #pragma unroll
             for (int n = 0; n < lane_channels; ++n) {
                 const float start = rows.since[which][n] * before[n], end = rows.until[which][n] * after[n];
-                q[n] = rows.q[which].at(n) * (start * read);
-                e[n] = rows.k[which].at(n) * (start * -key);
-                k[n] = rows.k[which].at(n) * (end * key);
-                if (delta) added[n] = fmaf(of_token[i], end * end, added[n]);
+                q[n] = rows.q[which][n] * (start * read);
+                e[n] = rows.k[which][n] * (start * -key);
+                k[n] = rows.k[which][n] * (end * key);
             }
             write_row(args.prepared.reads, i, c, q);
             if (delta) write_row(args.prepared.erases, i, c, e);
             write_row(args.prepared.writes, i, c, k);
         }
-        if (!delta) return;
+    }
+    template <Precision precision>
+    HEADRACE_DEVICE void add_written(const ChannelSlice<precision>& rows, const float (&after)[lane_channels],
+                                     int c) const {
+        float added[lane_channels] = {};
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            const float own = of_token[row_of_token(which)] * (unlift<precision> * unlift<precision>);
+#pragma unroll
+            for (int n = 0; n < lane_channels; ++n) {
+                const float end = rows.until[which][n] * after[n];
+                added[n] = fmaf(own, end * end, added[n]);
+            }
+        }
         sum_over_tokens(added);
         if (lane() < warp_lanes / 2) written[block_ * K + c + summed_value<lane_channels>()] = added[0];
     }
-    HEADRACE_DEVICE void write_low_rows(const ChannelSlice& rows, const float (&before)[lane_channels],
+    HEADRACE_DEVICE void write_low_rows(const ChannelSlice<Precision::fine>& rows, const float (&before)[lane_channels],
                                         const float (&after)[lane_channels], int c) const {
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
@@ -437,8 +462,8 @@ struct ChannelPrepare {
             float e[lane_channels], k[lane_channels];
 #pragma unroll
             for (int n = 0; n < lane_channels; ++n) {
-                e[n] = rest(rows.k[which].at(n) * (rows.since[which][n] * before[n] * -k_norm[i]));
-                k[n] = rest(rows.k[which].at(n) * (rows.until[which][n] * after[n] * k_norm[i]));
+                e[n] = rest(rows.k[which][n] * (rows.since[which][n] * before[n] * -k_norm[i]));
+                k[n] = rest(rows.k[which][n] * (rows.until[which][n] * after[n] * k_norm[i]));
             }
             write_row(args.prepared.erases_low, i, c, e);
             write_row(args.prepared.writes_low, i, c, k);
@@ -499,7 +524,7 @@ struct ChannelPrepare {
         }
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            const float own = sum_of_row(sums.own[which]);
+            const float own = sum_of_row(which == 0 ? dots[threadIdx.x].x : dots[threadIdx.x].y);
             if (lane() % 4 == 0) store_score(0, own, row_of_token(which), row_of_token(which));
         }
     }
@@ -515,7 +540,7 @@ struct ChannelPrepare {
     }
     HEADRACE_DEVICE void store_overlap() const {
         if (threadIdx.x == 0)
-            args.prepared.overlap[shared->place] = (warp_sums[0] + warp_sums[1]) + (warp_sums[2] + warp_sums[3]);
+            args.prepared.overlap[shared->place] = (of_warp[0] + of_warp[1]) + (of_warp[2] + of_warp[3]);
     }
 
     // Pieces of 16 bytes on and below the diagonal's blocks of 16.
@@ -547,8 +572,12 @@ struct ChannelPrepare {
     }
     HEADRACE_DEVICE void write_numbers() const {
         float* const factors = args.prepared.factors + shared->place * 4 * tensor_chunk;
-        each(4 * tensor_chunk, [&](int at) {
-            factors[at] = at < 3 * tensor_chunk ? 1.0f : delta ? beta[at % tensor_chunk] : 1.0f;
+        each(tensor_chunk, [&](int i) {
+            const bool with = with_rows();
+            factors[i] = with ? 1.0f : static_cast<float>(args.scale) * q_norm[i];
+            factors[tensor_chunk + i] = with ? 1.0f : -k_norm[i];
+            factors[2 * tensor_chunk + i] = with ? 1.0f : k_norm[i];
+            factors[3 * tensor_chunk + i] = delta ? beta[i] : 1.0f;
         });
         float2* const decays = reinterpret_cast<float2*>(args.prepared.decay) + shared->place * K;
         each(K, [&](int c) {

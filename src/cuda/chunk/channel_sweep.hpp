@@ -135,7 +135,7 @@ struct ChannelSweep : SweepWalk<K> {
             TokenSums sums = {};
             add_read<Left::both, K>(sums, state, now.erases);
             if (now.numbers[2] != 0) {
-                replace_rows(now.erases, rest_of(args.prepared.erases_low, place));
+                replace_rows(now.erases, rest_of(args.prepared.erases_low, place), static_cast<int>(blockDim.x));
                 add_read<Left::high, K>(sums, state, now.erases);
             }
             add_transposed(sums, now.rows, value_in_rows());
@@ -143,7 +143,7 @@ struct ChannelSweep : SweepWalk<K> {
             const auto left = [&](int step) { return left_operand(sums, step); };
             decay_and_add<Left::both, K>(state, left, now.writes, decay_of(now));
             if (now.numbers[1] != 0) {
-                replace_rows(now.writes, rest_of(args.prepared.writes_low, place));
+                replace_rows(now.writes, rest_of(args.prepared.writes_low, place), static_cast<int>(blockDim.x));
                 decay_and_add<Left::high, K>(state, left, now.writes, kept);
             }
         }
@@ -155,7 +155,7 @@ struct ChannelSweep : SweepWalk<K> {
         TokenSums y = {};
         add_read<Left::both, K>(y, state, now.writes);
         if (delta && now.numbers[1] != 0) {
-            replace_rows(now.writes, rest_of(args.prepared.writes_low, place));
+            replace_rows(now.writes, rest_of(args.prepared.writes_low, place), static_cast<int>(blockDim.x));
             add_read<Left::high, K>(y, state, now.writes);
         }
         Base::add_lower_of_rows(y, now.rows, value_in_rows(), now.scores);
@@ -176,7 +176,7 @@ struct ChannelSweep : SweepWalk<K> {
             },
             decay_of(now));
         if (delta && now.numbers[2] != 0) {
-            replace_rows(now.erases, rest_of(args.prepared.erases_low, place));
+            replace_rows(now.erases, rest_of(args.prepared.erases_low, place), static_cast<int>(blockDim.x));
             decay_and_add<Left::high, K>(state, erased, now.erases, kept);
         }
     }

@@ -1,8 +1,9 @@
 // ChannelWalk: a thread block walks the chunks of one sequence or segment, value head and some of its values under
 // channel gates, from what ChannelPrepare left of them; each warp has 16 of the values and needs no other, while the
-// next chunk arrives.
+// next chunk arrives. Of the delta rule four more warps decay the next chunk's rows meanwhile.
 #pragma once
 
+#include "cuda/chunk/channel_rows.hpp"
 #include "cuda/chunk/channel_walk_ops.hpp"
 #include "cuda/chunk/segments.hpp"
 #include "cuda/chunk/warp_values.hpp"
@@ -13,6 +14,7 @@ namespace headrace::cuda {
 template <int K, bool delta>
 struct ChannelWalk {
     using Ops = ChannelWalkOps<K, delta>;
+    static constexpr int threads = channel_walk_threads(delta);
     static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk, rows_size = tensor_chunk * K;
 
     // What has arrived of a chunk.
@@ -27,8 +29,9 @@ struct ChannelWalk {
     struct Rows {
         TokenRows v, o;
         std::int64_t tokens, first_place;  // of the sequence; where its first chunk was prepared
-        std::int64_t end_chunk;            // of the walk
+        int end_chunk;                     // of the walk
         bool last;                         // whether the walk ends with the sequence
+        ChannelInputs::Sources sources;    // delta rule
     };
 
     const KernelArgs& args;
@@ -36,6 +39,8 @@ struct ChannelWalk {
     char* first_stage;
     std::size_t stage_bytes;
     OutputPatch patch;  // of this warp
+    float4* totals;     // of ChannelRows
+    float* spare;       // of ChannelInputs
     Ops ops;
     double passed = 1;  // of a segment: the decay of all chunks so far, of the channel threadIdx.x
 
@@ -44,6 +49,8 @@ struct ChannelWalk {
         first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
         patch.matrix = Matrix<64>::take(arena, args.o.given ? args.value_columns : 0);
         rows = arena.take<Rows>(1);
+        totals = arena.take<float4>(delta ? block_threads : 0);
+        spare = arena.take<float>(delta ? block_threads * ChannelInputs::spare_floats : 0);
 #ifdef __CUDA_ARCH__
         patch.matrix.data += Ops::first_value() * 64;
 #endif
@@ -53,9 +60,13 @@ struct ChannelWalk {
     HEADRACE_DEVICE void forward(std::int64_t place, std::int64_t head, int first) {
         const Walk walk = walk_of(args, place);
         if (walk.first_chunk < 0) return;
-        const std::int64_t first_chunk = delta ? 0 : walk.first_chunk;
+        const int first_chunk = delta ? 0 : static_cast<int>(walk.first_chunk);
         const bool in_between = first_chunk > 0;
         find_rows(walk, head, first);
+        if (!walks()) {
+            decay_all(first, static_cast<int>(head));
+            return;
+        }
         const int own = first + Ops::first_value();
         load_values(ops.state, in_between ? segment_states() : args.initial_state, in_between ? place : walk.n, head,
                     args.K, own, args.V);
@@ -70,12 +81,13 @@ struct ChannelWalk {
         find_rows(walk, head, first);
         const int own = first + Ops::first_value(), c = static_cast<int>(threadIdx.x);
         load_values(ops.state, {}, 0, 0, args.K, own, args.V);
-        run<true>(walk.first_chunk, first);
+        run<true>(static_cast<int>(walk.first_chunk), first);
         store_values(segment_states(), ops.state, slot, head, args.K, own, args.V);
         if (first == 0 && c < args.K) args.segments.decays[(slot * args.HV + head) * args.K + c] = passed;
     }
 
   private:
+    HEADRACE_DEVICE static bool walks() { return !delta || warp() < block_warps; }
     // The delta rule, which has no segments, lays stages out in one way only.
     __host__ __device__ bool with_outputs() const { return delta || args.o.given; }
     HEADRACE_DEVICE Strided segment_states() const {
@@ -90,38 +102,61 @@ struct ChannelWalk {
                      rows_of(args.o, all, head, first),
                      s.end - s.begin,
                      saved_place(args, s, walk.n, head, 0, tensor_chunk),
-                     walk.end_chunk,
-                     walk.last};
+                     static_cast<int>(walk.end_chunk),
+                     walk.last,
+                     {}};
+            if constexpr (delta) inputs(static_cast<int>(head)).find(all);
         }
         ptx::sync_block();
     }
-    HEADRACE_DEVICE std::int64_t place_of(std::int64_t chunk) const { return rows->first_place + chunk * args.HV; }
-    HEADRACE_DEVICE int length_of(std::int64_t chunk) const {
-        const std::int64_t left = rows->tokens - chunk * tensor_chunk;
+    HEADRACE_DEVICE std::int64_t place_of(int chunk) const { return rows->first_place + chunk * args.HV; }
+    HEADRACE_DEVICE static std::int64_t first_token(int chunk) {
+        return static_cast<std::int64_t>(chunk) * tensor_chunk;
+    }
+    HEADRACE_DEVICE int length_of(int chunk) const {
+        const std::int64_t left = rows->tokens - first_token(chunk);
         return static_cast<int>(left < tensor_chunk ? left : tensor_chunk);
     }
+    HEADRACE_DEVICE ChannelInputs inputs(int head) const { return {args, &rows->sources, spare, head}; }
+
+    // ---- turns ----
     // The walk's chunks, from the state in registers to that behind them.
     template <bool decays_wanted>
-    HEADRACE_DEVICE void run(std::int64_t first_chunk, int first) {
-        const std::int64_t end_chunk = rows->end_chunk;
-        if (first_chunk < end_chunk) fetch(first, first_chunk);
-        HEADRACE_ROLLED
-        for (std::int64_t chunk = first_chunk; chunk < end_chunk; ++chunk) {
-            ptx::wait_for_copies<0>();
-            ptx::sync_block();
-            const bool more = chunk + 1 < end_chunk;
-            if (more && args.stages == 2) fetch(first, chunk + 1);
+    HEADRACE_DEVICE void run(int first_chunk, int first) {
+        const auto compute_and_store = [&](int chunk) {
             const Stage stage = stage_of(chunk);
             if (decays_wanted) pass(stage);
             compute(stage, place_of(chunk));
-            if (args.o.given) {
-                ptx::sync_warp();
-                store_outputs(args.o, rows->o.from(chunk * tensor_chunk), patch, length_of(chunk), args.V - first);
-            }
-            if (more && args.stages == 1) {
-                ptx::sync_block();
-                fetch(first, chunk + 1);
-            }
+            if (!args.o.given) return;
+            ptx::sync_warp();
+            store_outputs(args.o, rows->o.from(first_token(chunk)), patch, length_of(chunk), args.V - first);
+        };
+        each_chunk(first_chunk, first, compute_and_store, [](int) {});
+    }
+    // By the warps that have no values: each chunk's rows while the others walk the one before.
+    HEADRACE_DEVICE void decay_all(int first, int head) const {
+        const ChannelRows<K> of{inputs(head), totals};
+        const auto decay_rows = [&](int chunk) {
+            const Stage to = stage_of(chunk);
+            of.decay({to.reads, to.erases, to.writes}, first_token(chunk), length_of(chunk), place_of(chunk));
+        };
+        each_chunk(0, first, [](int) {}, decay_rows);
+    }
+    // compute(chunk) for each; prepare(chunk), what arrives beside copies, one chunk ahead where there are two stages.
+    template <class Compute, class Prepare>
+    HEADRACE_DEVICE void each_chunk(int first_chunk, int first, Compute compute, Prepare prepare) const {
+        const int end_chunk = rows->end_chunk;
+        if (first_chunk < end_chunk) fetch(first, first_chunk), prepare(first_chunk);
+        HEADRACE_ROLLED
+        for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
+            ptx::wait_for_copies<0>();
+            ptx::sync_block();
+            const bool more = chunk + 1 < end_chunk;
+            // What follows from the chunk is computed where it stands, as registers are few.
+            if (more && args.stages == 2) fetch(first, ptx::not_before(chunk) + 1);
+            compute(ptx::not_before(chunk));
+            if (more && args.stages == 1) ptx::sync_block(), fetch(first, chunk + 1);
+            if (more) prepare(chunk + 1);
         }
     }
     // Threads have a channel each, in double as its decays may all be one and near 1.
@@ -133,12 +168,11 @@ struct ChannelWalk {
     }
     HEADRACE_DEVICE void compute(const Stage& stage, std::int64_t place) {
         ops.exact_writes = delta && stage.numbers[1] != 0, ops.exact_reads = delta && stage.numbers[2] != 0;
-        ops.decay = reinterpret_cast<const float2*>(stage.decay);
+        ops.decay = reinterpret_cast<const float2*>(stage.decay), ops.place = place;
         const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, {}, true}; };
-        const auto low = [&](const std::uint16_t* rows) { return delta ? rows + place * rows_size : nullptr; };
         const algorithms::ChunkInputs<Ops> in{{stage.reads, nullptr},
-                                              {stage.writes, low(args.prepared.writes_low)},
-                                              {stage.erases, low(args.prepared.erases_low)},
+                                              {stage.writes, args.prepared.writes_low},
+                                              {stage.erases, args.prepared.erases_low},
                                               tile(stage.v),
                                               stage.beta,
                                               1.0f,
@@ -172,23 +206,22 @@ struct ChannelWalk {
         if (bytes != nullptr) *bytes = (used + 255) / 256 * 256;  // matrices begin at multiples of their rows
         return stage;
     }
-    HEADRACE_DEVICE Stage stage_of(std::int64_t chunk) const {
+    HEADRACE_DEVICE Stage stage_of(int chunk) const {
         const std::size_t number = args.stages == 2 ? static_cast<std::size_t>(chunk % 2) : 0;
         return stage_at(first_stage + number * stage_bytes, with_outputs(), nullptr);
     }
-    HEADRACE_DEVICE void fetch(int first, std::int64_t chunk) const {
+    HEADRACE_DEVICE void fetch(int first, int chunk) const {
         const std::int64_t place = place_of(chunk);
         const Stage stage = stage_of(chunk);
         const Prepared& from = args.prepared;
-        copy_rows(stage.v, rows->v.from(chunk * tensor_chunk), length_of(chunk), tensor_chunk, args.V - first,
+        copy_rows(stage.v, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk, args.V - first,
                   args.value_columns);
         const LowerCopy scores{stage.scores, from.scores + place * matrix_size};
-        if (args.o.given) copy_bytes<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
-        copy_bytes<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
+        if (!delta && args.o.given) copy_bytes<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
+        if (!delta) copy_bytes<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
         copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K);
         if (!delta && args.o.given) copy_lower(scores);
         if (delta) {
-            copy_bytes<2 * rows_size>(stage.erases.data, from.erases + place * rows_size);
             const LowerCopy high{stage.solve.high, from.solve_high + place * matrix_size},
                 low{stage.solve.low, from.solve_low + place * matrix_size};
             args.o.given ? copy_lower(high, low, scores) : copy_lower(high, low);

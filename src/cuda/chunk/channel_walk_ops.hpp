@@ -12,7 +12,7 @@ struct ChannelWalkOps {
     using T = float;
     struct Rows {
         Matrix<K> matrix;
-        const std::uint16_t* low;  // what 8 bits leave of them, in global memory
+        const std::uint16_t* low;  // what 8 bits leave of them, in global memory, of the chunk at `place`
     };
     // Rows of values, the prepared matrices, or a tag of what lies in registers.
     struct Tile {
@@ -29,6 +29,7 @@ struct ChannelWalkOps {
     TokenSums values;                // the delta rule's residual, then d
     bool exact_reads, exact_writes;  // of this chunk: by all warps of the block
     const float2* decay;             // [K] SplitDecay
+    std::int64_t place;              // where the chunk was prepared
 
     HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
 
@@ -100,10 +101,10 @@ struct ChannelWalkOps {
     // What 8 bits leave of a product: f(true) multiplies the rest of the left operand, f(false) the operand by that of
     // the rows, which takes their place.
     template <class F>
-    HEADRACE_DEVICE static void each_rest(Rows x, F f) {
+    HEADRACE_DEVICE void each_rest(Rows x, F f) const {
         HEADRACE_ROLLED
         for (int turn = 0; turn < 2; ++turn) {
-            if (turn == 1) replace_rows(x.matrix, x.low);
+            if (turn == 1) replace_rows(x.matrix, x.low + place * tensor_chunk * K, block_threads);
             f(turn == 0);
         }
     }

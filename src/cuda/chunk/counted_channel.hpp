@@ -57,22 +57,27 @@ BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limi
     constexpr double C = tensor_chunk, slices = K / 16.0, kinds = delta ? 2 : 1, warps = block_warps, pairs = 6;
     TileCounter counter;
     KernelWork& work = counter.work;
-    const double weighed = args.l2norm ? 4 : delta ? 3 : 2;  // passes over rows, those after the first in caches
-    work.input_bytes = weighed * C * args.K * 2 + bytes_of(args.g, C * args.K) + bytes_of(args.beta, C);
-    work.memory_waits = weighed - 1;
-    // a slice: four levels inside, then the pairs of warps, each for tokens x and 15 - x, high and low
-    work.tensor_flop = slices * 3 * (warps * 4 + pairs * 2 * kinds) * WarpProducts::flop_of_product;
+    const bool rows = args.prepared.reads != nullptr, exact = args.prepared.scores_low != nullptr;
+    // queries and keys; those that are weighed first once more, from caches, keys of the delta rule from shared memory
+    const double passes = 2 + (args.l2norm && rows ? delta ? 1 : 2 : 0);
+    work.input_bytes = passes * C * args.K * 2 + bytes_of(args.g, C * args.K) + bytes_of(args.beta, C);
+    work.memory_waits = delta || args.l2norm ? 2 : 1;
+    // a slice: four levels inside, then the pairs of warps, each for tokens x and 15 - x; products of tf32 have half
+    // the depth of those of bf16 and half their rate
+    work.tensor_flop =
+        slices * (exact ? 3 : 1) * 2 * (warps * 4 + pairs * 2 * kinds) * WarpProducts::flop_of_product;
     // joins of blocks, sums over tokens, totals: shuffles of each warp; right operands of pairs, written and read
     const double joins = 3 * 2 * 4, sums = delta ? 11 : 7, totals = 13;
-    work.tile_bytes = 128 * slices * (warps * (joins + sums + totals + (delta ? 10 : 7)) + 2 * pairs * 2 * 4);
+    work.tile_bytes = 128 * slices * (warps * (joins + sums + totals + (delta ? 18 : 7)) + 2 * pairs * 2 * 4);
     work.tile_waits = slices * (4 * 3 + 3 + 5);
     // decays, roundings into high and low: multiplications and differences, as many slots as multiply-adds
     work.fma_flop = 64 * (slices * (delta ? 1567 : 1316) + (delta ? 1380 : 384));
     for (int i = 0; i < 2 * static_cast<int>(slices) + 2; ++i) counter.barrier();
     work.tile_bytes += 128 * (delta ? 700 : 360);  // scores, element by element, and the matrix that leaves
-    const double matrices = (delta ? 3 : 1) + (args.prepared.scores_low != nullptr ? 1 : 0);
-    work.saved_bytes = (delta ? 3 : 2) * channel_rows_bytes(K) + matrices * lower_matrix_bytes + 4 * (4 * C + 2 * K) +
-                       (delta ? 4 * (K + 4) : 0);
+    const double matrices = (delta ? 3 : 1) + (exact ? 1 : 0);
+    work.saved_bytes = (rows ? delta ? 3 : 2 : 0) * channel_rows_bytes(K) + matrices * lower_matrix_bytes +
+                       4 * (4 * C + 2 * K) + (delta ? 4 * (K + 4) : 0) +
+                       (args.prepared.log_decays != nullptr ? 4 * C * K : 0);
     if (!delta) return {{}, work};
     // the inverse: as in tensor_prepare_work
     work.tile_bytes += 128 * 600;
@@ -110,11 +115,18 @@ KernelWork channel_walk_chunk_work(const KernelArgs& args, double values) {
     const double C = tensor_chunk, outputs = args.o.given ? 1 : 0;
     TileCounter counter;
     Ops ops{{counter, args.value_columns / 16.0}};
-    const double rows = (delta ? 2 : 1) + outputs, matrices = (delta ? 2 : 0) + outputs;
+    const double rows = delta ? 0 : 1 + outputs, matrices = (delta ? 2 : 0) + outputs;
     counter.work.saved_bytes =
         rows * channel_rows_bytes(K) + matrices * lower_matrix_bytes + 8 * K + (delta ? 4 * C + 16 : 0);
     counter.work.input_bytes = bytes_of(args.v, C * values);
     counter.work.tile_bytes = counter.work.saved_bytes + C * 64 * 2;
+    if (delta) {  // ChannelRows: decays, on the way from either end, factors and rows; of groups of tokens, from memory
+        const bool made = args.prepared.log_decays != nullptr;
+        counter.work.input_bytes += 2 * C * args.K * 2 + (made ? 0 : bytes_of(args.g, C * args.K));
+        counter.work.saved_bytes += 12 * C + (made ? 4 * C * K : 0);
+        counter.work.tile_bytes += 3 * channel_rows_bytes(K) + 4 * block_threads * 16;
+        counter.fma(10 * C * K / warp_lanes);
+    }
     if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
     counter.barrier();
     const typename Ops::Tile given{true};

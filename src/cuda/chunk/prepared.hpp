@@ -8,6 +8,13 @@
 
 namespace headrace::cuda {
 
+// Whether the walk of the delta rule under channel gates takes its log decays from g: where that holds them in fp32.
+inline bool walk_reads_gates(const Problem& problem) {
+    const TensorView& g = problem.in.g;
+    return g.given() && g.dtype == DType::f32 && !problem.head_gate &&
+           problem.options.gate_form == GateForm::log_decay;
+}
+
 // Places for `rows` chunks (parts_of(problem, tensor_chunk)) of each value head.
 inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64_t rows) {
     const std::int64_t places = rows * problem.HV, C = tensor_chunk, K = problem.K <= 64 ? 64 : 128;
@@ -25,10 +32,11 @@ inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64
     to.decay = numbers("prepared decay", problem.channel_gate ? 2 * K : 2);
     if (delta) to.numbers = numbers("prepared numbers", 4);
     if (!problem.channel_gate) return to;
-    to.reads = matrix("prepared reads", K);
-    to.writes = matrix("prepared writes", K);
+    const bool rows_wanted = !delta || problem.runs_backward();
+    if (rows_wanted) to.reads = matrix("prepared reads", K), to.writes = matrix("prepared writes", K);
     if (!delta) return to;
-    to.erases = matrix("prepared erases", K);
+    if (rows_wanted) to.erases = matrix("prepared erases", K);
+    if (!rows_wanted && !walk_reads_gates(problem)) to.log_decays = numbers("prepared log decays", C * K);
     to.erases_low = matrix("prepared erases, low", K), to.writes_low = matrix("prepared writes, low", K);
     to.added = numbers("prepared roundings", K);
     return to;

@@ -91,15 +91,16 @@ class Tensor : public PreparingImplementation {
         std::vector<Launch> launches = prepare_channels(problem, args);
         Steps steps = steps_along(problem, tensor_chunk, heads * values);
         if (args.segments.tokens == 0) {
-            launches.push_back({kernels.walk, args, heads * values, 2 * tensor_values, steps});
+            launches.push_back({kernels.walk, args, heads * values, channel_walk_threads(args.delta), steps});
             return launches;
         }
         const ChannelSegmentKernels segments = channel_segment_kernels(problem.K);
         KernelArgs of_states = args;
         of_states.o = {}, of_states.segments.blocks = values;
         of_states.stages = stages_of(problem, segments.states, of_states);
-        join_segments(problem, {segments.states, of_states}, {segments.join, args}, 2 * tensor_values, steps, launches);
-        launches.push_back({kernels.walk, args, args.segments.slots * problem.HV * values, 2 * tensor_values, steps});
+        const int threads = channel_walk_threads(args.delta);
+        join_segments(problem, {segments.states, of_states}, {segments.join, args}, threads, steps, launches);
+        launches.push_back({kernels.walk, args, args.segments.slots * problem.HV * values, threads, steps});
         return launches;
     }
     // What leaves the segments, by args.segments.blocks of a segment and head, and what enters them; from then on a

@@ -121,15 +121,15 @@ HEADRACE_DEVICE void copy_bytes(void* to, const void* from) {
     }
 }
 
-// Rows by others in global memory, when all warps have read them.
+// Rows by others in global memory, when all warps have read them: of the block's first `threads`, which have values.
 template <int K>
-HEADRACE_DEVICE void replace_rows(Matrix<K> rows, const std::uint16_t* by) {
-    ptx::sync_block();
-    each_piece<K>(tensor_chunk, [&](int i, int c) {
-        *reinterpret_cast<uint4*>(&rows.pair(i, c)) =
-            *reinterpret_cast<const uint4*>(&Matrix<K>{const_cast<std::uint16_t*>(by)}.pair(i, c));
-    });
-    ptx::sync_block();
+HEADRACE_DEVICE void replace_rows(Matrix<K> rows, const std::uint16_t* by, int threads) {
+    constexpr int barrier = 2;
+    ptx::sync_threads(barrier, threads);
+    HEADRACE_ROLLED
+    for (int place = 8 * ptx::not_before(static_cast<int>(threadIdx.x)); place < tensor_chunk * K; place += 8 * threads)
+        *reinterpret_cast<uint4*>(rows.data + place) = *reinterpret_cast<const uint4*>(by + place);
+    ptx::sync_threads(barrier, threads);
 }
 
 }  // namespace headrace::cuda

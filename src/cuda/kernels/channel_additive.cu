@@ -9,7 +9,7 @@ namespace {
 inline constexpr int states_blocks = 2;
 
 template <class Block>
-__global__ void __launch_bounds__(walk_threads, states_blocks) channel_states(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(Block::threads, states_blocks) channel_states(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Block block(args, arena);
     const std::int64_t blocks = args.segments.blocks, task = blockIdx.x;
@@ -28,7 +28,7 @@ template <int K>
 ChannelSegmentKernels segment_kernels_of() {
     using Walk = ChannelWalk<K, false>;
     return {{"channel_states", reinterpret_cast<const void*>(&channel_states<Walk>),
-             registers_allowed(walk_threads, states_blocks), &shared_memory_of<Walk>, &channel_states_work<K>},
+             registers_allowed(Walk::threads, states_blocks), &shared_memory_of<Walk>, &channel_states_work<K>},
             {"channel_join", reinterpret_cast<const void*>(&channel_join), registers_allowed(block_threads, 1),
              &shared_memory_of<DecayJoin<true>>, &channel_join_work}};
 }

@@ -9,7 +9,7 @@
 namespace headrace::cuda {
 
 // As shared memory lets three blocks of the delta rule onto a multiprocessor of 9.0.
-inline constexpr int prepare_blocks = 3, walk_threads = 2 * tensor_values;
+inline constexpr int prepare_blocks = 3;
 
 template <class Block>
 __global__ void __launch_bounds__(block_threads, prepare_blocks)
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(block_threads, prepare_blocks)
 }
 
 template <class Block>
-__global__ void __launch_bounds__(walk_threads, 1) channel_walk(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(Block::threads, 1) channel_walk(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Block block(args, arena);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, task = blockIdx.x;
@@ -52,7 +52,7 @@ ChannelKernels channel_kernels_of() {
     all.prepare = {"channel_prepare", reinterpret_cast<const void*>(&channel_prepare<Prepare>),
                    registers_allowed(block_threads, prepare_blocks), &shared_memory_of<Prepare>,
                    &channel_prepare_work<K, delta>};
-    all.walk = {"channel_walk", reinterpret_cast<const void*>(&channel_walk<Walk>), registers_allowed(walk_threads, 1),
+    all.walk = {"channel_walk", reinterpret_cast<const void*>(&channel_walk<Walk>), registers_allowed(Walk::threads, 1),
                 &shared_memory_of<Walk>, &channel_walk_work<K, delta>};
     if constexpr (delta) {
         all.estimate = {"channel_estimate", reinterpret_cast<const void*>(&channel_estimate<K>),

@@ -100,8 +100,10 @@ struct ChannelKernels {
     Kernel prepare,   // a block for each chunk (part_at) and value head
         estimate,     // delta rule: a warp for each sequence and head finds the chunks that need 16 bits of their rows
         prepare_low,  // delta rule: their other 8; blocks as prepare's, most with nothing to do
-        walk;         // two threads for each of value_columns; its memory depends on args.stages and value_columns
+        walk;         // channel_walk_threads; its memory depends on args.stages and value_columns
 };
+// Two for each of tensor_values; of the delta rule as many again, which decay rows.
+constexpr int channel_walk_threads(bool delta) { return (delta ? 4 : 2) * tensor_values; }
 template <bool delta>
 ChannelKernels channel_kernels(std::int64_t K);
 // Of segments of the additive rule, between prepare and walk, which then takes segments: as the same of TensorKernels,

@@ -82,9 +82,10 @@ struct Prepared {
     float* overlap;                         // [places] sum of squares of l, of a backward, else null
     // Of channel gates: decayed rows [places,64,K], of those erased and written what 8 bits leave of them, where
     // chunks need it; [places,K] what a chunk adds to the errors in the state's channels. Their numbers: kept, whether
-    // writes and reads need 16 bits, the mean of `added`.
+    // writes and reads need 16 bits, the mean of `added`. A forward of the delta rule has null for the rows, which its
+    // walk decays (ChannelRows), from g or where that is not fp32 from log decays [places,64,K], else null.
     std::uint16_t *reads, *erases, *writes, *erases_low, *writes_low;
-    float* added;
+    float *added, *log_decays;
 };
 
 // What the sweeps of a backward of the delta rule on tensor cores leave for its gradients, of each chunk and value head

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/chunk/channel_inputs.hpp"
+#include "cuda/kernels/kernels.hpp"
 
 namespace headrace::cuda {
 

@@ -87,6 +87,7 @@ struct ChannelWalk {
     }
 
   private:
+    static constexpr int fetching = delta ? block_warps : 0;  // the first of the warps that fetch: those that have time
     HEADRACE_DEVICE static bool walks() { return !delta || warp() < block_warps; }
     // The delta rule, which has no segments, lays stages out in one way only.
     __host__ __device__ bool with_outputs() const { return delta || args.o.given; }
@@ -131,32 +132,37 @@ struct ChannelWalk {
             ptx::sync_warp();
             store_outputs(args.o, rows->o.from(first_token(chunk)), patch, length_of(chunk), args.V - first);
         };
-        each_chunk(first_chunk, first, compute_and_store, [](int) {});
+        const auto nothing = [](int) {};
+        if constexpr (delta) {
+            each_chunk(first_chunk, compute_and_store, nothing);
+        } else {
+            each_chunk(first_chunk, compute_and_store, [&](int chunk) { fetch(first, chunk); });
+        }
     }
     // By the warps that have no values: each chunk's rows while the others walk the one before.
     HEADRACE_DEVICE void decay_all(int first, int head) const {
         const ChannelRows<K> of{inputs(head), totals};
-        const auto decay_rows = [&](int chunk) {
+        const auto fetch_and_decay = [&](int chunk) {
+            fetch(first, chunk);
             const Stage to = stage_of(chunk);
             of.decay({to.reads, to.erases, to.writes}, first_token(chunk), length_of(chunk), place_of(chunk));
         };
-        each_chunk(0, first, [](int) {}, decay_rows);
+        each_chunk(0, [](int) {}, fetch_and_decay);
     }
-    // compute(chunk) for each; prepare(chunk), what arrives beside copies, one chunk ahead where there are two stages.
-    template <class Compute, class Prepare>
-    HEADRACE_DEVICE void each_chunk(int first_chunk, int first, Compute compute, Prepare prepare) const {
+    // compute(chunk) for each; arrive(chunk) one chunk ahead where there are two stages, behind it else.
+    template <class Compute, class Arrive>
+    HEADRACE_DEVICE void each_chunk(int first_chunk, Compute compute, Arrive arrive) const {
         const int end_chunk = rows->end_chunk;
-        if (first_chunk < end_chunk) fetch(first, first_chunk), prepare(first_chunk);
+        if (first_chunk < end_chunk) arrive(first_chunk);
         HEADRACE_ROLLED
         for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
             ptx::wait_for_copies<0>();
             ptx::sync_block();
             const bool more = chunk + 1 < end_chunk;
             // What follows from the chunk is computed where it stands, as registers are few.
-            if (more && args.stages == 2) fetch(first, ptx::not_before(chunk) + 1);
+            if (more && args.stages == 2) arrive(ptx::not_before(chunk) + 1);
             compute(ptx::not_before(chunk));
-            if (more && args.stages == 1) ptx::sync_block(), fetch(first, chunk + 1);
-            if (more) prepare(chunk + 1);
+            if (more && args.stages == 1) ptx::sync_block(), arrive(chunk + 1);
         }
     }
     // Threads have a channel each, in double as its decays may all be one and near 1.
@@ -168,7 +174,7 @@ struct ChannelWalk {
     }
     HEADRACE_DEVICE void compute(const Stage& stage, std::int64_t place) {
         ops.exact_writes = delta && stage.numbers[1] != 0, ops.exact_reads = delta && stage.numbers[2] != 0;
-        ops.decay = reinterpret_cast<const float2*>(stage.decay), ops.place = place;
+        ops.decay = reinterpret_cast<const float2*>(stage.decay), ops.place = static_cast<int>(place);
         const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, {}, true}; };
         const algorithms::ChunkInputs<Ops> in{{stage.reads, nullptr},
                                               {stage.writes, args.prepared.writes_low},
@@ -215,18 +221,18 @@ struct ChannelWalk {
         const Stage stage = stage_of(chunk);
         const Prepared& from = args.prepared;
         copy_rows(stage.v, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk, args.V - first,
-                  args.value_columns);
+                  args.value_columns, fetching);
         const LowerCopy scores{stage.scores, from.scores + place * matrix_size};
         if (!delta && args.o.given) copy_bytes<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
         if (!delta) copy_bytes<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
-        copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K);
+        copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K, fetching);
         if (!delta && args.o.given) copy_lower(scores);
         if (delta) {
             const LowerCopy high{stage.solve.high, from.solve_high + place * matrix_size},
                 low{stage.solve.low, from.solve_low + place * matrix_size};
-            args.o.given ? copy_lower(high, low, scores) : copy_lower(high, low);
-            copy_bytes<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk);
-            copy_bytes<16>(stage.numbers, from.numbers + place * 4);
+            args.o.given ? copy_lower<fetching>(high, low, scores) : copy_lower<fetching>(high, low);
+            copy_bytes<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk, fetching);
+            copy_bytes<16>(stage.numbers, from.numbers + place * 4, fetching);
         }
         ptx::end_copies();
     }

@@ -29,7 +29,7 @@ struct ChannelWalkOps {
     TokenSums values;                // the delta rule's residual, then d
     bool exact_reads, exact_writes;  // of this chunk: by all warps of the block
     const float2* decay;             // [K] SplitDecay
-    std::int64_t place;              // where the chunk was prepared
+    int place;                       // where the chunk was prepared, of kilobytes each
 
     HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
 
@@ -104,7 +104,8 @@ struct ChannelWalkOps {
     HEADRACE_DEVICE void each_rest(Rows x, F f) const {
         HEADRACE_ROLLED
         for (int turn = 0; turn < 2; ++turn) {
-            if (turn == 1) replace_rows(x.matrix, x.low + place * tensor_chunk * K, block_threads);
+            const std::int64_t first = static_cast<std::int64_t>(ptx::not_before(place)) * tensor_chunk * K;
+            if (turn == 1) replace_rows(x.matrix, x.low + first, block_threads);
             f(turn == 0);
         }
     }

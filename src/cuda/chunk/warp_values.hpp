@@ -98,22 +98,24 @@ struct LowerCopy {
     Matrix<64> to;
     const std::uint16_t* from;
 };
-template <class... Copies>
+template <int first_warp = 0, class... Copies>
 HEADRACE_DEVICE void copy_lower(Copies... copies) {
-    each_lower_piece([&](int i, int j) {
+    const auto copy_piece = [&](int i, int j) {
         const int at = Matrix<64>::place(i, j);
         (ptx::copy_16(ptx::shared_address(copies.to.data + at), copies.from + at, 16), ...);
-    });
+    };
+    each_lower_piece(copy_piece, first_warp);
 }
 
 // Queues copies of so many bytes, a multiple of 16. A warp copies up to 2 KiB at a time, at distances that are known
 // beforehand.
 template <std::int64_t bytes>
-HEADRACE_DEVICE void copy_bytes(void* to, const void* from) {
+HEADRACE_DEVICE void copy_bytes(void* to, const void* from, int first_warp = 0) {
     constexpr int of_warp = 16 * warp_lanes, together = bytes < 4 * of_warp ? of_warp : 4 * of_warp;
     const std::uint32_t to_shared = ptx::shared_address(to);
     HEADRACE_ROLLED
-    for (int first = together * warp() + 16 * lane(); first < bytes; first += together * warps()) {
+    for (int first = together * (warp() - first_warp) + 16 * lane(); first < bytes;
+         first += together * (warps() - first_warp)) {
 #pragma unroll
         for (int piece = 0; piece < together; piece += of_warp)
             ptx::copy_16(to_shared + static_cast<std::uint32_t>(first + piece),

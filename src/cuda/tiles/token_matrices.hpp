@@ -15,13 +15,15 @@ HEADRACE_DEVICE char* row_of(const Strided& tensor, const ChunkRange& range, int
     return tensor.data + 2 * offset_of(tensor, range.row, range.token(i), head, first_column);
 }
 
-// f(i, j) for the first column j of each piece of [tensor_chunk rows, columns].
+// f(i, j) for the first column j of each piece of [tensor_chunk rows, columns]. Here and below the block's warps from
+// first_warp on share the work.
 template <int columns, class F>
-HEADRACE_DEVICE void each_piece(int rows, F f) {
+HEADRACE_DEVICE void each_piece(int rows, F f, int first_warp = 0) {
     constexpr int pieces = columns / 8;
+    const int others = first_warp * warp_lanes;
     HEADRACE_ROLLED
-    for (int place = ptx::not_before(static_cast<int>(threadIdx.x)); place < rows * pieces;
-         place += static_cast<int>(blockDim.x))
+    for (int place = ptx::not_before(static_cast<int>(threadIdx.x)) - others; place < rows * pieces;
+         place += static_cast<int>(blockDim.x) - others)
         f(place / pieces, place % pieces * 8);
 }
 
@@ -38,10 +40,10 @@ HEADRACE_DEVICE void each_own_row(F f) {
 
 // f(i, j) for the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal: ten turns of a warp.
 template <class F>
-HEADRACE_DEVICE void each_lower_piece(F f) {
+HEADRACE_DEVICE void each_lower_piece(F f, int first_warp = 0) {
     const int own = ptx::not_before(lane());
     HEADRACE_ROLLED
-    for (int turn = warp(); turn < 10; turn += warps()) {
+    for (int turn = warp() - first_warp; turn < 10; turn += warps() - first_warp) {
         // Of rows from 48 on 8 pieces, of those from 16 on the first 4, of the first 16 and of those from 32 on 2 more.
         const int bits = turn < 4   ? 3
                          : turn < 8 ? 2
@@ -73,16 +75,17 @@ HEADRACE_DEVICE TokenRows rows_of(const Strided& tensor, const ChunkRange& range
 // `whole`: there is none. A warp has eight rows at a time, as every eighth has its pieces in the same order.
 template <int columns, bool whole>
 HEADRACE_DEVICE void copy_pieces(Matrix<columns> to, const char* from, std::int64_t step, int length, int padded,
-                                 int count, int width) {
+                                 int count, int width, int first_warp) {
     constexpr int pieces = columns / 8, rows = warp_lanes / pieces;  // of a row; at once
     const int thread = ptx::not_before(static_cast<int>(threadIdx.x)), own = thread % warp_lanes,
-              of_warp = 8 * (thread / warp_lanes), row = own / pieces, column = own % pieces * 8;
+              of_warp = 8 * (thread / warp_lanes - first_warp), of_all = 8 * (warps() - first_warp), row = own / pieces,
+              column = own % pieces * 8;
     if (column >= width) return;
     const int left = count - column, bytes = whole || left >= 8 ? 16 : left > 0 ? 2 * left : 0;
     std::uint32_t first_piece = to.piece(of_warp + row, column);
     const char* of_eight = from + (of_warp + row) * step + 2 * column;
     HEADRACE_ROLLED
-    for (int first = of_warp; first < padded; first += 8 * warps()) {
+    for (int first = of_warp; first < padded; first += of_all) {
         const char* of_row = of_eight;
 #pragma unroll
         for (int i = 0; i < 8; i += rows) {
@@ -91,29 +94,29 @@ HEADRACE_DEVICE void copy_pieces(Matrix<columns> to, const char* from, std::int6
                          given ? bytes : 0);
             of_row += rows * step;
         }
-        of_eight += 8 * warps() * step;
-        first_piece += static_cast<std::uint32_t>(8 * warps() * 2 * columns);
+        of_eight += of_all * step;
+        first_piece += static_cast<std::uint32_t>(of_all * 2 * columns);
     }
 }
 
 // The same of `count` lines of a matrix that lies one line behind the other, up to 64.
 template <int columns>
 HEADRACE_DEVICE void copy_lines(Matrix<columns> to, const std::uint16_t* from, int count) {
-    copy_pieces<columns, false>(to, reinterpret_cast<const char*>(from), 2 * columns, count, 64, columns, columns);
+    copy_pieces<columns, false>(to, reinterpret_cast<const char*>(from), 2 * columns, count, 64, columns, columns, 0);
 }
 
 // The same of rows of any kind. They are there behind ptx::wait_for_copies and a barrier. `apart`: code of its own for
 // whole chunks, which is shorter to run.
 template <int columns, bool apart = true>
 HEADRACE_DEVICE void copy_rows(Matrix<columns> to, TokenRows rows, int length, int padded, int count,
-                               int width = columns) {
+                               int width = columns, int first_warp = 0) {
     if (rows.in_pieces(16)) {
         apart&& length == padded&& count >= width
-            ? copy_pieces<columns, true>(to, rows.first, rows.step, length, padded, count, width)
-            : copy_pieces<columns, false>(to, rows.first, rows.step, length, padded, count, width);
+            ? copy_pieces<columns, true>(to, rows.first, rows.step, length, padded, count, width, first_warp)
+            : copy_pieces<columns, false>(to, rows.first, rows.step, length, padded, count, width, first_warp);
         return;
     }
-    each_piece<columns>(padded, [&](int i, int j) {
+    const auto copy_piece = [&](int i, int j) {
         if (j >= width) return;
         const char* const from = rows.first + i * rows.step;
         HEADRACE_ROLLED
@@ -122,7 +125,8 @@ HEADRACE_DEVICE void copy_rows(Matrix<columns> to, TokenRows rows, int length, i
             to.at(i, j + c) =
                 inside ? *reinterpret_cast<const std::uint16_t*>(from + (j + c) * rows.element) : std::uint16_t{0};
         }
-    });
+    };
+    each_piece<columns>(padded, copy_piece, first_warp);
 }
 // Of the range's tokens, from first_column on.
 template <int columns, bool apart = true>

@@ -70,7 +70,7 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
     multiply(head, blocks * warps * 4 * 2 * tiles, blocks * warps * 4 * (2 + tiles / 2), blocks * 4);
     multiply(head, blocks * on_diagonal * 4 * 8, blocks * on_diagonal * 4, 0);
     head.work.tile_bytes += blocks * (warps * 3 * (4 * tiles + 4) * pair + 2 * 64 * K * 2 + 3 * 64 * 64 * 2);
-    head.work.tile_bytes += blocks * (args.gate_gradient ? 2 * 64 * K * 2 : 0);
+    if (args.gate_gradient) multiply(head, blocks * K / 2, blocks * K / 2, blocks * 2);  // with each other
     head.work.saved_bytes = args.V * (K + 64.0) * 2 * 2;
     head.work.input_bytes = C * args.V * 2 + bytes_of(args.g, C) + bytes_of(args.beta, C);
     for (double i = 0; i < blocks; ++i) {

@@ -223,7 +223,7 @@ BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t /*shared_limit
     counter.barrier();
     // decays, factors and numbers, a value head for each warp; scores and -l Diag(beta); the inverse: substitution of
     // two blocks by each of two warps; 3 x 4 and 7 x 8 and 4 products of fp32 tiles (join_16, join_32); its pieces
-    const double of_scores = blocks * ((args.undecayed_error ? 2 : 1) * 2 + 4 + 2 + 3 * 4);
+    const double of_scores = blocks * ((args.undecayed_error ? 2 : 1) * 2 + 4 + 2 + 4);
     constexpr double of_decays = 2 * 12 + 4 + 8 + 22 + K / 32.0, of_substitution = 2 * (15 * 8 + 16),
                      of_joins = 4 * (4 + 8 + 4 + 4) + 4 * (1.5 * (4 + 16) + 1.5 * 8 + 8), of_pieces = 10 * 2 * 4;
     work.tile_bytes += heads * 128 * (of_decays + of_scores + of_substitution + of_joins + of_pieces);

@@ -197,13 +197,23 @@ struct GradientKernel {
         const std::int64_t head = first_head() + values.member, line = first_line(values);
         const Stage stage = stage_of(step);
         const SweptChunks& from = args.swept;
-        copy_lines(stage.S, from.states + line * K, count);
-        copy_lines(stage.D, from.adjoints + line * K, count);
-        copy_lines(stage.r, from.residuals + line * tensor_chunk, count);
-        copy_lines(stage.y, from.d_written + line * tensor_chunk, count);
-        copy_tokens<tensor_values, false>(stage.d_o, args.d_o, task->range, head, first,
-                                          count < tensor_values ? count : tensor_values);
+        copy(stage.S, from.states + line * K, count), copy(stage.D, from.adjoints + line * K, count);
+        copy(stage.r, from.residuals + line * tensor_chunk, count);
+        copy(stage.y, from.d_written + line * tensor_chunk, count);
+        copy_tokens(stage.d_o, args.d_o, task->range, head, first, count < tensor_values ? count : tensor_values);
         ptx::end_copies();
+    }
+    // Queues copies of 64 lines; where there are as many, of pieces that a thread has at distances known beforehand.
+    template <int columns>
+    HEADRACE_DEVICE static void copy(Matrix<columns> to, const std::uint16_t* from, int count) {
+        if (count < tensor_values) return copy_lines(to, from, count);
+        constexpr int pieces = columns / 8, bytes = 16 * tensor_threads;
+        static_assert(tensor_threads / pieces % 8 == 0);
+        const int of = own();
+        const std::uint32_t first = to.piece(of / pieces, of % pieces * 8);
+        const char* const source = reinterpret_cast<const char*>(from) + 16 * of;
+#pragma unroll
+        for (int at = 0; at < 2 * columns * tensor_values; at += bytes) ptx::copy_16(first + at, source + at, 16);
     }
     // Of these values in what the sweeps saved.
     HEADRACE_DEVICE std::int64_t first_line(Values values) const {
@@ -410,21 +420,22 @@ struct GradientKernel {
             if (tile == tiles - 1) dots[block][half] = fmaf(of, dot, dots[block][half]);
         });
     }
-    // <S,D>, this thread's part.
+    // <S,D>, this lane's part: of the diagonal of S D^T, of 16 channels and all values or, of 64 channels, half of them.
     HEADRACE_DEVICE static float cross(const Stage& now) {
-        float sum = 0;
+        float sums[2][4] = {};
+        constexpr int warps_of_values = 8 / (K / 16);
+        const int of = own(), warp_of = of / warp_lanes, channel = warp_of % (K / 16) * 16,
+                  value = warp_of / (K / 16) * (tensor_values / warps_of_values);
+        const OperandAt<K> S{OperandAt<K>::down(now.S, of % warp_lanes).at(value, channel)},
+            D{OperandAt<K>::across(now.D, of % warp_lanes).at(value, channel)};
 #pragma unroll
-        for (int first = 0; first < tensor_values * K; first += 8 * tensor_threads) {
-            const int at = first + 8 * static_cast<int>(threadIdx.x);
-            const uint4 S = *reinterpret_cast<const uint4*>(now.S.data + at),
-                        D = *reinterpret_cast<const uint4*>(now.D.data + at);
-            const std::uint32_t left[4] = {S.x, S.y, S.z, S.w}, right[4] = {D.x, D.y, D.z, D.w};
-#pragma unroll
-            for (int p = 0; p < 4; ++p) {
-                sum = fmaf(low_half(left[p]), low_half(right[p]), fmaf(high_half(left[p]), high_half(right[p]), sum));
-            }
+        for (int i = 0; i < tensor_values / warps_of_values; i += 16) {
+            std::uint32_t a[4], b[4];
+            ptx::load_matrix(a, S.at(i, 0)), ptx::load_matrix(b, D.at(i, 0));
+            ptx::multiply_bf16(sums[0], a, {b[0], b[1]}), ptx::multiply_bf16(sums[1], a, {b[2], b[3]});
         }
-        return sum;
+        const LanePlace at(of % warp_lanes);
+        return at.row == at.column ? sums[0][0] + sums[1][2] : at.row == at.column + 1 ? sums[0][1] + sums[1][3] : 0.0f;
     }
 
     // ---- of a head, behind its values ----
@@ -502,6 +513,7 @@ struct GradientKernel {
                                      PairSums& erases) const {
         const LanePlace at;
         const bool with_gate = args.gate_gradient;
+        RowSums diagonal = {};
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
             const int j = pair_column() + 8 * tile + at.column;
@@ -531,7 +543,9 @@ struct GradientKernel {
                         const float W_ij =
                             column <= i ? d_P[block][tile][place] * (factor[side] * of_read) * decay : 0.0f;
                         const float L_ij = column < i ? d_l_ij * (factor[side] * of_erase) * erased : 0.0f;
-                        if (column == i) d_beta[i] = d_l_ij * beta_slope[i];
+                        // Of comba at once, as registers are few.
+                        if (comba && column == i) d_beta[i] = d_l_ij * beta_slope[i];
+                        if (!comba && column == i) diagonal[block][half] = d_l_ij;
                         w[place] += W_ij, l[place] += L_ij;
                         if (!with_gate) continue;
                         float &span = spans[block][tile][place], &of_erases = erases[block][tile][place];
@@ -543,6 +557,15 @@ struct GradientKernel {
                     }
                 }
                 kept_at(weights, block, tile, 0) = four(w), kept_at(weights, block, tile, 1) = four(l);
+            }
+        }
+#pragma unroll
+        for (int block = 0; block < row_blocks; ++block) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int i = own_row(block, half);
+                if (!comba && i / 16 * 16 == pair_column() && i % 8 / 2 == lane() % 4)
+                    d_beta[i] = diagonal[block][half] * beta_slope[i];
             }
         }
     }

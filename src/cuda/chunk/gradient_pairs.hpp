@@ -6,23 +6,6 @@
 
 namespace headrace::cuda {
 
-// Where a matrix has the pairs of a lane's accumulators of [32, 8 tiles] at (row, column), its first a multiple of 16,
-// the other of all columns of the tiles: one step away from the first pair.
-template <int columns>
-struct PairsAt {
-    std::uint32_t first;  // bytes from the matrix's begin
-
-    HEADRACE_DEVICE PairsAt(int row, int column, int of_lane = lane()) {
-        const LanePlace at(of_lane);
-        first = 2 * static_cast<std::uint32_t>(Matrix<columns>::place(row + at.row, column + at.column));
-    }
-    // Of a tile, rows further down by a multiple of 8.
-    HEADRACE_DEVICE std::uint32_t& of(Matrix<columns> m, int tile, int down) const {
-        const std::uint32_t bytes = (first ^ static_cast<std::uint32_t>(16 * tile)) + 2 * columns * down;
-        return *reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(m.data) + bytes);
-    }
-};
-
 // Of M [64,64], 32 rows and 16 columns of it one of eight warps': the sums over j < m <= i, or m < i, of M_ij for each
 // m. Nothing is subtracted: running sums along rows, then down columns (docs/decisions/002).
 struct SpanningPairs {

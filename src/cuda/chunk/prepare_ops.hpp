@@ -57,7 +57,7 @@ template <int K, class Format>
 struct PrepareOps {
     using T = float;
     struct Rows {};  // of which only products are left
-    // P, which is stored at once, as the image of a matrix; or l and what becomes of it, in fp32.
+    // P, which is stored at once, as the image of a matrix; or what becomes of l, in fp32.
     struct Tile {
         Matrix<64> image;
         cuda::Tile<float> exact;
@@ -71,7 +71,8 @@ struct PrepareOps {
     float q_k[LowerBlock::turns][2][4], e_k[LowerBlock::turns][2][4];  // this lane's products of rows
 
     bool divide_by_beta;  // what is made of the betas in the end, so that none may be zero
-    float l_energy;       // sum of squares of this lane's part of l
+    float l_own[LowerBlock::turns][2][4];  // this lane's part of l
+    float l_energy;                        // sum of its squares
 
     // Products of rows, of the blocks of this warp.
     HEADRACE_DEVICE void multiply_rows(Matrix<K> q, Matrix<K> k, Matrix<K> e) {
@@ -105,44 +106,61 @@ struct PrepareOps {
     }
 
     // ---- what the page asks for ----
-    HEADRACE_DEVICE void scores(Tile P, Tile l, const Inputs& in) const {
-        in.undecayed_error ? scores_of<true>(P, l, in.scale) : scores_of<false>(P, l, in.scale);
+    HEADRACE_DEVICE void scores(Tile P, Tile, const Inputs& in) {
+        in.undecayed_error ? scores_of<true>(P, in.scale) : scores_of<false>(P, in.scale);
     }
-    HEADRACE_DEVICE void scale_columns(Tile dst, Tile l, const float* factors, float factor) {
+    HEADRACE_DEVICE void scale_columns(Tile dst, Tile, const float* factors, float factor) {
         l_energy = 0;
-        each_block([&](int, LowerBlock block) {
-            each_pair(block, [&](int, int, int i, int j) {
-                float2 of = *reinterpret_cast<const float2*>(factors + j);
+        each_block([&](int turn, LowerBlock block) {
+            const LanePlace at;
+            const int j = block.column + at.column, below = block.row + at.row - j;  // of the first
+            float* const first = &dst.exact.at(block.row + at.row, j);
+#pragma unroll
+            for (int tile = 0; tile < 2; ++tile) {
+                float2 of = *reinterpret_cast<const float2*>(factors + j + 8 * tile);
                 if (divide_by_beta) of = {divisible(of.x), divisible(of.y)};
-                const float2 own = *reinterpret_cast<const float2*>(&l.exact.at(i, j));
-                l_energy = fmaf(own.y, own.y, fmaf(own.x, own.x, l_energy));
-                // Where l is zero none of a factor's may become another number.
-                *reinterpret_cast<float2*>(&dst.exact.at(i, j)) = {j < i ? own.x * (of.x * factor) : 0.0f,
-                                                                   j + 1 < i ? own.y * (of.y * factor) : 0.0f};
-            });
+                of = {of.x * factor, of.y * factor};
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const float2 own{l_own[turn][tile][2 * half], l_own[turn][tile][2 * half + 1]};
+                    l_energy = fmaf(own.y, own.y, fmaf(own.x, own.x, l_energy));
+                    // Where l is zero none of a factor's may become another number.
+                    const int ahead = 8 * tile - 8 * half;
+                    *reinterpret_cast<float2*>(first + 8 * half * dst.exact.row + 8 * tile) = {
+                        below > ahead ? own.x * of.x : 0.0f, below > ahead + 1 ? own.y * of.y : 0.0f};
+                }
+            }
         });
         ptx::sync_block();
     }
 
   private:
     template <bool undecayed_error>
-    HEADRACE_DEVICE void scores_of(Tile P, Tile l, float scale) const {
+    HEADRACE_DEVICE void scores_of(Tile P, float scale) {
         each_block([&](int turn, LowerBlock block) {
             const Between reads(decays, block, 0), erases(decays, block, undecayed_error ? 1 : 0);
-            each_pair(block, [&](int tile, int place, int i, int j) {
-                float of_reads[2], of_erases[2];
+            const PairsAt<64> image(block.row, block.column);
+            const LanePlace at;
+            const int below = block.row + at.row - block.column - at.column;  // of the first
 #pragma unroll
-                for (int odd = 0; odd < 2; ++odd) {
-                    const float decay = reads.decay(tile, place + odd),
-                                erased = undecayed_error ? erases.decay(tile, place + odd) : decay;
-                    of_reads[odd] = j + odd <= i ? scale * q_k[turn][tile][place + odd] * decay : 0.0f;
-                    of_erases[odd] = j + odd < i ? e_k[turn][tile][place + odd] * erased : 0.0f;
+            for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+                for (int place = 0; place < 4; place += 2) {
+                    float of_reads[2];
+#pragma unroll
+                    for (int odd = 0; odd < 2; ++odd) {
+                        const int ahead = 8 * tile + odd - 4 * place;
+                        const float decay = reads.decay(tile, place + odd),
+                                    erased = undecayed_error ? erases.decay(tile, place + odd) : decay;
+                        of_reads[odd] = below >= ahead ? scale * q_k[turn][tile][place + odd] * decay : 0.0f;
+                        l_own[turn][tile][place + odd] =
+                            below > ahead ? e_k[turn][tile][place + odd] * erased : 0.0f;
+                    }
+                    const SplitPair pair = split_pair(of_reads[0], of_reads[1]);
+                    image.of(P.image, tile, 4 * place) = pair.high;
+                    if (P.low) image.of(P.low, tile, 4 * place) = pair.low;
                 }
-                const SplitPair pair = split_pair(of_reads[0], of_reads[1]);
-                P.image.pair(i, j) = pair.high;
-                if (P.low) P.low.pair(i, j) = pair.low;
-                *reinterpret_cast<float2*>(&l.exact.at(i, j)) = {of_erases[0], of_erases[1]};
-            });
+            }
         });
     }
 

@@ -71,7 +71,7 @@ struct ChannelWalk {
         load_values(ops.state, in_between ? segment_states() : args.initial_state, in_between ? place : walk.n, head,
                     args.K, own, args.V);
         run<false>(first_chunk, first);
-        if (rows->last) store_values(args.final_state, ops.state, walk.n, head, args.K, own, args.V);
+        if (rows->last) store_values_as<float>(args.final_state, ops.state, walk.n, head, args.K, own, args.V);
     }
 
     // The additive rule: what leaves the segment of a slot that no state enters, of these values.
@@ -82,7 +82,7 @@ struct ChannelWalk {
         const int own = first + Ops::first_value(), c = static_cast<int>(threadIdx.x);
         load_values(ops.state, {}, 0, 0, args.K, own, args.V);
         run<true>(static_cast<int>(walk.first_chunk), first);
-        store_values(segment_states(), ops.state, slot, head, args.K, own, args.V);
+        store_values_as<float>(segment_states(), ops.state, slot, head, args.K, own, args.V);
         if (first == 0 && c < args.K) args.segments.decays[(slot * args.HV + head) * args.K + c] = passed;
     }
 

@@ -220,7 +220,7 @@ struct WalkerKernel {
             ops.state, [&](float& S, int c, int j) { S = c == own(columns) + j && c < args.K ? 1.0f : 0.0f; });
     }
     HEADRACE_DEVICE void store(const Strided& tensor, std::int64_t n, std::int64_t head, Columns columns) const {
-        store_values(tensor, ops.state, n, head, args.K, own(columns), columns.all);
+        store_values_as<float>(tensor, ops.state, n, head, args.K, own(columns), columns.all);
     }
 };
 

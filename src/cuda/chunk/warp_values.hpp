@@ -35,17 +35,22 @@ HEADRACE_DEVICE void load_values(float (&state)[tiles][4], const Strided& tensor
         });
     });
 }
+// To a tensor whose elements are Stored, which that of a forward's state is known to have: float.
+template <class Stored, int tiles>
+HEADRACE_DEVICE void store_values_as(const Strided& tensor, const float (&state)[tiles][4], std::int64_t n,
+                                     std::int64_t head, int channels, int first, int columns) {
+    if (!tensor.given) return;
+    Stored* const to = reinterpret_cast<Stored*>(tensor.data) + offset_of(tensor, n, head, 0, first);
+    each_state_element<tiles>(state, [&](float S, int c, int j) {
+        if (c < channels && first + j < columns)
+            to[c * tensor.stride[2] + j * tensor.stride[3]] = static_cast<Stored>(S);
+    });
+}
 template <int tiles>
 HEADRACE_DEVICE void store_values(const Strided& tensor, const float (&state)[tiles][4], std::int64_t n,
                                   std::int64_t head, int channels, int first, int columns) {
-    if (!tensor.given) return;
-    const std::int64_t begin = offset_of(tensor, n, head, 0, first);
     as_stored(tensor.data, tensor.dtype, [&](auto* to) {
-        using Stored = std::remove_reference_t<decltype(*to)>;
-        each_state_element<tiles>(state, [&](float S, int c, int j) {
-            if (c < channels && first + j < columns)
-                to[begin + c * tensor.stride[2] + j * tensor.stride[3]] = static_cast<Stored>(S);
-        });
+        store_values_as<std::remove_reference_t<decltype(*to)>>(tensor, state, n, head, channels, first, columns);
     });
 }
 

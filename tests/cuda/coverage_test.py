@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The problems of mutation_problems.txt and tensor_problems.txt and test programs execute 95 % of the statements of each
-kernel that is held to it, of some a share that stands in LOWER: one table.
+kernel, of some a share that stands in LOWER: one table.
 
-    coverage_test.py --headrace build/ptx/tools/headrace/headrace --without 'tensor_|channel_|_loop' PROGRAM...
+    coverage_test.py --headrace build/ptx/tools/headrace/headrace --without _loop PROGRAM...
 
 on the interpreter. What nobody executes is printed with its place in the kernel's text; with a build of
 CMAKE_CUDA_FLAGS=-lineinfo, coverage.py on the same files also says where in the sources.
@@ -22,7 +22,13 @@ import coverage
 # of these types on the way to one are not executed. The recurrent form's forward has the exponential and log1p in double
 # once for each of a lane's rows: of what is inside of them gates in a problem line's range leave some to no row.
 LOWER = [(r"split_sweeps<.*<double>, false,", "0.90"), (r"recurrent_backward<double, false>", "0.92"),
-         (r"recurrent_forward<double,", "0.92")]
+         (r"recurrent_forward<double,", "0.92"),
+         # Of the kernels on tensor cores the problems reach less yet; a share that falls is noticed all the same. What is
+         # left: loads and stores of states in types that none of them has or, f64, no problem (a third of a walk), copies
+         # of rows at odd addresses, 64-bit divisions, and statements that nobody has read.
+         (r"(tensor|channel)_(prepare|estimate)<", "0.85"),
+         (r"(tensor|channel)_(gradients|gate|join|join_transitions|states|walk_states|prepare_low|key_gradient)\b", "0.6"),
+         (r"(tensor|channel)_(walk|sweeps|forward|forward_terms)<", "0.5")]
 HERE = pathlib.Path(__file__).resolve().parent
 PROBLEMS = [HERE / "mutation_problems.txt", HERE / "tensor_problems.txt"]
 

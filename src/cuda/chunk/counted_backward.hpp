@@ -34,7 +34,7 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
     const auto state_bytes = [&](const Strided& tensor) { return bytes_of(tensor, args.K * values); };
     KernelWork block;
     block.input_bytes = state_bytes(args.d_final_state), block.output_bytes = state_bytes(args.d_initial_state);
-    block.memory_waits = 2, block.barriers = 1;
+    block.memory_waits = 2;
     if (!states) return {block, back.work};
     copied(on, 1 + of_erases, 2);
     WarpProducts forwards{on, warps};

@@ -72,7 +72,7 @@ BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limi
     work.tile_waits = slices * (4 * 3 + 3 + 5);
     // decays, roundings into high and low: multiplications and differences, as many slots as multiply-adds
     work.fma_flop = 64 * (slices * (delta ? 1567 : 1316) + (delta ? 1380 : 384));
-    for (int i = 0; i < 2 * static_cast<int>(slices) + 3; ++i) counter.barrier();
+    for (int i = 0; i < 2 * static_cast<int>(slices) + 2; ++i) counter.barrier();
     work.tile_bytes += 128 * (delta ? 700 : 360);  // scores, element by element, and the matrix that leaves
     const double matrices = (delta ? 3 : 1) + (exact ? 1 : 0);
     work.saved_bytes = (rows ? delta ? 3 : 2 : 0) * channel_rows_bytes(K) + matrices * lower_matrix_bytes +

@@ -1,6 +1,5 @@
 // The backward on tensor cores of the delta rule and of channel gates, for bf16 tensors: sweeps that save what lies
 // between chunks, then the chunks in any order.
-#include <algorithm>
 
 #include "cuda/chunk/prepared.hpp"
 #include "cuda/implementations.hpp"
@@ -31,7 +30,7 @@ class TensorBackward : public PreparingImplementation {
             return "a gradient through the final state alone may rest on too few tokens to average bf16 roundings";
         KernelArgs args{};
         args.undecayed_error = problem.erase_with_p;
-        args.V = static_cast<int>(std::min<std::int64_t>(problem.V, 64));
+        args.K = static_cast<int>(problem.K), args.V = static_cast<int>(problem.V);
         args.value_columns = values_of_block(problem);
         args.stages = 1;
         args.delta = problem.rule == Rule::delta;

@@ -45,8 +45,9 @@ NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_key_gradient": (STEP, HEAD),
 PREPARED_HEADS = 4
 # The least share of a warp's lanes that execute an instruction, on the mean, where all tiles are whole: what is lost are
 # lanes that part, at masks, or have nothing to do. Gradients lose up to a fifth, where lanes part on the diagonals of
-# triangles.
-LANES, FEWER = 0.85, {"tensor_gradients": 0.75, "channel_gradients": 0.75}
+# triangles; with 64 channels so do the warps that decay rows for a walk, and prepare where it adds up over tokens.
+LANES = 0.85
+FEWER = {"tensor_gradients": 0.75, "channel_gradients": 0.75, "channel_walk": 0.75, "channel_prepare": 0.84}
 
 
 class Row(typing.NamedTuple):

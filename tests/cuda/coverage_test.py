@@ -24,11 +24,11 @@ import coverage
 LOWER = [(r"split_sweeps<.*<double>, false,", "0.90"), (r"recurrent_backward<double, false>", "0.92"),
          (r"recurrent_forward<double,", "0.92"),
          # Of the kernels on tensor cores the problems reach less yet; a share that falls is noticed all the same. What is
-         # left: loads and stores of states in types that none of them has or, f64, no problem (a third of a walk), copies
-         # of rows at odd addresses, 64-bit divisions, and statements that nobody has read.
-         (r"(tensor|channel)_(prepare|estimate)<", "0.85"),
-         (r"(tensor|channel)_(gradients|gate|join|join_transitions|states|walk_states|prepare_low|key_gradient)\b", "0.6"),
-         (r"(tensor|channel)_(walk|sweeps|forward|forward_terms)<", "0.5")]
+         # left: loads and stores of states in types that no problem has, copies of rows at odd addresses, 64-bit
+         # divisions, and statements that nobody has read.
+         (r"(tensor|channel)_(prepare|estimate|walk|sweeps|forward|key_sums)<", "0.82"),
+         (r"(tensor|channel)_(gradients|gradients_low|gate|join|join_transitions|states|walk_states|prepare_low)\b", "0.6"),
+         (r"(tensor|channel)_(key_gradient|forward_terms)<", "0.5")]
 HERE = pathlib.Path(__file__).resolve().parent
 PROBLEMS = [HERE / "mutation_problems.txt", HERE / "tensor_problems.txt"]
 

@@ -15,8 +15,9 @@ void expect_right_there(const CallTensors& made, const std::string& what) {
 TEST(CudaKeys, OfFewDirections) {
     for (const std::string op : {"delta_rule", "gated_delta_rule", "comba", "kda"}) {
         for (const std::int64_t directions : {1, 2, 8}) {
-            const std::string text = op + ":bwd t200 h8 k64 v32 bf16 force=cuda.tensor cuda" +
-                                     (op == "delta_rule" ? "" : " gates=zero") + (directions == 2 ? " l2norm" : "");
+            const std::string text = op + ":bwd t200 h8 v32 bf16 force=cuda.tensor cuda" +
+                                     (directions == 8 ? " k128" : " k64") + (op == "delta_rule" ? "" : " gates=zero") +
+                                     (directions == 2 ? " l2norm" : "");
             const ProblemLine line = line_of(text);
             CallTensors made = harness::make_tensors(line);
             draw_few_directions(made, line, directions);

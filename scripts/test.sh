@@ -12,7 +12,7 @@ stages=("$@")
 seed=${HEADRACE_TEST_SEED:-$(date +%s)}
 logs=build/logs
 passed=0 failed=0
-launcher=()
+launcher=() options=()
 started=$SECONDS
 export OMP_WAIT_POLICY=passive  # tests run side by side: waiting threads of PyTorch leave their cores to others
 
@@ -40,11 +40,11 @@ step() {
     fi
 }
 
-# build PRESET TARGET...: a failure is shown and counted here, and ends the stage.
+# build PRESET TARGET...: a failure is shown and counted here, and ends the stage. `options` are more for CMake.
 build() {
     local preset=$1
     shift
-    step "$preset: configure" cmake --preset "$preset" &&
+    step "$preset: configure" cmake --preset "$preset" "${options[@]}" &&
         step "$preset: build" cmake --build "build/$preset" -j "$jobs" --target "$@" -- -k 0
 }
 
@@ -95,6 +95,7 @@ stage_cuda() {
         printf '%-44s not run: no nvcc in PATH\n' "cuda: kernels in the interpreter"
         return
     fi
+    local options=(-DHEADRACE_BUILD_PYTHON=OFF)  # which an earlier run's stage of Python has left on
     build ptx ptx_tests headrace_cli || return
     tests ptx -L cuda
 }
@@ -147,8 +148,8 @@ python_on_stand_in() {
         printf '%-44s not run: no nvcc in PATH\n' "$name"
         return
     fi
-    step "ptx: configure with Python" cmake --preset ptx -DHEADRACE_BUILD_PYTHON=ON \
-        -DPython_EXECUTABLE="$PWD/$venv/bin/python" && build ptx headrace_cudart headrace_python || return
+    local options=(-DHEADRACE_BUILD_PYTHON=ON -DPython_EXECUTABLE="$PWD/$venv/bin/python")
+    build ptx headrace_cudart headrace_python || return
     rm -rf "$package" && mkdir -p "$package" && cp -r python/headrace build/ptx/python/_core.*.so "$package"
     mv "$package"/_core.*.so "$package/headrace"
     local launcher=(env LD_LIBRARY_PATH="$PWD/build/ptx/tests/ptx/runtime" PYTHONPATH="$PWD/$package")

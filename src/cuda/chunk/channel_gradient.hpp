@@ -55,11 +55,11 @@ struct ChannelGradient {
     std::size_t stage_begin, stage_size;
     std::int64_t stage_elements;  // from a stage to the next
     Matrix<tensor_chunk> W, L, W_low, L_low;  // one behind the other
-    float *beta_slope, *d_beta;   // [C]
-    float *read, *erase, *write;  // [C] factors of rows, without decays
-    float* own;                   // [C] diagonal of W
-    float* totals;                // [token_groups, K] decays through groups (Through)
-    Tile<float> gates;            // [C,K] decays, then the gate's gradient
+    float *beta_slope, *d_beta;               // [C]
+    float *read, *erase, *write;              // [C] factors of rows, without decays
+    float* own;                               // [C] diagonal of W
+    float* totals;                            // [token_groups, K] decays through groups (Through)
+    Tile<float> gates;                        // [C,K] decays, then the gate's gradient
     TokenTiles<float, delta, Gates::of_channels> tokens;
 
     __host__ __device__ ChannelGradient(const KernelArgs& arguments, Arena& arena)
@@ -142,6 +142,7 @@ struct ChannelGradient {
         const int own = ptx::not_before(lane());
         return gates.from(own % 4 * 2, warp_channel() + own / 4);
     }
+
     // ---- inputs ----
     // Rows that lie behind the last value become zero: no sweep has written them.
     HEADRACE_DEVICE void fetch(int block) const {

@@ -4,6 +4,7 @@
 
 #include "cuda/chunk/channel_tokens.hpp"
 #include "cuda/chunk/segments.hpp"
+#include "cuda/chunk/tensor_decays.hpp"
 #include "cuda/tiles/token_matrices.hpp"
 #include "cuda/tiles/token_tiles.hpp"
 
@@ -66,7 +67,7 @@ struct ChannelKeyRows {
             }
 #pragma unroll
             for (int distance = 1; distance < sharing; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
-            if (part == 0) norm[i] = args.l2norm ? static_cast<float>(1 / sqrt(static_cast<double>(sum) + 1e-6)) : 1.0f;
+            if (part == 0) norm[i] = args.l2norm ? inverse_norm(sum) : 1.0f;
         };
         inverse_norm_of(q_norm, q);
         inverse_norm_of(k_norm, k);
@@ -79,8 +80,7 @@ struct ChannelKeyRows {
   private:
     // Of the gradient times the inverse norm: with y = x r the unit rows, d - y (y . d) is that of x. It takes the
     // place of the rows.
-    HEADRACE_DEVICE void store(const Strided& tensor, const TokenGroups& d, Matrix<K> x,
-                                    const float* inverse_norm) const {
+    HEADRACE_DEVICE void store(const Strided& tensor, const TokenGroups& d, Matrix<K> x, const float* norm) const {
         if (!tensor.given) return;
         const auto from = OperandAt<K>::across(x, ptx::not_before(lane()));
         if (args.l2norm) {
@@ -91,7 +91,7 @@ struct ChannelKeyRows {
                 float sum = 0;
 #pragma unroll
                 for (int w = 0; w < K / group_channels; ++w) sum += of_rows[w * tensor_chunk + i];
-                along[i] = sum * inverse_norm[i] * inverse_norm[i];
+                along[i] = sum * norm[i] * norm[i];
             });
             ptx::sync_block();
         }

@@ -6,6 +6,7 @@
 #include "cuda/chunk/channel_decays.hpp"
 #include "cuda/chunk/channel_inputs.hpp"
 #include "cuda/chunk/prepare_ops.hpp"
+#include "cuda/chunk/tensor_decays.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tiles/token_tiles.hpp"
 #include "cuda/tiles/unit_lower.hpp"
@@ -208,7 +209,7 @@ struct ChannelPrepare {
         return sum + ptx::shuffle_xor(sum, 2);
     }
     HEADRACE_DEVICE float inverse_norm(float squares) const {
-        return args.l2norm ? static_cast<float>(1 / sqrt(static_cast<double>(squares) + 1e-6)) : 1.0f;
+        return args.l2norm ? cuda::inverse_norm(squares) : 1.0f;
     }
 
     // Whether rows of scores need more than 11 bits: those of the lane's tokens, and any of the chunk. A row's bits

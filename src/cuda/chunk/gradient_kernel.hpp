@@ -119,7 +119,7 @@ struct GradientKernel {
         const TokenRange s = sequence_of(args, at.n);
         if (threadIdx.x == 0) *task = {chunk_range(args, s, at.part), row, key_head};
         HEADRACE_ROLLED
-        for (int member = 0; member < args.group; ++member)
+        for (int member = 0; member < args.group; ++member)  // a barrier each: the task is there
             clear_parameter_sums(args, row, key_head * args.group + member);
         if (at.part * tensor_chunk >= s.end - s.begin) return;
         copy_tokens(q, args.q, task->range, key_head, 0, args.K);

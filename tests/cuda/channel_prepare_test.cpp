@@ -43,7 +43,7 @@ struct Case {
     bool delta, l2norm, reverse;
     double mean_gate;  // of log decays
     int reset_every;   // tokens whose gates are -inf, or 0
-    bool rows = true;  // or what a walk needs to decay them
+    bool rows = true;       // or what a walk needs to decay them
     bool reflects = false;  // betas that ask for scores of 22 bits, else of 11
 };
 
@@ -134,9 +134,11 @@ class Chunks {
     }
 
   private:
-    static constexpr double scale = 0.3, of_bf16 = 0x1.01p-8, of_22_bits = 0x1p-14,
-                            of_11_bits = 0x1p-12,  // of the mean of roundings of many channels
-        smallest = 0x1p-120;  // less is zero
+    // What operands leave of scores, against the largest of a matrix. Of 22 bits less than is stored of them, two bf16
+    // and what the inverse adds up of these. Of 11 bits each operand is off by up to 2^-11, either way, and products of
+    // 41 channels and more average that to a quarter.
+    static constexpr double of_22_bits = 0x1p-14, of_11_bits = 0x1p-12;
+    static constexpr double scale = 0.3, of_bf16 = 0x1.01p-8, smallest = 0x1p-120;  // less is zero
     Case of_;
     int columns_;
     std::size_t places_;

@@ -7,9 +7,8 @@ mean of all executions, and the longest stretches that nothing reached.
 
 Several files, of shards say, are added up. The texts of a build with CMAKE_CUDA_FLAGS=-lineinfo know the source line of
 a statement, and then a second share is that of the statements whose line was reached in any kernel: inlining copies a
-switch over types to a hundred places, of which no problem needs most. Exit code 1: a kernel lies below a bar, with
-the second share where there is one. --issued prints how many instructions warps executed instead: of two lengths of one
-problem, what a chunk costs.
+switch over types to a hundred places, of which no problem needs most. Exit code 1: a kernel lies below its bar, with
+the second share where there is one.
 """
 
 import argparse
@@ -156,10 +155,6 @@ def lanes_together(counts, lanes):
     return lanes.total() / (WARP_LANES * max(1, counts.total()))
 
 
-def bar_of(name, bar, lower):
-    return min([float(share) for regex, share in lower if re.search(regex, name)] + [bar])
-
-
 def print_places(texts, counts, places):
     missed = collections.Counter(statement.place for statements in texts.values() for statement in statements
                                  if statement.place not in places)
@@ -176,14 +171,8 @@ def main(words=None):
     parser.add_argument("--without", default="(?!)", help="a regular expression: kernels that the bar is not for")
     parser.add_argument("--lower", nargs=2, action="append", default=[], metavar=("REGEX", "SHARE"),
                         help="another bar for kernels of such names")
-    parser.add_argument("--lanes", type=float, default=0, help="least share of lanes that take part, on the mean")
-    parser.add_argument("--fewer", nargs=2, action="append", default=[], metavar=("REGEX", "SHARE"),
-                        help="another one for kernels of such names")
-    parser.add_argument("--issued", action="store_true", help="print executed instructions of each kernel, no shares")
     parser.add_argument("--stretches", type=int, default=3, help="how many stretches of each kernel to print")
     arguments = parser.parse_args(words)
-    if arguments.issued and not arguments.texts:
-        parser.error("--issued: expected --texts")
     statements, counts, lanes = read_counts(arguments.counts)
     texts = read_texts(arguments.texts) if arguments.texts else {}
     # A kernel that never ran is in the texts alone.
@@ -191,19 +180,15 @@ def main(words=None):
         if statements.setdefault(kernel, len(its)) != len(its):
             raise SystemExit(f"{kernel}: {len(its)} statements in the texts, {statements[kernel]} in the counts")
     names, below, places = readable(sorted(statements)), 0, reached_places(texts, counts)
-    if arguments.issued:
-        for kernel in sorted(counts):
-            print(f"{issued_by(texts[kernel], counts[kernel]):12}  {names[kernel]}")
-        return 0
     for kernel in sorted(statements):
         executed, share = shares_of(kernel, statements[kernel], texts, counts, places)
-        held, together = not re.search(arguments.without, names[kernel]), lanes_together(counts[kernel], lanes[kernel])
-        notes = {"BELOW THE BAR": share < bar_of(names[kernel], arguments.bar, arguments.lower),
-                 "LANES APART": together < bar_of(names[kernel], arguments.lanes, arguments.fewer)}
-        said = "".join(f"  {note}" for note, applies in notes.items() if applies and held)
-        below += bool(said)
+        bar = min([float(lower) for name, lower in arguments.lower if re.search(name, names[kernel])] + [arguments.bar])
+        is_below = share < bar and not re.search(arguments.without, names[kernel])
+        below += is_below
         by_place = f" ({share:.1%} by source lines)" if places else ""
-        print(f"{executed:7.1%}{by_place} of {statements[kernel]:6}, {together:4.0%} of lanes  {names[kernel]}{said}")
+        together = lanes_together(counts[kernel], lanes[kernel])
+        note = "  BELOW THE BAR" if is_below else ""
+        print(f"{executed:7.1%}{by_place} of {statements[kernel]:6}, {together:4.0%} of lanes  {names[kernel]}{note}")
         if kernel in texts:
             print_stretches(texts[kernel], counts[kernel], arguments.stretches)
     if places:

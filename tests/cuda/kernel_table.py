@@ -200,7 +200,8 @@ def blocks_of(name, table, memory, size):
     """Blocks on each GPU."""
     threads = 128
     if name.startswith(("tensor_forward", "tensor_states", "tensor_gradients", "channel_sweeps", "channel_gradients k128",
-                        "channel_gradients_low k128", "channel_key_sums k128")):
+                        "channel_gradients_low k128", "channel_key_sums k128", "tensor_key_gradient k128")) or \
+            name.startswith("channel_walk") and name.endswith("delta"):
         threads = 256
     dynamic = memory_of(name, memory)[size][0]
     return tuple(blocks_per_multiprocessor(gpu, table[gpu.architecture][name], threads, dynamic) for gpu in GPUS)

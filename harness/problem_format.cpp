@@ -62,6 +62,7 @@ void write_gates(Writer& writer, const ProblemLine& line) {
     writer.value("bound", line.lower_bound);
     writer.value("beta", beta_form_names[line.beta_form], beta_form_names[0]);
     if (line.betas) writer.word(true, "betas=" + text_of(line.betas->least) + "," + text_of(line.betas->most));
+    if (line.directions > 0) writer.word(true, "directions=" + std::to_string(line.directions));
     writer.word(line.value_gate, "gv");
     writer.word(line.elementwise_beta, "betav");
 }

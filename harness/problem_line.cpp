@@ -82,6 +82,8 @@ constexpr Rule rules[] = {
      [](Text t, Line& l) { return read_enum(t, beta_form_names, &l.beta_form); }},
     {"betas", Form::value, "two numbers from 0 to 2, as in 1.9,2",
      [](Text t, Line& l) { return read_range(t, &l.betas) && l.betas->least >= 0 && l.betas->most <= 2; }},
+    {"directions", Form::value, "1 to 65536",
+     [](Text t, Line& l) { return read_integer(t, std::int64_t{1}, std::int64_t{65536}, &l.directions); }},
     {"gv", Form::flag, "", [](Text, Line& l) { return l.value_gate = true; }},
     {"betav", Form::flag, "", [](Text, Line& l) { return l.elementwise_beta = true; }},
     {"scale", Form::value, "a number", [](Text t, Line& l) { return read_number(t, &l.scale); }},

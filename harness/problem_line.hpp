@@ -45,6 +45,7 @@ struct ProblemLine {
     std::optional<double> lower_bound;  // `bound=-5`: bounded form, implies rawgate
     int beta_form = 0;                  // `beta=value|sigmoid|two_sigmoid`
     std::optional<Range> betas;         // `betas=1.9,2`: what beta is in the end, in each of its forms
+    std::int64_t directions = 0;        // `directions=N`: keys repeat after N tokens; 0: they do not
     bool value_gate = false;            // `gv`: value-side gate (recurrent form only)
     bool elementwise_beta = false;      // `betav`: beta of shape [B,T,HV,V] (recurrent form only)
     std::optional<double> scale;        // scale=1

@@ -169,6 +169,11 @@ void draw_options(Drawing& draw, ProblemLine& line) {
     line.threads = static_cast<int>(draw.between(1, 2));
 }
 
+// Keys that repeat: what a state learns of them are differences.
+void draw_directions(Drawing& draw, ProblemLine& line) {
+    if (draw.chance(15)) line.directions = draw.pick<std::int64_t>({1, 1, 2, 5, 20});
+}
+
 void draw_pool(Drawing& draw, ProblemLine& line) {
     if (line.direction != Direction::step) return;
     if (line.varlen.empty() && line.T > 0 && draw.chance(30)) line.speculative = line.T;
@@ -210,6 +215,7 @@ ProblemLine random_problem(std::uint64_t seed) {
     draw_options(draw, line);
     draw_pool(draw, line);
     draw_ranks(draw, line);
+    draw_directions(draw, line);
     draw_force(draw, line);
     return line;
 }

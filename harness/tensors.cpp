@@ -123,13 +123,20 @@ class Maker {
                       draw_key(key_stream, row, values);
                       draw_key(noise_stream, row, noise.data());
                       for (std::int64_t c = 0; c < count; ++c) values[c] += 0.5 * noise[static_cast<std::size_t>(c)];
-                      if (!line_.l2norm) normalise(values, 0.5 + 0.5 * noise_stream.uniform(-1 - row));
+                      if (!line_.l2norm) normalise(values, 0.5 + 0.5 * noise_stream.uniform(-1 - row_of_key(row)));
                   });
+    }
+
+    // The row, or the one that its key repeats.
+    std::int64_t row_of_key(std::int64_t row) const {
+        const std::int64_t token = row / line_.H % line_.T;
+        return line_.directions == 0 ? row : token % line_.directions * line_.H + row % line_.H;
     }
 
     // Delta rules need keys of unit length, or their states grow without bound; l2norm makes them so inside the call.
     void draw_key(const Stream& stream, std::int64_t row, double* values) const {
         const double scale = line_.l2norm ? 1 : 1 / std::sqrt(static_cast<double>(line_.K));
+        row = row_of_key(row);
         for (std::int64_t c = 0; c < line_.K; ++c) values[c] = scale * stream.normal(row * line_.K + c);
         if (delta_ && !line_.l2norm) normalise(values, 1);
     }

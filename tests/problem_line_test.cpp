@@ -115,6 +115,12 @@ TEST(ProblemLine, StatesThatHardlyForgetAreAskedForInNumbers) {
     EXPECT_EQ(format(line), "kda:fwd gates=lasting forget=5e-04 share=0.25 beta=two_sigmoid betas=1.9,2");
 }
 
+TEST(ProblemLine, KeysOfFewDirections) {
+    EXPECT_EQ(parsed("gla:fwd").directions, 0);
+    EXPECT_EQ(parsed("gla:fwd directions=3").directions, 3);
+    EXPECT_EQ(format(parsed("kda:fwd directions=3 betas=1.9,2")), "kda:fwd betas=1.9,2 directions=3");
+}
+
 TEST(ProblemLine, SummariesAndPieces) {
     const ProblemLine summary = parsed("kda:summary t100 part=transition state=in");
     EXPECT_EQ(summary.direction, Direction::summarize);
@@ -163,6 +169,7 @@ TEST(ProblemLine, MessagesNameTheWordAndWhatWasExpected) {
         {"kda:fwd betas=2,1", "betas=2,1: expected two numbers from 0 to 2, as in 1.9,2"},
         {"kda:fwd betas=1,2.1", "betas=1,2.1: expected two numbers from 0 to 2, as in 1.9,2"},
         {"kda:fwd betas=1,2 beta=sigmoid", "betas=1,2: expected at most 1 with beta=sigmoid"},
+        {"kda:fwd directions=0", "directions=0: expected 1 to 65536"},
         {"gla:fwd gates=minus_inf rawgate", "gates=minus_inf: expected no rawgate: its gates are finite"},
         {"retention:fwd rawgate", "rawgate: expected a step or channel gate"},
         {"kda:fwd bound=-6", "bound=-6: expected a number from -5 to below 0"},

@@ -26,7 +26,7 @@ bool begins_problem(const std::string& word) {
 const char* const problem_help =
     "PROBLEM is OPERATOR:fwd|bwd|step|summary|summary_bwd, then any of: b2 t4096 h16 hv32 k128 v128,\nf64|f32|bf16|f16, "
     "gate=none|head|step|channel|step+head|channel+head, gamma=-0.7, gates=random|zero|strong|reset|minus_inf|lasting,\n"
-    "forget=0.001, share=0.25 (of the channels), betas=1.9,2, chunk=64, num_steps=4, varlen=0,100,4096, state=none|in|out|inout, l2norm, vfirst, reverse, rawgate, bound=-5,\n"
+    "forget=0.001, share=0.25 (of the channels), betas=1.9,2, directions=2 (of keys), chunk=64, num_steps=4, varlen=0,100,4096, state=none|in|out|inout, l2norm, vfirst, reverse, rawgate, bound=-5,\n"
     "beta=value|sigmoid|two_sigmoid, gv, betav, scale=1, saved=f32, states=f16, pool=8, spec=4, part=transition|state, ranks=4, link=25, strided, cuda, cuda=h200|h100|a100 (in plan), force=NAME, threads=2, "
     "seed=1;\n"
     "or a preset's name (headrace list) followed by words that change it. Left out: b1 t256 h4 hv=h k64 v=k f32.";

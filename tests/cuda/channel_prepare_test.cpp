@@ -65,9 +65,9 @@ class Chunks {
           g_(tokens() * of.HV * of.K),
           beta_(tokens() * of.HV),
           refused_(1),
-          scores_(places_ * C * C),
-          high_(places_ * C * C),
-          low_(places_ * C * C),
+          scores_(places_ * cuda::lower_size),
+          high_(places_ * cuda::lower_size),
+          low_(places_ * cuda::lower_size),
           factors_(places_ * 4 * C),
           decay_(places_ * columns_ * 2),
           numbers_(places_ * 4),
@@ -154,6 +154,9 @@ class Chunks {
     static std::size_t swizzled(int i, int j, int columns) {
         return static_cast<std::size_t>(i * columns + ((j / 8) ^ (i % 8)) * 8 + j % 8);
     }
+    static std::size_t lower(int i, int j) {
+        return static_cast<std::size_t>(256 * (i / 16 * (i / 16 + 1) / 2 + j / 16) + i % 16 * 16 + j % 16);
+    }
     // Of token i of a chunk, zero behind its end.
     int token(int chunk, int i) const {
         const int place = chunk * C + i;
@@ -214,7 +217,7 @@ class Chunks {
                 EXPECT_NEAR(factors[factor * C + i], of_.rows ? 1 : norms[factor], 1e-6 * std::fabs(norms[factor]));
             EXPECT_EQ(factors[3 * C + i], of_.delta ? static_cast<float>(beta[i]) : 1.0f);
             for (int j = 0; j < (i / 16 + 1) * 16; ++j)
-                EXPECT_NEAR(bf16(scores_.values[place * C * C + swizzled(i, j, C)]), P[i * C + j],
+                EXPECT_NEAR(bf16(scores_.values[place * cuda::lower_size + lower(i, j)]), P[i * C + j],
                             of_bf16 * std::fabs(P[i * C + j]) + of_operands() * norm_of_P)
                     << where << " P " << i << ' ' << j;
             for (int c = 0; c < columns_; ++c) {
@@ -258,7 +261,7 @@ class Chunks {
         const double norm = largest(inverse);
         for (int i = 0; i < C; ++i)
             for (int j = 0; j < (i / 16 + 1) * 16; ++j) {
-                const std::size_t at = place * C * C + swizzled(i, j, C);
+                const std::size_t at = place * cuda::lower_size + lower(i, j);
                 EXPECT_NEAR(bf16(high_.values[at]) + bf16(low_.values[at]), inverse[i * C + j],
                             4 * of_operands() * norm)
                     << where << " inverse " << i << ' ' << j;

@@ -546,23 +546,20 @@ struct ChannelPrepare {
 
     // Pieces of 16 bytes on and below the diagonal's blocks of 16.
     HEADRACE_DEVICE void write_matrices() const {
-        const std::int64_t first = shared->place * tensor_chunk * tensor_chunk;
-        const Matrix<64> scores{args.prepared.scores + first}, high{args.prepared.solve_high + first},
-            low{args.prepared.solve_low + first};
+        const auto image = [&](std::uint16_t* all) { return LowerImage{all}.of(shared->place); };
+        const LowerImage scores = image(args.prepared.scores), high = image(args.prepared.solve_high),
+                         low = image(args.prepared.solve_low);
         each_lower_piece([&](int i, int j) {
-            *reinterpret_cast<uint4*>(&scores.pair(i, j)) = *reinterpret_cast<const uint4*>(&P.pair(i, j));
-            if (for_gradients()) {
-                const Matrix<64> scores_low{args.prepared.scores_low + first};
-                *reinterpret_cast<uint4*>(&scores_low.pair(i, j)) = *reinterpret_cast<const uint4*>(&P_low.pair(i, j));
-            }
+            scores.piece(i, j) = *reinterpret_cast<const uint4*>(&P.pair(i, j));
+            if (for_gradients())
+                image(args.prepared.scores_low).piece(i, j) = *reinterpret_cast<const uint4*>(&P_low.pair(i, j));
             if constexpr (delta) {
                 SplitPair pairs[4];
 #pragma unroll
                 for (int pair = 0; pair < 4; ++pair)
                     pairs[pair] = split_pair(solve(i, j + 2 * pair), solve(i, j + 2 * pair + 1));
-                *reinterpret_cast<uint4*>(&high.pair(i, j)) = {pairs[0].high, pairs[1].high, pairs[2].high,
-                                                               pairs[3].high};
-                *reinterpret_cast<uint4*>(&low.pair(i, j)) = {pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low};
+                high.piece(i, j) = {pairs[0].high, pairs[1].high, pairs[2].high, pairs[3].high};
+                low.piece(i, j) = {pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low};
             }
         });
     }

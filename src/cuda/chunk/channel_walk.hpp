@@ -15,7 +15,7 @@ template <int K, bool delta>
 struct ChannelWalk {
     using Ops = ChannelWalkOps<K, delta>;
     static constexpr int threads = channel_walk_threads(delta);
-    static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk, rows_size = tensor_chunk * K;
+    static constexpr std::int64_t rows_size = tensor_chunk * K;
 
     // What has arrived of a chunk.
     struct Stage {
@@ -222,14 +222,14 @@ struct ChannelWalk {
         const Prepared& from = args.prepared;
         copy_rows(stage.v, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk, args.V - first,
                   args.value_columns, fetching);
-        const LowerCopy scores{stage.scores, from.scores + place * matrix_size};
+        const LowerCopy scores{stage.scores, from.scores + place * LowerImage::size};
         if (!delta && args.o.given) copy_bytes<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
         if (!delta) copy_bytes<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
         copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K, fetching);
         if (!delta && args.o.given) copy_lower(scores);
         if (delta) {
-            const LowerCopy high{stage.solve.high, from.solve_high + place * matrix_size},
-                low{stage.solve.low, from.solve_low + place * matrix_size};
+            const LowerCopy high{stage.solve.high, from.solve_high + place * LowerImage::size},
+                low{stage.solve.low, from.solve_low + place * LowerImage::size};
             args.o.given ? copy_lower<fetching>(high, low, scores) : copy_lower<fetching>(high, low);
             copy_bytes<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk, fetching);
             copy_bytes<16>(stage.numbers, from.numbers + place * 4, fetching);

@@ -75,8 +75,6 @@ struct PrepareKernel {
     }
 
   private:
-    static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk;
-
     __host__ __device__ bool for_gradients() const { return args.prepared.overlap != nullptr; }
 
     // A lane's two, of a value head.
@@ -122,8 +120,8 @@ struct PrepareKernel {
     // Scores and the inverse, of the value head whose tokens a warp has stored.
     HEADRACE_DEVICE void solve(int head, std::int64_t place) {
         ops.decays = decays_of(head);
-        typename Ops::Tile P{{args.prepared.scores + place * matrix_size}, {}, {}};
-        if (Format::splits_scores || for_gradients()) P.low.data = args.prepared.scores_low + place * matrix_size;
+        typename Ops::Tile P{LowerImage{args.prepared.scores}.of(place), {}, {}};
+        if (Format::splits_scores || for_gradients()) P.low = LowerImage{args.prepared.scores_low}.of(place);
         const typename Ops::Tile l{{}, n, {}};
         const algorithms::ChunkInputs<Ops> in{
             {}, {}, {}, {}, beta + head * tensor_chunk, static_cast<float>(args.scale), args.undecayed_error};
@@ -164,8 +162,9 @@ struct PrepareKernel {
     }
     // The blocks on and below the diagonal, as high + low; of a backward without its ones, and each column over beta.
     HEADRACE_DEVICE void store_inverse(std::int64_t place, int head) const {
-        const Matrix<64> high{args.prepared.solve_high + place * matrix_size},
-            low{args.prepared.solve_low + place * matrix_size}, rest{args.prepared.solve_rest + place * matrix_size};
+        const LowerImage high = LowerImage{args.prepared.solve_high}.of(place),
+                         low = LowerImage{args.prepared.solve_low}.of(place),
+                         rest = LowerImage{args.prepared.solve_rest}.of(place);
         each_lower_piece([&](int i, int j) {
             float elements[8];
             eight(elements, &inverse.at(i, j));
@@ -178,14 +177,14 @@ struct PrepareKernel {
             SplitPair pairs[4];
 #pragma unroll
             for (int pair = 0; pair < 4; ++pair) pairs[pair] = split_pair(elements[2 * pair], elements[2 * pair + 1]);
-            *reinterpret_cast<uint4*>(&high.pair(i, j)) = {pairs[0].high, pairs[1].high, pairs[2].high, pairs[3].high};
-            *reinterpret_cast<uint4*>(&low.pair(i, j)) = {pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low};
+            high.piece(i, j) = {pairs[0].high, pairs[1].high, pairs[2].high, pairs[3].high};
+            low.piece(i, j) = {pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low};
             if constexpr (Format::splits_scores) {
                 std::uint32_t rests[4];
 #pragma unroll
                 for (int pair = 0; pair < 4; ++pair)
                     rests[pair] = rest_of_pair(pairs[pair], elements[2 * pair], elements[2 * pair + 1]);
-                *reinterpret_cast<uint4*>(&rest.pair(i, j)) = {rests[0], rests[1], rests[2], rests[3]};
+                rest.piece(i, j) = {rests[0], rests[1], rests[2], rests[3]};
             }
         });
     }

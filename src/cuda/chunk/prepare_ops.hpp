@@ -6,6 +6,7 @@
 
 #include "algorithms/chunk.hpp"
 #include "cuda/chunk/delta_exactness.hpp"
+#include "cuda/tiles/token_matrices.hpp"
 #include "cuda/tiles/unit_lower.hpp"
 
 namespace headrace::cuda {
@@ -57,11 +58,11 @@ template <int K, class Format>
 struct PrepareOps {
     using T = float;
     struct Rows {};  // of which only products are left
-    // P, which is stored at once, as the image of a matrix; or what becomes of l, in fp32.
+    // P, which is stored at once; or what becomes of l, in fp32.
     struct Tile {
-        Matrix<64> image;
+        LowerImage image;
         cuda::Tile<float> exact;
-        Matrix<64> low;  // of P, where the image is not enough
+        LowerImage low;  // of P, where the image is not enough
         HEADRACE_DEVICE explicit operator bool() const { return image || exact; }
     };
     struct State {};
@@ -139,26 +140,27 @@ struct PrepareOps {
     HEADRACE_DEVICE void scores_of(Tile P, float scale) {
         each_block([&](int turn, LowerBlock block) {
             const Between reads(decays, block, 0), erases(decays, block, undecayed_error ? 1 : 0);
-            const PairsAt<64> image(block.row, block.column);
             const LanePlace at;
+            const int place = LowerImage::place(block.row + at.row, block.column + at.column);
             const int below = block.row + at.row - block.column - at.column;  // of the first
 #pragma unroll
             for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
-                for (int place = 0; place < 4; place += 2) {
+                for (int own = 0; own < 4; own += 2) {
                     float of_reads[2];
 #pragma unroll
                     for (int odd = 0; odd < 2; ++odd) {
-                        const int ahead = 8 * tile + odd - 4 * place;
-                        const float decay = reads.decay(tile, place + odd),
-                                    erased = undecayed_error ? erases.decay(tile, place + odd) : decay;
-                        of_reads[odd] = below >= ahead ? scale * q_k[turn][tile][place + odd] * decay : 0.0f;
-                        l_own[turn][tile][place + odd] =
-                            below > ahead ? e_k[turn][tile][place + odd] * erased : 0.0f;
+                        const int ahead = 8 * tile + odd - 4 * own;
+                        const float decay = reads.decay(tile, own + odd),
+                                    erased = undecayed_error ? erases.decay(tile, own + odd) : decay;
+                        of_reads[odd] = below >= ahead ? scale * q_k[turn][tile][own + odd] * decay : 0.0f;
+                        l_own[turn][tile][own + odd] =
+                            below > ahead ? e_k[turn][tile][own + odd] * erased : 0.0f;
                     }
                     const SplitPair pair = split_pair(of_reads[0], of_reads[1]);
-                    image.of(P.image, tile, 4 * place) = pair.high;
-                    if (P.low) image.of(P.low, tile, 4 * place) = pair.low;
+                    const int to = place + 8 * tile + 16 * 4 * own;
+                    *reinterpret_cast<std::uint32_t*>(P.image.first + to) = pair.high;
+                    if (P.low) *reinterpret_cast<std::uint32_t*>(P.low.first + to) = pair.low;
                 }
             }
         });

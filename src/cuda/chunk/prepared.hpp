@@ -15,6 +15,11 @@ inline bool walk_reads_gates(const Problem& problem) {
            problem.options.gate_form == GateForm::log_decay;
 }
 
+// For `rows` chunks of each value head.
+inline std::uint16_t* take_lower(const Problem& problem, Carver& carver, std::int64_t rows, const char* name) {
+    return static_cast<std::uint16_t*>(carver.take(name, DType::bf16, {rows * problem.HV, lower_size}));
+}
+
 // Places for `rows` chunks (parts_of(problem, tensor_chunk)) of each value head.
 inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64_t rows) {
     const std::int64_t places = rows * problem.HV, C = tensor_chunk, K = problem.K <= 64 ? 64 : 128;
@@ -26,8 +31,9 @@ inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64
         return static_cast<float*>(carver.take(name, DType::f32, {places, count}));
     };
     Prepared to{};
-    to.scores = matrix("prepared scores", C);
-    if (delta) to.solve_high = matrix("prepared solve, high", C), to.solve_low = matrix("prepared solve, low", C);
+    to.scores = take_lower(problem, carver, rows, "prepared scores");
+    if (delta) to.solve_high = take_lower(problem, carver, rows, "prepared solve, high");
+    if (delta) to.solve_low = take_lower(problem, carver, rows, "prepared solve, low");
     to.factors = numbers("prepared factors", 4 * C);
     to.decay = numbers("prepared decay", problem.channel_gate ? 2 * K : 2);
     if (delta) to.numbers = numbers("prepared numbers", 4);
@@ -40,19 +46,6 @@ inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64
     to.erases_low = matrix("prepared erases, low", K), to.writes_low = matrix("prepared writes, low", K);
     to.added = numbers("prepared roundings", K);
     return to;
-}
-
-// Of the solve in 24 bits.
-inline void take_solve_rest(const Problem& problem, Carver& carver, std::int64_t rows, Prepared& to) {
-    constexpr std::int64_t C = tensor_chunk;
-    to.solve_rest =
-        static_cast<std::uint16_t*>(carver.take("prepared solve, rest", DType::bf16, {rows * problem.HV, C, C}));
-}
-// Of scores in 16 bits.
-inline void take_scores_low(const Problem& problem, Carver& carver, std::int64_t rows, Prepared& to) {
-    constexpr std::int64_t C = tensor_chunk;
-    to.scores_low =
-        static_cast<std::uint16_t*>(carver.take("prepared scores, low", DType::bf16, {rows * problem.HV, C, C}));
 }
 
 class PreparingImplementation : public CudaImplementation {

@@ -107,7 +107,7 @@ struct SweepKernel : SweepWalk<K> {
     template <bool gradients>
     HEADRACE_DEVICE void fetch(int first, int chunk, int turn) const {
         const Stage stage = stage_of(turn);
-        const std::int64_t token = token_of(chunk), place = place_of(chunk), matrix = place * 64 * tensor_chunk;
+        const std::int64_t token = token_of(chunk), place = place_of(chunk), matrix = place * LowerImage::size;
         const int length = length_of(chunk);
         copy_rows(stage.k, of_sequence->k.from(token), length, tensor_chunk, args.K);
         if (gradients) copy_rows(stage.q, of_sequence->q.from(token), length, tensor_chunk, args.K);

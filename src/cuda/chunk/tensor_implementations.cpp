@@ -55,8 +55,8 @@ class Tensor : public PreparingImplementation {
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
         if (args.delta || problem.channel_gate) args.prepared = take_prepared(problem, carver, chunks);
         if (args.delta && problem.dtype == DType::f16) {
-            take_scores_low(problem, carver, chunks, args.prepared);
-            take_solve_rest(problem, carver, chunks, args.prepared);
+            args.prepared.scores_low = take_lower(problem, carver, chunks, "prepared scores, low");
+            args.prepared.solve_rest = take_lower(problem, carver, chunks, "prepared solve, rest");
         }
         const int tokens = args.segments.tokens = segment_tokens(problem);
         if (tokens == 0) return args;

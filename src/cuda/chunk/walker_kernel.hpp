@@ -12,7 +12,6 @@ namespace headrace::cuda {
 template <int K, class Format>
 struct WalkerKernel {
     using Ops = WalkerOps<K, Format>;
-    static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk;
     // Numbers of a chunk in a stage: factors, the decay, what tells exactness; up to a multiple of a matrix's row.
     static constexpr int decay_at = 4 * tensor_chunk, numbers_at = decay_at + 4, stage_numbers = 5 * tensor_chunk;
 
@@ -104,7 +103,7 @@ struct WalkerKernel {
             const bool more = chunk + 1 < walk.end_chunk;
             if (more && args.stages == 2) fetch(columns, chunk + 1, outputs);
             if constexpr (Format::splits_scores)
-                ops.solve_rest = args.prepared.solve_rest + (rows->first_place + chunk * args.HV) * matrix_size;
+                ops.solve_rest = args.prepared.solve_rest + (rows->first_place + chunk * args.HV) * LowerImage::size;
             compute(stage_of(chunk), outputs, exact);
             if (outputs) store_outputs(chunk, columns);
             if (more && args.stages == 1) {
@@ -178,14 +177,14 @@ struct WalkerKernel {
         copy_rows(stage.k, rows->k.from(first), length, tensor_chunk, args.K);
         if (args.undecayed_error) copy_rows(stage.e, rows->e.from(first), length, tensor_chunk, args.K);
         copy_rows(stage.v, rows->v.from(first), length, tensor_chunk, values, args.value_columns);
-        const LowerCopy high{stage.solve.high, args.prepared.solve_high + place * matrix_size},
-            low{stage.solve.low, args.prepared.solve_low + place * matrix_size},
-            scores{stage.scores.high, args.prepared.scores + place * matrix_size};
+        const LowerCopy high{stage.solve.high, args.prepared.solve_high + place * LowerImage::size},
+            low{stage.solve.low, args.prepared.solve_low + place * LowerImage::size},
+            scores{stage.scores.high, args.prepared.scores + place * LowerImage::size};
         if (!outputs) {
             copy_lower(high, low);
         } else if constexpr (Format::splits_scores) {
             copy_lower(high, low, scores,
-                       LowerCopy{stage.scores.low, args.prepared.scores_low + place * matrix_size});
+                       LowerCopy{stage.scores.low, args.prepared.scores_low + place * LowerImage::size});
         } else {
             copy_lower(high, low, scores);
         }

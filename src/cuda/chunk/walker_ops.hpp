@@ -146,8 +146,8 @@ struct WalkerOps {
     HEADRACE_DEVICE void replace_by_rest(Matrix<64> low) const {
         ptx::sync_block();
         each_lower_piece([&](int i, int j) {
-            const int at = Matrix<64>::place(i, j);
-            *reinterpret_cast<uint4*>(low.data + at) = *reinterpret_cast<const uint4*>(solve_rest + at);
+            *reinterpret_cast<uint4*>(&low.pair(i, j)) =
+                *reinterpret_cast<const uint4*>(solve_rest + LowerImage::place(i, j));
         });
         ptx::sync_block();
     }

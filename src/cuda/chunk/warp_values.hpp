@@ -98,16 +98,16 @@ HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPat
     }
 }
 
-// Queues copies of images of lower triangular matrices, their blocks of 16 above the diagonal left out.
+// Queues copies of lower triangular matrices; above the diagonal's blocks nothing is written.
 struct LowerCopy {
     Matrix<64> to;
-    const std::uint16_t* from;
+    const std::uint16_t* from;  // LowerImage
 };
 template <int first_warp = 0, class... Copies>
 HEADRACE_DEVICE void copy_lower(Copies... copies) {
     const auto copy_piece = [&](int i, int j) {
-        const int at = Matrix<64>::place(i, j);
-        (ptx::copy_16(ptx::shared_address(copies.to.data + at), copies.from + at, 16), ...);
+        const int to = Matrix<64>::place(i, j), from = LowerImage::place(i, j);
+        (ptx::copy_16(ptx::shared_address(copies.to.data + to), copies.from + from, 16), ...);
     };
     each_lower_piece(copy_piece, first_warp);
 }

@@ -67,14 +67,17 @@ struct KeyGradient {
     float *left_q_norms, *left_k_norms;
 };
 
+// Of a lower triangular [64,64] its ten blocks of 16 x 16 on and below the diagonal (LowerImage).
+inline constexpr std::int64_t lower_size = 10 * 16 * 16;
+
 // What a chunk's walk on tensor cores reads and no state enters (chunk/prepared.hpp): of each chunk of 64 tokens and
-// value head at saved_place (tiles/token_tiles.hpp). Matrices lie as in shared memory (tiles/matrices.hpp), so that a
-// walk copies pieces; K stands for 64 or 128 columns. Of [64,64] the blocks of 16 above the diagonal are not there.
+// value head at saved_place (tiles/token_tiles.hpp). Rows lie as in shared memory (tiles/matrices.hpp), so that a walk
+// copies pieces; K stands for 64 or 128 columns.
 struct Prepared {
-    std::uint16_t* scores;                  // [places,64,64] P
-    std::uint16_t* scores_low;              // [places,64,64] what is left of P below its bf16, or null
-    std::uint16_t* solve_rest;              // [places,64,64] what is left of the solve below its two, or null
-    std::uint16_t *solve_high, *solve_low;  // [places,64,64] (I + l Diag(beta))^-1, of the delta rule; of a backward
+    std::uint16_t* scores;                  // [places,lower_size] P
+    std::uint16_t* scores_low;              // the same of what is left of P below its bf16, or null
+    std::uint16_t* solve_rest;              // the same of what is left of the solve below its two, or null
+    std::uint16_t *solve_high, *solve_low;  // the same of (I + l Diag(beta))^-1, of the delta rule; of a backward of
                                             // N, with which it is I + N Diag(beta)
     float* factors;                         // [places,4,64] of rows read, erased and written; beta
     float* decay;                           // [places,2], of channel gates [places,K,2]: SplitDecay of the chunk

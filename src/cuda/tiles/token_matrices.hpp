@@ -38,6 +38,24 @@ HEADRACE_DEVICE void each_own_row(F f) {
     for (int n = 0; n < 64 / step; ++n) f(first + n * step, n);
 }
 
+// A lower triangular [64,64] in global memory: its ten blocks of 16 x 16 on and below the diagonal, row after row of
+// blocks, each row-major.
+struct LowerImage {
+    static constexpr std::int64_t size = lower_size;
+    std::uint16_t* first;
+
+    // Of elements of the matrix.
+    static __host__ __device__ int place(int i, int j) {
+        const int row = i / 16;
+        return 256 * (row * (row + 1) / 2 + j / 16) + i % 16 * 16 + j % 16;
+    }
+    // The piece of 16 bytes that begins with (i, j).
+    HEADRACE_DEVICE uint4& piece(int i, int j) const { return *reinterpret_cast<uint4*>(first + place(i, j)); }
+    HEADRACE_DEVICE explicit operator bool() const { return first != nullptr; }
+    // That of a chunk, of all chunks'.
+    HEADRACE_DEVICE LowerImage of(std::int64_t place) const { return {first + place * size}; }
+};
+
 // f(i, j) for the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal: ten turns of a warp.
 template <class F>
 HEADRACE_DEVICE void each_lower_piece(F f, int first_warp = 0) {

@@ -66,6 +66,8 @@ class Chunks {
           beta_(tokens() * of.HV),
           refused_(1),
           scores_(places_ * cuda::lower_size),
+          scores_low_(places_ * cuda::lower_size),
+          exact_(places_ * 2),
           high_(places_ * cuda::lower_size),
           low_(places_ * cuda::lower_size),
           factors_(places_ * 4 * C),
@@ -106,6 +108,7 @@ class Chunks {
         args.beta = {beta_.bytes(), {0, of_.HV, 1, 0}, DType::f32, true};
         args.refused = refused_.data();
         cuda::Prepared& to = args.prepared;
+        to.scores_low = scores_low_.data(), to.exact = exact_.data();
         to.scores = scores_.data(), to.solve_high = high_.data(), to.solve_low = low_.data();
         to.factors = factors_.data(), to.decay = decay_.data(), to.numbers = numbers_.data();
         to.added = added_.data();
@@ -145,7 +148,9 @@ class Chunks {
     Managed<std::uint16_t> q_, k_;
     Managed<float> g_, beta_;
     Managed<std::int32_t> refused_;
-    Managed<std::uint16_t> scores_, high_, low_;
+    Managed<std::uint16_t> scores_, scores_low_;
+    Managed<std::int32_t> exact_;
+    Managed<std::uint16_t> high_, low_;
     Managed<float> factors_, decay_, numbers_, added_, log_decays_;
     Managed<std::uint16_t> reads_, erases_, writes_;
 

@@ -100,17 +100,44 @@ TEST(CudaTensor, StatesBeyondTheRangeOfF16) {
     }
 }
 
-// Keys of one direction and betas of 2: each token reflects the state, which keeps all that was ever rounded.
-TEST(CudaTensor, ReflectionsOfF16) {
-    for (const std::string text : {"gated_delta_rule:fwd t1500 h1 k64 v40 l2norm gates=lasting betas=2,2 state=inout",
-                                   "gated_delta_rule:fwd t1500 h1 k128 v32 l2norm gates=random betas=2,2 state=inout",
-                                   "delta_rule:fwd t500 h1 k64 v64 l2norm betas=1.9,2 state=inout reverse"}) {
-        CallTensors made = harness::make_tensors(line_of(text + " f16 force=cuda.tensor cuda"));
-        harness::Tensor& k = made.tensors.at("k");
-        for (std::int64_t i = 0; i < k.numel(); ++i) k.set(i, k.get(i % made.call.in.k.shape[3]));
-        const harness::Expected expected = harness::expect(made.call);
-        run_there(made);
-        expect_within_bars(made.call, expected.outputs, text);
+// Keys that repeat: what is written and read of them are small differences of what a chunk's products are made of. With
+// betas of 2 each token reflects the state, which keeps all that was ever rounded.
+TEST(CudaTensor, KeysOfFewDirections) {
+    for (const char* op : {"gated_delta_rule:fwd bf16 k64 v40", "gated_delta_rule:fwd f16 k128 v32 reverse",
+                           "kda:fwd bf16 k64 v40 rawgate", "kda:fwd bf16 k128 v32 gate=channel+head strided"})
+        for (const char* directions : {"1", "2", "5", "20"})
+            for (const char* betas : {"2,2", "1.9,2", "0,1"})
+                expect_right(std::string(op) + " t300 h1 l2norm gates=lasting state=inout directions=" + directions +
+                             " betas=" + betas + " force=cuda.tensor cuda");
+    for (const char* line :
+         {"gated_delta_rule:fwd t3000 h1 k128 v32 bf16 l2norm gates=zero betas=2,2 state=inout directions=2",
+          "delta_rule:fwd t3000 h1 k64 v32 f16 l2norm betas=2,2 state=inout directions=2",
+          "kda:fwd t3000 h1 k128 v32 bf16 l2norm gates=zero betas=2,2 state=inout directions=2",
+          "kda:fwd t2000 h1 k64 v32 bf16 gates=zero betas=2,2 directions=5",
+          "comba:fwd t300 h1 hv3 k70 v48 bf16 gates=lasting betas=0.9,1 state=inout directions=1",
+          "comba:fwd t300 h1 hv3 k128 v40 f16 l2norm gates=lasting betas=0.9,1 directions=3 reverse",
+          "gated_delta_rule:fwd varlen=0,40,40,200,1300 h1 hv2 k100 v48 bf16 rawgate betas=1.9,2 state=inout directions=2",
+          "kda:fwd varlen=0,40,40,200,500 h1 hv2 k100 v48 bf16 gates=reset betas=1.9,2 state=inout directions=1",
+          "kda:fwd t200 h1 k75 v33 bf16 gates=strong betas=1.9,2 directions=1 reverse strided"})
+        expect_right(std::string(line) + " force=cuda.tensor cuda");
+}
+// Which products are exact, and what is computed token by token, follows from no later token.
+TEST(CudaTensor, N6_KeysOfFewDirections) {
+    for (const char* text : {"gated_delta_rule:fwd t300 h1 k64 v40 bf16 l2norm gates=lasting betas=1.9,2 directions=3",
+                             "gated_delta_rule:fwd t300 h1 k128 v40 f16 gates=zero betas=0.5,2 directions=20",
+                             "gated_delta_rule:fwd t300 h1 k64 v40 f16 l2norm gates=zero betas=2,2",
+                             "comba:fwd t300 h1 k64 v40 bf16 l2norm betas=0.5,1 directions=1",
+                             "kda:fwd t300 h1 k64 v40 bf16 l2norm gates=lasting betas=1.9,2 directions=3",
+                             "kda:fwd t300 h1 k128 v40 bf16 gates=zero betas=0.5,2 directions=20"}) {
+        const ProblemLine line = line_of(std::string(text) + " state=in force=cuda.tensor cuda");
+        const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);
+        run_there(whole);
+        for (const std::int64_t length : {33, 40, 60, 64, 70, 100, 150, 210, 290}) {
+            run_there(prefix, tokens_of(prefix.call, 0, length));
+            EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
+                        harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
+                << format(line) << ": length " << length;
+        }
     }
 }
 

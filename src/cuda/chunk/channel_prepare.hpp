@@ -7,6 +7,7 @@
 #include "cuda/chunk/channel_inputs.hpp"
 #include "cuda/chunk/prepare_ops.hpp"
 #include "cuda/chunk/tensor_decays.hpp"
+#include "cuda/chunk/token_recurrence.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tiles/token_tiles.hpp"
 #include "cuda/tiles/unit_lower.hpp"
@@ -38,7 +39,7 @@ struct ChannelPrepare {
     float* of_token;                       // [C] what it writes of the errors in what it reads
     float *divisor, *inverse_divisor;      // [C] of a backward: beta, or next to nothing
     float* of_warp;                        // [warps]
-    Matrix<64> P, P_low;                   // P_low of a backward
+    Matrix<64> P, P_low;                   // P_low of the delta rule and of a backward
     Tile<float> n, inverse;
     // Rows of a lane's tokens, null past the chunk's end, where four channels of them and of g in fp32 come together.
     struct OwnRows {
@@ -71,8 +72,8 @@ struct ChannelPrepare {
             kept = reinterpret_cast<uint2*>(inverse.data);
             static_assert(4 * tensor_chunk * length >= 8 * slices * 2 * block_threads);
         }
+        if (delta || for_gradients()) P_low = Matrix<64>::take(arena, tensor_chunk);
         if (!for_gradients()) return;  // behind all others, whose places the compiler knows
-        P_low = Matrix<64>::take(arena, tensor_chunk);
         for (float** vector : {&divisor, &inverse_divisor}) *vector = arena.take<float>(tensor_chunk);
     }
 
@@ -92,14 +93,17 @@ struct ChannelPrepare {
         if (args.l2norm && !with_rows()) weigh_queries();
         ptx::sync_block();
         store_scores(sums);
-        if (delta && for_gradients()) {
-            const float energy = sum_of_warp(l_energy_);
-            if (lane() == 0) of_warp[warp()] = energy;
-        }
         ptx::sync_block();
-        if constexpr (delta) UnitLowerInverse{n, inverse}.compute();
-        if (delta && for_gradients()) store_overlap();
-        write_matrices();
+        bool overlaps = false;
+        if constexpr (delta) {
+            const float sum = sum_of_warps();
+            overlaps = !for_gradients() && sum > 0;
+            if (overlaps) store_low_scores(sums);
+            UnitLowerInverse{n, inverse}.compute();
+            if (for_gradients() && threadIdx.x == 0) args.prepared.overlap[shared->place] = sum;
+            if (!for_gradients()) store_exactness(overlaps);
+        }
+        write_matrices(overlaps || for_gradients());
         write_numbers();
     }
     // What 8 bits leave of the rows erased and written, where the chunk needs 16 (ChannelEstimate).
@@ -133,9 +137,12 @@ struct ChannelPrepare {
     int head_;
     float* spare_;    // [block_threads, ChannelInputs::spare_floats]
     bool fine_[2];    // rows of scores of the lane's tokens
-    float l_energy_;  // sum of squares of this lane's part of l
+    bool reflects_;   // whether any row of a forward is fine
+    // Bits of the parts of rows that this lane shares, those with tokens of other warps and the levels inside, where
+    // scores need 16 bits (PrepareOps).
+    unsigned overlaps_;
 
-    __host__ __device__ bool for_gradients() const { return args.prepared.scores_low != nullptr; }
+    __host__ __device__ bool for_gradients() const { return args.prepared.of_backward; }
 
     template <Precision precision>
     static constexpr float unlift = precision == Precision::cut ? 1 / lift : 1.0f;  // of decays of a slice
@@ -189,7 +196,7 @@ struct ChannelPrepare {
     }
     HEADRACE_DEVICE void weigh_queries() const {
         const float4 of = dots[threadIdx.x];
-        const float norm = inverse_norm(sum_of_row(of.z)), other_norm = inverse_norm(sum_of_row(of.w));
+        const float norm = inverse_norm(sum_of_quad(of.z)), other_norm = inverse_norm(sum_of_quad(of.w));
         if (lane() % 4 == 0) q_norm[row_of_token(0)] = norm, q_norm[row_of_token(1)] = other_norm;
     }
     // Of a token's row, which is kept from there on.
@@ -202,11 +209,7 @@ struct ChannelPrepare {
 #pragma unroll
             for (int n = 0; n < lane_channels; ++n) sum = fmaf(x.at(n), x.at(n), sum);
         }
-        return sum_of_row(sum);
-    }
-    HEADRACE_DEVICE static float sum_of_row(float sum) {
-        sum += ptx::shuffle_xor(sum, 1);
-        return sum + ptx::shuffle_xor(sum, 2);
+        return sum_of_quad(sum);
     }
     HEADRACE_DEVICE float inverse_norm(float squares) const {
         return args.l2norm ? cuda::inverse_norm(squares) : 1.0f;
@@ -222,10 +225,13 @@ struct ChannelPrepare {
             const float count = sum_of_warp(fine_[0] || fine_[1] ? 1.0f : 0.0f);
             if (lane() == 0) of_warp[warp()] = count;
             ptx::sync_block();
-            if (of_warp[0] + of_warp[1] + of_warp[2] + of_warp[3] > 0) return Precision::mixed;
+            reflects_ = sum_of_warps() > 0;
+            if (reflects_) return Precision::mixed;
         }
         return Precision::cut;
     }
+
+    HEADRACE_DEVICE float sum_of_warps() const { return (of_warp[0] + of_warp[1]) + (of_warp[2] + of_warp[3]); }
 
     HEADRACE_DEVICE void find_fine_rows() {
 #pragma unroll
@@ -490,8 +496,10 @@ struct ChannelPrepare {
     HEADRACE_DEVICE float score(int kind, float sum, int i, int j) const {
         return sum * (kind == 0 ? static_cast<float>(args.scale) * q_norm[i] * k_norm[j] : -k_norm[i] * k_norm[j]);
     }
-    HEADRACE_DEVICE void store_scores(const Sums& sums) {
-        l_energy_ = 0;
+    // f(sum of P, sum of l, i, j, part) for the pairs of tokens i > j of this lane, in the chunk: parts 0 and 1 are the
+    // lane's two rows with earlier warps' tokens, the next those inside at each level.
+    template <class F>
+    HEADRACE_DEVICE void each_pair(const Sums& sums, F f) const {
         const LanePlace at;
         const int first = slice_tokens * block_;
 #pragma unroll
@@ -502,12 +510,12 @@ struct ChannelPrepare {
                 const int i = row_of_token(half);
 #pragma unroll
                 for (int which = 0; which < 2; ++which) {
+                    const auto& of = sums.across[other][which];
 #pragma unroll
                     for (int next = 0; next < 2; ++next) {
                         const int number = at.column + next,
                                   j = slice_tokens * other + (which == 0 ? number : slice_tokens - 1 - number);
-                        store_score(0, sums.across[other][which][0][2 * half + next], i, j);
-                        if (delta) store_score(1, sums.across[other][which][kinds - 1][2 * half + next], i, j);
+                        f(of[0][2 * half + next], of[kinds - 1][2 * half + next], i, j, half);
                     }
                 }
             }
@@ -519,39 +527,67 @@ struct ChannelPrepare {
             for (int next = 0; next < 2; ++next) {
                 const int j = earlier_token(at.column + next, l);
                 if (i / (2 * l) != j / (2 * l)) continue;
-                store_score(0, sums.inside[level][next], first + i, first + j);
-                if (delta) store_score(1, sums.inside[level][2 + next], first + i, first + j);
+                f(sums.inside[level][next], sums.inside[level][2 + next], first + i, first + j, 2 + level);
             }
         }
+    }
+    HEADRACE_DEVICE void store_scores(const Sums& sums) {
+        float squares[2 + levels] = {};
+        each_pair(sums, [&](float of_P, float of_l, int i, int j, int part) {
+            store_read_score(score(0, of_P, i, j), i, j);
+            if (!delta) return;
+            const float l = score(1, of_l, i, j);
+            n.at(i, j) = l * (for_gradients() ? divisor : beta)[j];
+            squares[part] = fmaf(l, l, squares[part]);
+        });
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            const float own = sum_of_row(which == 0 ? dots[threadIdx.x].x : dots[threadIdx.x].y);
-            if (lane() % 4 == 0) store_score(0, own, row_of_token(which), row_of_token(which));
+            const float own = sum_of_quad(which == 0 ? dots[threadIdx.x].x : dots[threadIdx.x].y);
+            const int i = row_of_token(which);
+            if (lane() % 4 == 0) store_read_score(score(0, own, i, i), i, i);
         }
-    }
-    HEADRACE_DEVICE void store_score(int kind, float sum, int i, int j) {
-        const float value = score(kind, sum, i, j);
-        if (kind == 0) {
-            P.at(i, j) = static_cast<std::uint16_t>(ptx::round_to_bf16(value, 0));
-            if (for_gradients()) P_low.at(i, j) = static_cast<std::uint16_t>(ptx::round_to_bf16(rest(value), 0));
-        } else {
-            n.at(i, j) = value * (for_gradients() ? divisor : beta)[j];
-            l_energy_ = fmaf(value, value, l_energy_);
+        if (!delta) return;
+        overlaps_ = 0;
+        float all = 0;
+#pragma unroll
+        for (int part = 0; part < 2 + levels; ++part) {
+            all += squares[part];
+            const int tokens = part < 2 ? slice_tokens * block_ : 1 << (part - 2);
+            if (!for_gradients() && sum_of_quad(squares[part]) > most_overlap(args, tokens)) overlaps_ |= 1u << part;
         }
+        const float of_lane = for_gradients() ? all : overlaps_ != 0 ? 1.0f : 0.0f, sum = sum_of_warp(of_lane);
+        if (lane() == 0) of_warp[warp()] = sum;
     }
-    HEADRACE_DEVICE void store_overlap() const {
+    HEADRACE_DEVICE void store_read_score(float value, int i, int j) const {
+        P.at(i, j) = static_cast<std::uint16_t>(ptx::round_to_bf16(value, 0));
+        if (for_gradients()) P_low.at(i, j) = static_cast<std::uint16_t>(ptx::round_to_bf16(rest(value), 0));
+    }
+    HEADRACE_DEVICE void store_low_scores(const Sums& sums) const {
+        each_pair(sums, [&](float of_P, float, int i, int j, int part) {
+            const float low = rest(score(0, of_P, i, j));
+            P_low.at(i, j) =
+                (overlaps_ >> part & 1u) != 0 ? static_cast<std::uint16_t>(ptx::round_to_bf16(low, 0)) : 0;
+        });
+        // on and above the diagonal in its blocks
+        each(tensor_chunk * slice_tokens, [&](int place) {
+            const int i = place / slice_tokens, j = i / slice_tokens * slice_tokens + place % slice_tokens;
+            if (j >= i) P_low.at(i, j) = 0;
+        });
+    }
+    HEADRACE_DEVICE void store_exactness(bool overlaps) const {
+        const int first = reflects_ ? first_large_row(inverse, of_warp) : tensor_chunk;
         if (threadIdx.x == 0)
-            args.prepared.overlap[shared->place] = (of_warp[0] + of_warp[1]) + (of_warp[2] + of_warp[3]);
+            *reinterpret_cast<int2*>(args.prepared.exact + 2 * shared->place) = {overlaps ? 1 : 0, first};
     }
 
     // Pieces of 16 bytes on and below the diagonal's blocks of 16.
-    HEADRACE_DEVICE void write_matrices() const {
+    HEADRACE_DEVICE void write_matrices(bool with_low_scores) const {
         const auto image = [&](std::uint16_t* all) { return LowerImage{all}.of(shared->place); };
         const LowerImage scores = image(args.prepared.scores), high = image(args.prepared.solve_high),
                          low = image(args.prepared.solve_low);
         each_lower_piece([&](int i, int j) {
             scores.piece(i, j) = *reinterpret_cast<const uint4*>(&P.pair(i, j));
-            if (for_gradients())
+            if (with_low_scores)
                 image(args.prepared.scores_low).piece(i, j) = *reinterpret_cast<const uint4*>(&P_low.pair(i, j));
             if constexpr (delta) {
                 SplitPair pairs[4];

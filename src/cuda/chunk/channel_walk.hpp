@@ -6,6 +6,7 @@
 #include "cuda/chunk/channel_rows.hpp"
 #include "cuda/chunk/channel_walk_ops.hpp"
 #include "cuda/chunk/segments.hpp"
+#include "cuda/chunk/token_recurrence.hpp"
 #include "cuda/chunk/warp_values.hpp"
 #include "cuda/tiles/token_matrices.hpp"
 
@@ -23,13 +24,14 @@ struct ChannelWalk {
         Matrix<64> v, scores;
         SplitMatrix solve;
         float *decay, *beta, *numbers;  // [K,2], [C], [4]
+        std::int32_t* exact;            // [2]
     };
 
     // Where the tokens of this walk's sequence lie: in shared memory, as registers are few.
     struct Rows {
         TokenRows v, o;
         std::int64_t tokens, first_place;  // of the sequence; where its first chunk was prepared
-        int end_chunk;                     // of the walk
+        int end_chunk, head;               // of the walk
         bool last;                         // whether the walk ends with the sequence
         ChannelInputs::Sources sources;    // delta rule
     };
@@ -104,6 +106,7 @@ struct ChannelWalk {
                      s.end - s.begin,
                      saved_place(args, s, walk.n, head, 0, tensor_chunk),
                      static_cast<int>(walk.end_chunk),
+                     static_cast<int>(head),
                      walk.last,
                      {}};
             if constexpr (delta) inputs(static_cast<int>(head)).find(all);
@@ -127,7 +130,7 @@ struct ChannelWalk {
         const auto compute_and_store = [&](int chunk) {
             const Stage stage = stage_of(chunk);
             if (decays_wanted) pass(stage);
-            compute(stage, place_of(chunk));
+            compute(stage, chunk);
             if (!args.o.given) return;
             ptx::sync_warp();
             store_outputs(args.o, rows->o.from(first_token(chunk)), patch, length_of(chunk), args.V - first);
@@ -172,9 +175,11 @@ struct ChannelWalk {
         const float2 decay = reinterpret_cast<const float2*>(stage.decay)[threadIdx.x];
         passed *= static_cast<double>(decay.x) + static_cast<double>(decay.y);
     }
-    HEADRACE_DEVICE void compute(const Stage& stage, std::int64_t place) {
+    HEADRACE_DEVICE void compute(const Stage& stage, int chunk) {
         ops.exact_writes = delta && stage.numbers[1] != 0, ops.exact_reads = delta && stage.numbers[2] != 0;
-        ops.decay = reinterpret_cast<const float2*>(stage.decay), ops.place = static_cast<int>(place);
+        ops.low_scores = delta && stage.exact[0] != 0, ops.all_low = args.prepared.scores_low;
+        ops.writes = !delta || stage.exact[1] == tensor_chunk;
+        ops.decay = reinterpret_cast<const float2*>(stage.decay), ops.place = static_cast<int>(place_of(chunk));
         const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, {}, true}; };
         const algorithms::ChunkInputs<Ops> in{{stage.reads, nullptr},
                                               {stage.writes, args.prepared.writes_low},
@@ -185,6 +190,69 @@ struct ChannelWalk {
                                               false};
         const algorithms::ForwardTiles<Ops> tiles{tile(stage.scores), {}, {{}, stage.solve, {}, true}, {}, {}};
         algorithms::chunk_states<delta>(ops, in, tiles, {}, {}, {{}, {}, patch, args.o.given});
+        if constexpr (delta) {
+            if (!ops.writes) advance(stage, ptx::not_before(chunk), args.o.given ? stage.exact[1] : tensor_chunk);
+        }
+    }
+    // The chunk token by token, by the warps with values; outputs from token first_output on. Rows as they came and
+    // decays less one lie where the decayed rows were, of 16 tokens at a time.
+    HEADRACE_DEVICE void advance(const Stage& stage, int chunk, int first_output) {
+        using Recurrence = TokenRecurrence<K, Bf16>;
+        constexpr int group = 16;
+        const Recurrence recurrence{ops.state};
+        const LanePlace at;
+        float* const decays = reinterpret_cast<float*>(stage.writes.data);                              // [group,K]
+        std::uint32_t* const pairs = reinterpret_cast<std::uint32_t*>(decays + group * K);              // [2,group,K/2]
+        const ChannelInputs from{args, &rows->sources, reinterpret_cast<float*>(stage.reads.data), rows->head};
+        const float* const factors = args.prepared.factors + place_of(chunk) * 4 * tensor_chunk;
+        const int length = length_of(chunk), value = Ops::first_value() + at.row;
+        HEADRACE_ROLLED
+        for (int first = 0; first < length; first += group) {
+            ptx::sync_threads(replacing_barrier, block_threads);
+            load_tokens(from, first_token(chunk) + first, decays, pairs);
+            ptx::sync_threads(replacing_barrier, block_threads);
+            HEADRACE_ROLLED
+            for (int n = 0; n < group && first + n < length; ++n) {
+                const int i = first + n;
+                const auto row_of = [&](int kind) {
+                    return [row = pairs + (kind * group + n) * (K / 2) + at.column / 2](int tile) {
+                        return row[4 * tile];
+                    };
+                };
+                const auto decay = [row = decays + n * K + at.column](int tile, int odd) {
+                    return row[8 * tile + odd];
+                };
+                const float norm = factors[2 * tensor_chunk + i];
+                recurrence.advance({stage.beta[i],
+                                    norm,
+                                    norm,
+                                    {low_half(stage.v.at(i, value)), low_half(stage.v.at(i, value + 8))}},
+                                   row_of(1), row_of(1), decay, false);
+                if (i < first_output) continue;
+                const float2 found = recurrence.read(row_of(0));
+                patch.template store_token<Bf16>(i, factors[i] * found.x, factors[i] * found.y);
+            }
+        }
+        ptx::sync_warp();
+    }
+    // Queries, keys and decays less one of 16 tokens from `first` on.
+    HEADRACE_DEVICE void load_tokens(const ChannelInputs& from, std::int64_t first, float* decays,
+                                     std::uint32_t* pairs) const {
+        constexpr int pieces = K / lane_channels, group = 16;
+        HEADRACE_ROLLED
+        for (int place = static_cast<int>(threadIdx.x); place < group * pieces; place += block_threads) {
+            const int n = place / pieces, c = place % pieces * lane_channels;
+            const Piece q = from.load_piece(args.q, rows->sources.q, first + n, c, rows->tokens),
+                        k = from.load_piece(args.k, rows->sources.k, first + n, c, rows->tokens);
+            float gates[lane_channels];
+            from.load_gates(gates, first + n, c, rows->tokens);
+            std::uint32_t* const to = pairs + n * (K / 2) + c / 2;
+            to[0] = q.pairs[0], to[1] = q.pairs[1];
+            to[group * (K / 2)] = k.pairs[0], to[group * (K / 2) + 1] = k.pairs[1];
+#pragma unroll
+            for (int channel = 0; channel < lane_channels; ++channel)
+                decays[n * K + c + channel] = expm1f(gates[channel]);
+        }
     }
 
     // ---- what arrives ----
@@ -208,6 +276,7 @@ struct ChannelWalk {
             stage.solve.high.data = matrix(64), stage.solve.low.data = matrix(64);
             stage.beta = reinterpret_cast<float*>(take(4 * tensor_chunk));
             stage.numbers = reinterpret_cast<float*>(take(16));
+            stage.exact = reinterpret_cast<std::int32_t*>(take(8));
         }
         if (bytes != nullptr) *bytes = (used + 255) / 256 * 256;  // matrices begin at multiples of their rows
         return stage;
@@ -233,6 +302,8 @@ struct ChannelWalk {
             args.o.given ? copy_lower<fetching>(high, low, scores) : copy_lower<fetching>(high, low);
             copy_bytes<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk, fetching);
             copy_bytes<16>(stage.numbers, from.numbers + place * 4, fetching);
+            if (const int own = static_cast<int>(threadIdx.x) - fetching * warp_lanes; own >= 0 && own < 2)
+                ptx::copy_4(ptx::shared_address(stage.exact + own), from.exact + place * 2 + own, 4);
         }
         ptx::end_copies();
     }

@@ -28,6 +28,8 @@ struct ChannelWalkOps {
     float state[K / 8][4];
     TokenSums values;                // the delta rule's residual, then d
     bool exact_reads, exact_writes;  // of this chunk: by all warps of the block
+    bool low_scores, writes;         // rows of scores need 16 bits; else the state stays as it enters
+    const std::uint16_t* all_low;    // scores_low of all chunks
     const float2* decay;             // [K] SplitDecay
     int place;                       // where the chunk was prepared, of kilobytes each
 
@@ -69,6 +71,12 @@ struct ChannelWalkOps {
         if constexpr (delta) {
             add_lower_transposed<Left::both>(
                 sums, [&](int step) { return left_operand(values, step); }, P.matrix);
+            if (low_scores) {
+                const std::int64_t first = static_cast<std::int64_t>(ptx::not_before(place)) * LowerImage::size;
+                replace_lower(P.matrix, all_low + first, block_threads);
+                add_lower_transposed<Left::high>(
+                    sums, [&](int step) { return left_operand(values, step); }, P.matrix);
+            }
         } else {
             add_lower_transposed<Left::high>(
                 sums, [&](int step) { return left_operand(b.matrix, first_value(), step); }, P.matrix);
@@ -76,6 +84,7 @@ struct ChannelWalkOps {
         o.patch.store(sums);
     }
     HEADRACE_DEVICE void decay_and_write(State, State, Rows x, Tile b) {
+        if (delta && !writes) return;
         const auto written = [&](int step) {
             if constexpr (delta) return left_operand(values, step);
             return left_operand(b.matrix, first_value(), step);

@@ -57,7 +57,7 @@ BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limi
     constexpr double C = tensor_chunk, slices = K / 16.0, kinds = delta ? 2 : 1, warps = block_warps, pairs = 6;
     TileCounter counter;
     KernelWork& work = counter.work;
-    const bool rows = args.prepared.reads != nullptr, exact = args.prepared.scores_low != nullptr;
+    const bool rows = args.prepared.reads != nullptr, exact = args.prepared.of_backward;
     // queries and keys; those that are weighed first once more, from caches, keys of the delta rule from shared memory
     const double passes = 2 + (args.l2norm && rows ? delta ? 1 : 2 : 0);
     work.input_bytes = passes * C * args.K * 2 + bytes_of(args.g, C * args.K) + bytes_of(args.beta, C);

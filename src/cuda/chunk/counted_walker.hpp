@@ -228,11 +228,9 @@ BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t /*shared_limit
                      of_joins = 4 * (4 + 8 + 4 + 4) + 4 * (1.5 * (4 + 16) + 1.5 * 8 + 8), of_pieces = 10 * 2 * 4;
     work.tile_bytes += heads * 128 * (of_decays + of_scores + of_substitution + of_joins + of_pieces);
     work.tile_waits += 40 + heads * (4 + 15 + 6 + 9 + 2);
-    const double parts = args.prepared.solve_rest != nullptr ? 6 : 3;
-    work.tensor_flop += heads * 4 * parts * (3 + 1.5 * 4 + 2 * 1.5) * WarpProducts::flop_of_product;
+    work.tensor_flop += heads * 4 * 3 * (3 + 1.5 * 4 + 2 * 1.5) * WarpProducts::flop_of_product;
     work.barriers += heads * 4;
-    const int matrices =
-        3 + (args.prepared.scores_low != nullptr ? 1 : 0) + (args.prepared.solve_rest != nullptr ? 1 : 0);
+    const int matrices = args.prepared.of_backward || args.q.dtype == DType::f16 ? 4 : 3;
     work.saved_bytes = heads * prepared_bytes(matrices);
     return {{}, work};
 }

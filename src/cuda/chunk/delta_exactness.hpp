@@ -37,8 +37,8 @@ struct ChunkNumbers {
         energy[part * K + c] = low;
         energy[part * K + c + 1] = high;
     }
-    // numbers [4], by one warp, of a lane's two tokens.
-    HEADRACE_DEVICE void store(float* numbers, const ScalarDecays::OfLane& decays, const float (&beta)[2]) const {
+    // numbers [4], by one warp, of a lane's two tokens. Returns whether some token reflects.
+    HEADRACE_DEVICE bool store(float* numbers, const ScalarDecays::OfLane& decays, const float (&beta)[2]) const {
         const float share = share_of_channels();
         float written = 0, kept = 1;
         bool reflects = false;
@@ -55,10 +55,11 @@ struct ChunkNumbers {
 #pragma unroll
         for (int distance = warp_lanes / 2; distance > 0; distance /= 2) kept *= ptx::shuffle_xor(kept, distance);
         reflects = sum_of_warp(reflects ? 1 : 0) > 0;
-        if (lane() != 0) return;
         const float added = written * share;
-        *reinterpret_cast<float4*>(numbers) = {added < most ? added : most, kept, reflects ? 1.0f : 0.0f,
-                                               static_cast<float>(decays.through)};
+        if (lane() == 0)
+            *reinterpret_cast<float4*>(numbers) = {added < most ? added : most, kept, reflects ? 1.0f : 0.0f,
+                                                   static_cast<float>(decays.through)};
+        return reflects;
     }
 
   private:
@@ -83,18 +84,23 @@ struct DeltaExactness {
     static constexpr float limit = 0.75f, hardly_forgets = 0.6f;  // e^{-0.008 C}
 
     float held = 0, latest = 0;  // errors in the state; what a chunk like the last would add
+    bool reflected = false;      // some token so far
     bool reads = false, writes = false;
 
-    // Of the next chunk. `always`: whatever its numbers.
+    // Of the next chunk. `always`: whatever its numbers. Reads follow from chunks that are past. Of f16, whose bars are
+    // half as wide, they are exact behind all that is reflected, as it comes back.
+    template <class Format>
     HEADRACE_DEVICE void decide(float4 of, bool always) {
         const float added = of.x, kept = of.y, reflects = of.z, through = of.w;
-        const bool fine = held + latest > limit;
+        const bool fine = held + latest > limit || (Format::splits_scores && reflected);
+        reflected |= reflects > 0;
         held = held * kept * through * through + (fine ? 0.0f : added);
         latest = added;
         reads = always || fine;
-        writes = always || (reflects > 0 && through > hardly_forgets);
+        writes = always || (reflects > 0 && (through > hardly_forgets || Format::splits_scores));
     }
     // Past `chunks` that another walk has, whose numbers lie `step` floats apart. By whole warps.
+    template <class Format>
     HEADRACE_DEVICE void pass(const float* numbers, std::int64_t step, std::int64_t chunks) {
         HEADRACE_ROLLED
         for (std::int64_t first = 0; first < chunks; first += warp_lanes) {
@@ -103,7 +109,7 @@ struct DeltaExactness {
             if (lane() < count) of = *reinterpret_cast<const float4*>(numbers + (first + lane()) * step);
             HEADRACE_ROLLED
             for (int chunk = 0; chunk < count; ++chunk)
-                decide({ptx::shuffle_from(of.x, chunk), ptx::shuffle_from(of.y, chunk), ptx::shuffle_from(of.z, chunk),
+                decide<Format>({ptx::shuffle_from(of.x, chunk), ptx::shuffle_from(of.y, chunk), ptx::shuffle_from(of.z, chunk),
                         ptx::shuffle_from(of.w, chunk)},
                        false);
         }

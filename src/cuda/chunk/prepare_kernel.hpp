@@ -2,10 +2,9 @@
 // (Prepared).
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/chunk/prepare_ops.hpp"
 #include "cuda/chunk/segments.hpp"
+#include "cuda/chunk/token_recurrence.hpp"
 #include "cuda/tiles/token_matrices.hpp"
 
 namespace headrace::cuda {
@@ -13,7 +12,6 @@ namespace headrace::cuda {
 template <int K, class Format>
 struct PrepareKernel {
     using Ops = PrepareOps<K, Format>;
-    using Inverse = std::conditional_t<Format::splits_scores, FineUnitLowerInverse, UnitLowerInverse>;
     static_assert(prepared_heads == block_warps);
 
     const KernelArgs& args;
@@ -24,7 +22,7 @@ struct PrepareKernel {
     cuda::Tile<float> n, inverse;     // [C,C]; inverse may lie where the rows were
     ChunkNumbers<K> numbers;
     float* inverse_beta;  // [prepared_heads,C] of a backward
-    float* warp_sums;     // [4]
+    int* reflects;        // [prepared_heads] whether some token of the chunk does
     Ops ops;
 
     __host__ __device__ PrepareKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
@@ -45,8 +43,13 @@ struct PrepareKernel {
         beta = arena.take<float>(prepared_heads * tensor_chunk);
         decays.powers = arena.take<ScalarDecays::Power>(prepared_heads * tensor_chunk);
         inverse_beta = arena.take<float>(prepared_heads * tensor_chunk);
-        warp_sums = arena.take<float>(block_warps);
+        ops.of_warps = arena.take<float>(2 * block_warps);  // half of it for rows of the inverse
+        reflects = arena.take<int>(prepared_heads);
         ops.divide_by_beta = for_gradients();
+#ifdef __CUDA_ARCH__
+        const LowerBlock block(1);
+        ops.most_overlap = most_overlap(args, block.new_rows ? 16 : block.row);
+#endif
     }
 
     // Chunk `row` of all sequences' (part_at); value heads [first, first + prepared_heads) of a key head's group.
@@ -75,7 +78,7 @@ struct PrepareKernel {
     }
 
   private:
-    __host__ __device__ bool for_gradients() const { return args.prepared.overlap != nullptr; }
+    __host__ __device__ bool for_gradients() const { return args.prepared.of_backward; }
 
     // A lane's two, of a value head.
     struct Tokens {
@@ -112,28 +115,35 @@ struct PrepareKernel {
         for (int factor = 0; factor < 4; ++factor)
             *reinterpret_cast<float2*>(to + factor * tensor_chunk + 2 * lane()) = {factors[factor][0],
                                                                                    factors[factor][1]};
-        numbers.store(args.prepared.numbers + 4 * place, of, tokens.beta);
+        const bool some = numbers.store(args.prepared.numbers + 4 * place, of, tokens.beta);
         if (lane() != 0) return;
+        reflects[warp()] = some ? 1 : 0;
         const SplitDecay<float> decay = split_decay<float>(of.through);
         *reinterpret_cast<float2*>(args.prepared.decay + 2 * place) = {decay.whole, decay.part};
     }
     // Scores and the inverse, of the value head whose tokens a warp has stored.
     HEADRACE_DEVICE void solve(int head, std::int64_t place) {
         ops.decays = decays_of(head);
+        const LowerImage low = LowerImage{args.prepared.scores_low}.of(place);
         typename Ops::Tile P{LowerImage{args.prepared.scores}.of(place), {}, {}};
-        if (Format::splits_scores || for_gradients()) P.low = LowerImage{args.prepared.scores_low}.of(place);
+        if (Format::splits_scores || for_gradients()) P.low = low;
         const typename Ops::Tile l{{}, n, {}};
+        const float scale = static_cast<float>(args.scale);
         const algorithms::ChunkInputs<Ops> in{
-            {}, {}, {}, {}, beta + head * tensor_chunk, static_cast<float>(args.scale), args.undecayed_error};
+            {}, {}, {}, {}, beta + head * tensor_chunk, scale, args.undecayed_error};
         algorithms::chunk_scores<true>(ops, in, {P, l, l, {}, {}});
-        if (for_gradients()) {
-            const float energy = sum_of_warp(ops.l_energy);
-            if (lane() == 0) warp_sums[warp()] = energy;
-        }
-        Inverse{n, inverse}.compute();
-        if (for_gradients() && threadIdx.x == 0)
-            args.prepared.overlap[place] = warp_sums[0] + warp_sums[1] + warp_sums[2] + warp_sums[3];
+        const float sum = ops.of_warps[0] + ops.of_warps[1] + ops.of_warps[2] + ops.of_warps[3];
+        if (for_gradients() && threadIdx.x == 0) args.prepared.overlap[place] = sum;
+        const bool overlaps = !for_gradients() && sum > 0;
+        if (overlaps) ops.store_low_scores(low, scale);
+        UnitLowerInverse{n, inverse}.compute();
+        if (!for_gradients()) store_exactness(place, overlaps, reflects[head] != 0);
         store_inverse(place, head);
+    }
+
+    HEADRACE_DEVICE void store_exactness(std::int64_t place, bool overlaps, bool some_reflect) const {
+        const int first = some_reflect ? first_large_row(inverse, ops.of_warps + block_warps) : tensor_chunk;
+        if (threadIdx.x == 0) *reinterpret_cast<int2*>(args.prepared.exact + 2 * place) = {overlaps ? 1 : 0, first};
     }
 
     // Inverse norms, and the sums of products that tell the delta rule's exactness. Four lanes have a row.
@@ -163,8 +173,7 @@ struct PrepareKernel {
     // The blocks on and below the diagonal, as high + low; of a backward without its ones, and each column over beta.
     HEADRACE_DEVICE void store_inverse(std::int64_t place, int head) const {
         const LowerImage high = LowerImage{args.prepared.solve_high}.of(place),
-                         low = LowerImage{args.prepared.solve_low}.of(place),
-                         rest = LowerImage{args.prepared.solve_rest}.of(place);
+                         low = LowerImage{args.prepared.solve_low}.of(place);
         each_lower_piece([&](int i, int j) {
             float elements[8];
             eight(elements, &inverse.at(i, j));
@@ -179,13 +188,6 @@ struct PrepareKernel {
             for (int pair = 0; pair < 4; ++pair) pairs[pair] = split_pair(elements[2 * pair], elements[2 * pair + 1]);
             high.piece(i, j) = {pairs[0].high, pairs[1].high, pairs[2].high, pairs[3].high};
             low.piece(i, j) = {pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low};
-            if constexpr (Format::splits_scores) {
-                std::uint32_t rests[4];
-#pragma unroll
-                for (int pair = 0; pair < 4; ++pair)
-                    rests[pair] = rest_of_pair(pairs[pair], elements[2 * pair], elements[2 * pair + 1]);
-                rest.piece(i, j) = {rests[0], rests[1], rests[2], rests[3]};
-            }
         });
     }
 };

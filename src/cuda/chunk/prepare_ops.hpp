@@ -17,6 +17,13 @@ HEADRACE_DEVICE float divisible(float beta) {
     return fabsf(beta) < least ? least : beta;
 }
 
+// Squares of l with so many earlier tokens add up to more in rows whose keys overlap: five deviations beyond the mean of
+// unit keys at random.
+HEADRACE_DEVICE float most_overlap(const KernelArgs& args, int tokens) {
+    const float count = static_cast<float>(tokens);
+    return (count + 7 * sqrtf(count)) / static_cast<float>(args.K);
+}
+
 // Blocks of 16 x 16 on and below the diagonal of [64,64], up to three for each of four warps that follow each other,
 // one after another; those of the first three warps share their rows.
 struct LowerBlock {
@@ -71,9 +78,13 @@ struct PrepareOps {
     ScalarDecays decays;                                               // of the value head
     float q_k[LowerBlock::turns][2][4], e_k[LowerBlock::turns][2][4];  // this lane's products of rows
 
-    bool divide_by_beta;  // what is made of the betas in the end, so that none may be zero
+    bool divide_by_beta;  // of a backward: what is made of the betas in the end, so that none may be zero
+    float most_overlap;   // of this warp's parts of rows
+    float* of_warps;      // [block_warps] behind scale_columns: of a backward sums of squares of l, else the number of
+                          // rows that overlap
     float l_own[LowerBlock::turns][2][4];  // this lane's part of l
     float l_energy;                        // sum of its squares
+    bool overlaps[LowerBlock::turns][2];   // this lane's rows of blocks (find_overlapping_rows)
 
     // Products of rows, of the blocks of this warp.
     HEADRACE_DEVICE void multiply_rows(Matrix<K> q, Matrix<K> k, Matrix<K> e) {
@@ -106,9 +117,20 @@ struct PrepareOps {
         });
     }
 
+    // What 8 bits leave of the rows that overlap, of others zeros, when nothing more follows from l.
+    HEADRACE_DEVICE void store_low_scores(LowerImage low, float scale) {
+        scores_of<false>(scale, [&](int turn, int half, int to, SplitPair pair) {
+            *reinterpret_cast<std::uint32_t*>(low.first + to) = overlaps[turn][half] ? pair.low : 0;
+        });
+    }
+
     // ---- what the page asks for ----
     HEADRACE_DEVICE void scores(Tile P, Tile, const Inputs& in) {
-        in.undecayed_error ? scores_of<true>(P, in.scale) : scores_of<false>(P, in.scale);
+        const auto store = [&](int, int, int to, SplitPair pair) {
+            *reinterpret_cast<std::uint32_t*>(P.image.first + to) = pair.high;
+            if (P.low) *reinterpret_cast<std::uint32_t*>(P.low.first + to) = pair.low;
+        };
+        in.undecayed_error ? scores_of<true>(in.scale, store) : scores_of<false>(in.scale, store);
     }
     HEADRACE_DEVICE void scale_columns(Tile dst, Tile, const float* factors, float factor) {
         l_energy = 0;
@@ -132,12 +154,42 @@ struct PrepareOps {
                 }
             }
         });
+        const float of_warp = divide_by_beta           ? sum_of_warp(l_energy)
+                              : Format::splits_scores ? 0.0f
+                                                       : find_overlapping_rows();
+        if (lane() == 0) of_warps[warp()] = of_warp;
         ptx::sync_block();
     }
 
   private:
-    template <bool undecayed_error>
-    HEADRACE_DEVICE void scores_of(Tile P, float scale) {
+    // Which of this warp's rows of scores need 16 bits: where keys overlap, what is written are small differences, and
+    // what scores make of them is, too. Of a row as far as the warp has it, which follows from no later token. Returns
+    // their number.
+    HEADRACE_DEVICE float find_overlapping_rows() {
+        float squares[LowerBlock::turns][2] = {};
+        each_block([&](int turn, LowerBlock) {
+#pragma unroll
+            for (int n = 0; n < 8; ++n) {
+                const float of = l_own[turn][n / 4][n % 4];
+                squares[turn][n / 2 % 2] = fmaf(of, of, squares[turn][n / 2 % 2]);
+            }
+        });
+        const bool own_rows = LowerBlock(1).new_rows;
+        float count = 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float all = squares[0][half] + squares[1][half] + squares[2][half];
+#pragma unroll
+            for (int turn = 0; turn < LowerBlock::turns; ++turn) {
+                overlaps[turn][half] = sum_of_quad(own_rows ? squares[turn][half] : all) > most_overlap;
+                count += overlaps[turn][half] ? 1 : 0;
+            }
+        }
+        return sum_of_warp(count);
+    }
+    // P by store(turn, half, place in a LowerImage, pair), and l.
+    template <bool undecayed_error, class Store>
+    HEADRACE_DEVICE void scores_of(float scale, Store store) {
         each_block([&](int turn, LowerBlock block) {
             const Between reads(decays, block, 0), erases(decays, block, undecayed_error ? 1 : 0);
             const LanePlace at;
@@ -157,10 +209,7 @@ struct PrepareOps {
                         l_own[turn][tile][own + odd] =
                             below > ahead ? e_k[turn][tile][own + odd] * erased : 0.0f;
                     }
-                    const SplitPair pair = split_pair(of_reads[0], of_reads[1]);
-                    const int to = place + 8 * tile + 16 * 4 * own;
-                    *reinterpret_cast<std::uint32_t*>(P.image.first + to) = pair.high;
-                    if (P.low) *reinterpret_cast<std::uint32_t*>(P.low.first + to) = pair.low;
+                    store(turn, own / 2, place + 8 * tile + 16 * 4 * own, split_pair(of_reads[0], of_reads[1]));
                 }
             }
         });

@@ -37,6 +37,10 @@ inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64
     to.factors = numbers("prepared factors", 4 * C);
     to.decay = numbers("prepared decay", problem.channel_gate ? 2 * K : 2);
     if (delta) to.numbers = numbers("prepared numbers", 4);
+    to.of_backward = problem.runs_backward();
+    if (delta || to.of_backward) to.scores_low = take_lower(problem, carver, rows, "prepared scores, low");
+    if (delta && !to.of_backward)
+        to.exact = static_cast<std::int32_t*>(carver.take("prepared exactness", DType::i32, {places, 2}));
     if (!problem.channel_gate) return to;
     const bool rows_wanted = !delta || problem.runs_backward();
     if (rows_wanted) to.reads = matrix("prepared reads", K), to.writes = matrix("prepared writes", K);

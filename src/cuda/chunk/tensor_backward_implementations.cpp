@@ -74,7 +74,6 @@ class TensorBackward : public PreparingImplementation {
         KernelArgs args = make_args(problem, carver, chunks);
         args.value_columns = values_of_block(problem);
         args.prepared = take_prepared(problem, carver, chunks);
-        args.prepared.scores_low = take_lower(problem, carver, chunks, "prepared scores, low");
         if (args.delta)
             args.prepared.overlap = static_cast<float*>(carver.take("prepared overlap", DType::f32, {places}));
         if (!wants_gradients(problem)) return args;

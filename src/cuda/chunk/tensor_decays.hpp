@@ -35,8 +35,7 @@ HEADRACE_DEVICE float dot_of_rows(Matrix<K> a, Matrix<K> b, int i) {
             sum = fmaf(Format::first(xs[pair]), Format::first(ys[pair]),
                        fmaf(Format::second(xs[pair]), Format::second(ys[pair]), sum));
     }
-    sum += ptx::shuffle_xor(sum, 1);
-    return sum + ptx::shuffle_xor(sum, 2);
+    return sum_of_quad(sum);
 }
 
 // G_i, the sum of the chunk's log decays up to token i, as a number of powers of two in two floats: summed in double,

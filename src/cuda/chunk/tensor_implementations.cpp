@@ -54,10 +54,6 @@ class Tensor : public PreparingImplementation {
         if (backward) take_key_gradients(problem, carver, args, chunks);
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
         if (args.delta || problem.channel_gate) args.prepared = take_prepared(problem, carver, chunks);
-        if (args.delta && problem.dtype == DType::f16) {
-            args.prepared.scores_low = take_lower(problem, carver, chunks, "prepared scores, low");
-            args.prepared.solve_rest = take_lower(problem, carver, chunks, "prepared solve, rest");
-        }
         const int tokens = args.segments.tokens = segment_tokens(problem);
         if (tokens == 0) return args;
         const std::int64_t slots = parts_of(problem, tokens);

@@ -4,6 +4,8 @@
 
 #include "cuda/chunk/delta_exactness.hpp"
 #include "cuda/chunk/segments.hpp"
+#include "cuda/chunk/tensor_decays.hpp"
+#include "cuda/chunk/token_recurrence.hpp"
 #include "cuda/chunk/warp_values.hpp"
 
 namespace headrace::cuda {
@@ -13,7 +15,8 @@ template <int K, class Format>
 struct WalkerKernel {
     using Ops = WalkerOps<K, Format>;
     // Numbers of a chunk in a stage: factors, the decay, what tells exactness; up to a multiple of a matrix's row.
-    static constexpr int decay_at = 4 * tensor_chunk, numbers_at = decay_at + 4, stage_numbers = 5 * tensor_chunk;
+    static constexpr int decay_at = 4 * tensor_chunk, numbers_at = decay_at + 4, exact_at = numbers_at + 4,
+                         stage_numbers = 5 * tensor_chunk;
 
     // What has arrived of a chunk.
     struct Stage {
@@ -26,6 +29,7 @@ struct WalkerKernel {
     // Where the tokens of this walk's sequence lie: in shared memory, as registers are few.
     struct Rows {
         TokenRows q, k, e, v, o;
+        ChunkRange sequence;               // all of it
         std::int64_t tokens, first_place;  // of the sequence; where its first chunk was prepared
         bool last;                         // whether the walk ends with the sequence
     };
@@ -95,16 +99,14 @@ struct WalkerKernel {
     HEADRACE_DEVICE void run(const Walk& walk, std::int64_t head, Columns columns, bool outputs, bool exact) {
         find_rows(walk, head, columns);
         if (walk.first_chunk < walk.end_chunk) fetch(columns, walk.first_chunk, outputs);
-        exactness.pass(args.prepared.numbers + 4 * rows->first_place, 4 * args.HV, walk.first_chunk);
+        exactness.template pass<Format>(args.prepared.numbers + 4 * rows->first_place, 4 * args.HV, walk.first_chunk);
         HEADRACE_ROLLED
         for (std::int64_t chunk = walk.first_chunk; chunk < walk.end_chunk; ++chunk) {
             ptx::wait_for_copies<0>();
             ptx::sync_block();
             const bool more = chunk + 1 < walk.end_chunk;
             if (more && args.stages == 2) fetch(columns, chunk + 1, outputs);
-            if constexpr (Format::splits_scores)
-                ops.solve_rest = args.prepared.solve_rest + (rows->first_place + chunk * args.HV) * LowerImage::size;
-            compute(stage_of(chunk), outputs, exact);
+            compute(stage_of(chunk), chunk, head, outputs, exact);
             if (outputs) store_outputs(chunk, columns);
             if (more && args.stages == 1) {
                 ptx::sync_block();
@@ -112,12 +114,13 @@ struct WalkerKernel {
             }
         }
     }
-    HEADRACE_DEVICE void compute(const Stage& stage, bool outputs, bool exact) {
-        const float4 numbers = *reinterpret_cast<const float4*>(stage.numbers + numbers_at);
-        exactness.decide(numbers, exact);
+    HEADRACE_DEVICE void compute(const Stage& stage, std::int64_t chunk, std::int64_t head, bool outputs, bool exact) {
+        exactness.decide<Format>(*reinterpret_cast<const float4*>(stage.numbers + numbers_at), exact);
         ops.exact_reads = exactness.reads, ops.exact_writes = exactness.writes;
-        // Of f16, whose bars are half as wide, all that is reflected, as it comes back in later chunks.
-        if (Format::splits_scores && numbers.z > 0) ops.exact_reads = ops.exact_writes = true;
+        const int2 exact_tokens = *reinterpret_cast<const int2*>(stage.numbers + exact_at);
+        const std::int64_t place = (rows->first_place + chunk * args.HV) * LowerImage::size;
+        ops.scores_low = exact_tokens.x != 0 ? args.prepared.scores_low + place : nullptr;
+        ops.writes = exact_tokens.y == tensor_chunk;
         const float2 decay = *reinterpret_cast<const float2*>(stage.numbers + decay_at);
         ops.decay = {decay.x, decay.y};
         const float* const factors = stage.numbers;
@@ -128,6 +131,42 @@ struct WalkerKernel {
         const algorithms::ForwardTiles<Ops> tiles{
             {stage.scores.high, stage.scores, {}, true}, {}, {{}, stage.solve, {}, true}, {}, {}};
         algorithms::chunk_states<true>(ops, in, tiles, {}, {}, {{}, {}, patch, outputs});
+        if (!ops.writes) advance(stage, chunk, head, outputs ? exact_tokens.y : tensor_chunk);
+    }
+    // The chunk token by token; outputs from token first_output on.
+    HEADRACE_DEVICE void advance(const Stage& stage, std::int64_t chunk, std::int64_t head, int first_output) {
+        using Recurrence = TokenRecurrence<K, Format>;
+        const Recurrence recurrence{ops.state};
+        const LanePlace at;
+        const int length = length_of(chunk), value = Ops::first_value() + at.row;
+        float gates[2] = {};  // of this lane's two tokens
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+            const int i = 2 * lane() + odd;
+            if (i < length)
+                gates[odd] = expm1f(token_log_decay(args, rows->sequence,
+                                                    static_cast<int>(chunk * tensor_chunk) + i, head));
+        }
+        ptx::sync_warp();  // behind what the chunk's products have put into the patch
+        const auto norm = [&](auto row) { return args.l2norm ? inverse_norm(Recurrence::square(row)) : 1.0f; };
+        HEADRACE_ROLLED
+        for (int i = 0; i < length; ++i) {
+            const auto row_of = [&](Matrix<K> rows) {
+                return [rows, i, column = at.column](int tile) { return rows.pair(i, 8 * tile + column); };
+            };
+            const auto k = row_of(stage.k), e = row_of(stage.e), q = row_of(stage.q);
+            const float gate = ptx::shuffle_from(i % 2 == 0 ? gates[0] : gates[1], i / 2), of_k = norm(k);
+            recurrence.advance({stage.numbers[3 * tensor_chunk + i],
+                                of_k,
+                                args.undecayed_error ? norm(e) : of_k,
+                                {Format::first(stage.v.at(i, value)), Format::first(stage.v.at(i, value + 8))}},
+                               k, e, [gate](int, int) { return gate; }, args.undecayed_error);
+            if (i < first_output) continue;
+            const float2 found = recurrence.read(q);
+            const float factor = static_cast<float>(args.scale) * norm(q);
+            patch.template store_token<Format>(i, factor * found.x, factor * found.y);
+        }
+        ptx::sync_warp();
     }
 
     // ---- what arrives ----
@@ -160,6 +199,7 @@ struct WalkerKernel {
                      rows_of(args.undecayed_error ? args.p : args.k, all, key_head, 0),
                      rows_of(args.v, all, head, first),
                      rows_of(args.o, all, head, first),
+                     all,
                      s.end - s.begin,
                      saved_place(args, s, walk.n, head, 0, tensor_chunk),
                      walk.last};
@@ -199,6 +239,8 @@ struct WalkerKernel {
         if (threadIdx.x < 2)
             ptx::copy_4(ptx::shared_address(to + decay_at + threadIdx.x), from.decay + 2 * place + threadIdx.x, 4);
         if (threadIdx.x == 0) ptx::copy_16(ptx::shared_address(to + numbers_at), from.numbers + 4 * place, 16);
+        if (threadIdx.x < 2)
+            ptx::copy_4(ptx::shared_address(to + exact_at + threadIdx.x), from.exact + 2 * place + threadIdx.x, 4);
     }
 
     // ---- what leaves ----

@@ -29,6 +29,14 @@ struct OutputPatch {
                     Format::round(sums[tile][2 * half], sums[tile][2 * half + 1]);
         }
     }
+    // Of one token, the two values that this lane's quad has.
+    template <class Format>
+    HEADRACE_DEVICE void store_token(int i, float first, float second) const {
+        const LanePlace at;
+        if (lane() % 4 < 2)
+            matrix.at(row(at.row + 8 * (lane() % 4)), i) =
+                static_cast<std::uint16_t>(Format::round(lane() % 4 == 0 ? first : second, 0));
+    }
     // Values [4 t, 4 t + 4), t = lane % 4, of tokens 16 step + g and 16 step + 8 + g, g = lane / 4: registers 0 and 1,
     // 2 and 3.
     HEADRACE_DEVICE void load(std::uint32_t (&values)[4], int step) const {
@@ -64,7 +72,8 @@ struct WalkerOps {
     bool exact_reads, exact_writes;     // of this chunk
     const float *read, *erase, *write;  // [C] factors of the rows
     SplitDecay<float> decay;            // of this chunk
-    const std::uint16_t* solve_rest;    // of f16: what is left of the solve below its two, in global memory
+    const std::uint16_t* scores_low;    // of bf16: a LowerImage, where rows of scores need 16 bits, else null
+    bool writes;                        // else the state stays as it enters
 
     HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
 
@@ -90,9 +99,6 @@ struct WalkerOps {
         TokenSums solved = {};
         add_lower_transposed(
             solved, [&](int step) { return left_operand(values, step); }, solver.split);
-        if constexpr (Format::splits_scores) {
-            if (exact_reads) add_rest_of_solve(solved, solver.split);
-        }
 #pragma unroll
         for (int tile = 0; tile < token_tiles; ++tile)
             for (int place = 0; place < 4; ++place) values[tile][place] = solved[tile][place];
@@ -108,10 +114,15 @@ struct WalkerOps {
             add_lower_transposed(sums, d, P.split);
         } else {
             add_lower_transposed<Left::both>(sums, d, P.matrix);
+            if (scores_low != nullptr) {
+                replace_lower(P.matrix, scores_low, static_cast<int>(blockDim.x));
+                add_lower_transposed<Left::high>(sums, d, P.matrix);
+            }
         }
         o.patch.template store<Format>(sums);
     }
     HEADRACE_DEVICE void decay_and_write(State, State, Decayed x, Tile) {
+        if (!writes) return;
         scale_tokens(values, x.factors);
         const auto factors = Format::RowFactors::of(values);
         const auto written = [&](int step) { return left_operand<Format>(values, step, factors); };
@@ -121,35 +132,6 @@ struct WalkerOps {
         } else {
             decay_and_add<Left::high, K, Format>(state, written, x.x.matrix, of_all, factors);
         }
-    }
-
-  private:
-    // What 16 bits on either side leave of the solve, by all warps of the block: the rest of its values, what the low
-    // halves add, and the rest of the matrix, which takes the place of its low half.
-    HEADRACE_DEVICE void add_rest_of_solve(TokenSums& solved, SplitMatrix solve) const {
-        HEADRACE_ROLLED
-        for (int turn = 0; turn < 3; ++turn) {
-            if (turn == 2) replace_by_rest(solve.low);
-            const auto part = [&](int step) {
-                SplitA a = left_operand(values, step);
-#pragma unroll
-                for (int place = 0; place < 4; ++place) {
-                    const float* const pair = values[2 * step + place / 2] + place % 2 * 2;
-                    const std::uint32_t rest = rest_of_pair({a.high[place], a.low[place]}, pair[0], pair[1]);
-                    a.high[place] = turn == 0 ? rest : turn == 1 ? a.low[place] : a.high[place];
-                }
-                return a;
-            };
-            add_lower_transposed<Left::high>(solved, part, turn == 0 ? solve.high : solve.low);
-        }
-    }
-    HEADRACE_DEVICE void replace_by_rest(Matrix<64> low) const {
-        ptx::sync_block();
-        each_lower_piece([&](int i, int j) {
-            *reinterpret_cast<uint4*>(&low.pair(i, j)) =
-                *reinterpret_cast<const uint4*>(solve_rest + LowerImage::place(i, j));
-        });
-        ptx::sync_block();
     }
 };
 

@@ -131,12 +131,11 @@ HEADRACE_DEVICE void copy_bytes(void* to, const void* from, int first_warp = 0) 
 // Rows by others in global memory, when all warps have read them: of the block's first `threads`, which have values.
 template <int K>
 HEADRACE_DEVICE void replace_rows(Matrix<K> rows, const std::uint16_t* by, int threads) {
-    constexpr int barrier = 2;
-    ptx::sync_threads(barrier, threads);
+    ptx::sync_threads(replacing_barrier, threads);
     HEADRACE_ROLLED
     for (int place = 8 * ptx::not_before(static_cast<int>(threadIdx.x)); place < tensor_chunk * K; place += 8 * threads)
         *reinterpret_cast<uint4*>(rows.data + place) = *reinterpret_cast<const uint4*>(by + place);
-    ptx::sync_threads(barrier, threads);
+    ptx::sync_threads(replacing_barrier, threads);
 }
 
 }  // namespace headrace::cuda

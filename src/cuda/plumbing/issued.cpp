@@ -134,8 +134,8 @@ double heads_of(const Kernel& kernel, const KernelArgs& args) {
 }  // namespace
 
 void set_issued(BlockWork& work, const Kernel& kernel, const KernelArgs& args, int threads) {
-    const Issued* found = row_of(kernel, args, args.prepared.scores_low != nullptr);
-    if (found == nullptr) found = row_of(kernel, args, args.prepared.scores_low == nullptr);
+    const Issued* found = row_of(kernel, args, args.prepared.of_backward);
+    if (found == nullptr) found = row_of(kernel, args, !args.prepared.of_backward);
     if (found == nullptr) return;
     const double warps = threads / 32.0, heads = heads_of(kernel, args),
                  blocks = (args.V + tensor_values - 1) / tensor_values;

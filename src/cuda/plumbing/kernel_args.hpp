@@ -75,13 +75,16 @@ inline constexpr std::int64_t lower_size = 10 * 16 * 16;
 // copies pieces; K stands for 64 or 128 columns.
 struct Prepared {
     std::uint16_t* scores;                  // [places,lower_size] P
-    std::uint16_t* scores_low;              // the same of what is left of P below its bf16, or null
-    std::uint16_t* solve_rest;              // the same of what is left of the solve below its two, or null
+    bool of_backward;
+    std::uint16_t* scores_low;              // the same of what is left of P below its bf16; of a forward in bf16 only
+                                            // in chunks whose numbers say so. Null for the additive rule's forwards
     std::uint16_t *solve_high, *solve_low;  // the same of (I + l Diag(beta))^-1, of the delta rule; of a backward of
                                             // N, with which it is I + N Diag(beta)
     float* factors;                         // [places,4,64] of rows read, erased and written; beta
     float* decay;                           // [places,2], of channel gates [places,K,2]: SplitDecay of the chunk
     float* numbers;                         // [places,4] added, kept, reflects, through (DeltaExactness)
+    std::int32_t* exact;                    // [places,2] of a forward of the delta rule: whether scores_low is there,
+                                            // and the token from which on the recurrence takes over, 64 for none
     float* overlap;                         // [places] sum of squares of l, of a backward, else null
     // Of channel gates: decayed rows [places,64,K], of those erased and written what 8 bits leave of them, where
     // chunks need it; [places,K] what a chunk adds to the errors in the state's channels. Their numbers: kept, whether

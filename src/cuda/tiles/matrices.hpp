@@ -41,11 +41,6 @@ HEADRACE_DEVICE SplitPair split_pair(float x, float y) {
     const std::uint32_t high = Format::round(x, y);
     return {high, Format::round(x - Format::first(high), y - Format::second(high))};
 }
-// What is left of two numbers below those of bf16.
-HEADRACE_DEVICE std::uint32_t rest_of_pair(const SplitPair& of, float x, float y) {
-    return ptx::round_to_bf16((x - low_half(of.high)) - low_half(of.low), (y - high_half(of.high)) - high_half(of.low));
-}
-
 // Where the accumulators of a lane lie in their 16 x 8: rows first and first + 8, columns `column` and the next.
 struct LanePlace {
     int row, column;
@@ -130,33 +125,10 @@ HEADRACE_DEVICE void multiply(float (&sums)[4], const SplitA& a, const SplitB& b
     ptx::multiply_bf16(sums, a.high, b.high);
 }
 
-// In three parts: off by 2^-24.
-struct FineA : SplitA {
-    std::uint32_t rest[4];
-    HEADRACE_DEVICE void set(int place, float x, float y) {
-        SplitA::set(place, x, y);
-        rest[place] = rest_of_pair({high[place], low[place]}, x, y);
-    }
-};
-struct FineB : SplitB {
-    std::uint32_t rest[2];
-    HEADRACE_DEVICE void set(int place, float x, float y) {
-        SplitB::set(place, x, y);
-        rest[place] = rest_of_pair({high[place], low[place]}, x, y);
-    }
-};
-HEADRACE_DEVICE void multiply(float (&sums)[4], const FineA& a, const FineB& b) {
-    ptx::multiply_bf16(sums, a.rest, b.high);
-    ptx::multiply_bf16(sums, a.high, b.rest);
-    ptx::multiply_bf16(sums, a.low, b.low);
-    multiply(sums, static_cast<const SplitA&>(a), static_cast<const SplitB&>(b));
-}
-
 // Rows i, depth d of a tile; of two accumulators side by side; depth d, columns j of a tile.
-template <class A = SplitA>
-HEADRACE_DEVICE A split_a(Tile<float> tile, int i, int d) {
+HEADRACE_DEVICE SplitA split_a(Tile<float> tile, int i, int d) {
     const LanePlace at;
-    A a;
+    SplitA a;
 #pragma unroll
     for (int place = 0; place < 4; ++place) {
         const float* x = &tile.at(i + at.row + place % 2 * 8, d + at.column + place / 2 * 8);
@@ -164,16 +136,14 @@ HEADRACE_DEVICE A split_a(Tile<float> tile, int i, int d) {
     }
     return a;
 }
-template <class A = SplitA>
-HEADRACE_DEVICE A split_a(const float (&left)[4], const float (&right)[4]) {
-    A a;
+HEADRACE_DEVICE SplitA split_a(const float (&left)[4], const float (&right)[4]) {
+    SplitA a;
     a.set(0, left[0], left[1]), a.set(1, left[2], left[3]), a.set(2, right[0], right[1]), a.set(3, right[2], right[3]);
     return a;
 }
-template <class B = SplitB>
-HEADRACE_DEVICE B split_b(Tile<float> tile, int d, int j) {
+HEADRACE_DEVICE SplitB split_b(Tile<float> tile, int d, int j) {
     const int t = lane() % 4, g = lane() / 4;
-    B b;
+    SplitB b;
 #pragma unroll
     for (int place = 0; place < 2; ++place) {
         const int row = d + 2 * t + place * 8;

@@ -86,6 +86,12 @@ HEADRACE_DEVICE T sum_of_warp(T value) {
     return value;
 }
 
+// Of the four lanes that share a row of accumulators.
+HEADRACE_DEVICE float sum_of_quad(float value) {
+    value += ptx::shuffle_xor(value, 1);
+    return value + ptx::shuffle_xor(value, 2);
+}
+
 // store(i, sum_j value(i, j)) for each row, by one lane; the sum of 32 interleaved parts, in an order that is always
 // the same.
 template <class Value, class Store>

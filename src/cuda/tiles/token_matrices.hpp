@@ -56,12 +56,12 @@ struct LowerImage {
     HEADRACE_DEVICE LowerImage of(std::int64_t place) const { return {first + place * size}; }
 };
 
-// f(i, j) for the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal: ten turns of a warp.
+// f(i, j) for the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal: ten turns of one of `count` warps.
 template <class F>
-HEADRACE_DEVICE void each_lower_piece(F f, int first_warp = 0) {
+HEADRACE_DEVICE void each_lower_piece_of(int first_warp, int count, F f) {
     const int own = ptx::not_before(lane());
     HEADRACE_ROLLED
-    for (int turn = warp() - first_warp; turn < 10; turn += warps() - first_warp) {
+    for (int turn = warp() - first_warp; turn < 10; turn += count) {
         // Of rows from 48 on 8 pieces, of those from 16 on the first 4, of the first 16 and of those from 32 on 2 more.
         const int bits = turn < 4   ? 3
                          : turn < 8 ? 2
@@ -72,6 +72,21 @@ HEADRACE_DEVICE void each_lower_piece(F f, int first_warp = 0) {
                   first_piece = turn < 9 ? 0 : 4;
         f(first_row + (own >> bits), 8 * (first_piece + (own & ((1 << bits) - 1))));
     }
+}
+template <class F>
+HEADRACE_DEVICE void each_lower_piece(F f, int first_warp = 0) {
+    each_lower_piece_of(first_warp, warps() - first_warp, f);
+}
+
+// A lower triangular matrix by another (LowerImage), when all warps have read it: of the block's first `threads`, which
+// have values.
+inline constexpr int replacing_barrier = 2;
+HEADRACE_DEVICE void replace_lower(Matrix<64> matrix, const std::uint16_t* by, int threads) {
+    ptx::sync_threads(replacing_barrier, threads);
+    each_lower_piece_of(0, threads / warp_lanes, [&](int i, int j) {
+        *reinterpret_cast<uint4*>(&matrix.pair(i, j)) = *reinterpret_cast<const uint4*>(by + LowerImage::place(i, j));
+    });
+    ptx::sync_threads(replacing_barrier, threads);
 }
 
 // Rows of tokens in running order: the first one's address, bytes to the next one and from an element to the next.

@@ -7,9 +7,8 @@ namespace headrace::cuda {
 
 // inverse <- (I - n)^-1, its blocks of 16 on and below the diagonal; the others are not written. Diagonal blocks by
 // substitution in fp32, then [[A, 0], [-B, D]]^-1 = [[A^-1, 0], [D^-1 B A^-1, D^-1]] twice, from 16 to 32 and 64 rows.
-// Called by four warps or more; ends with a barrier. A and B: the operands of products.
-template <class A, class B>
-struct UnitLowerInverseBy {
+// Called by four warps or more; ends with a barrier.
+struct UnitLowerInverse {
     Tile<float> n, inverse;
 
     HEADRACE_DEVICE void compute() const {
@@ -39,10 +38,10 @@ struct UnitLowerInverseBy {
     // Rows [first + 16, first + 32), columns [first + j, first + j + 8).
     HEADRACE_DEVICE void join_16(int first, int j) const {
         float y[2][4] = {}, z[4] = {};
-        const A lower = split_a<A>(inverse, first + 16, first + 16);
+        const SplitA lower = split_a(inverse, first + 16, first + 16);
 #pragma unroll
-        for (int tile = 0; tile < 2; ++tile) multiply(y[tile], lower, split_b<B>(n, first + 16, first + 8 * tile));
-        multiply(z, split_a<A>(y[0], y[1]), split_b<B>(inverse, first, first + j));
+        for (int tile = 0; tile < 2; ++tile) multiply(y[tile], lower, split_b(n, first + 16, first + 8 * tile));
+        multiply(z, split_a(y[0], y[1]), split_b(inverse, first, first + j));
         store(first + 16, first + j, z);
     }
     // Rows [i, i + 16), i 32 or 48, columns [j, j + 16), j 0 or 16.
@@ -50,15 +49,15 @@ struct UnitLowerInverseBy {
         float y[4][4] = {}, z[2][4] = {};
         HEADRACE_ROLLED
         for (int d = 32; d <= i; d += 16) {
-            const A lower = split_a<A>(inverse, i, d);
+            const SplitA lower = split_a(inverse, i, d);
 #pragma unroll
-            for (int tile = 0; tile < 4; ++tile) multiply(y[tile], lower, split_b<B>(n, d, 8 * tile));
+            for (int tile = 0; tile < 4; ++tile) multiply(y[tile], lower, split_b(n, d, 8 * tile));
         }
-        const A first = split_a<A>(y[0], y[1]), second = split_a<A>(y[2], y[3]);
+        const SplitA first = split_a(y[0], y[1]), second = split_a(y[2], y[3]);
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
-            if (j == 0) multiply(z[tile], first, split_b<B>(inverse, 0, 8 * tile));
-            multiply(z[tile], second, split_b<B>(inverse, 16, j + 8 * tile));
+            if (j == 0) multiply(z[tile], first, split_b(inverse, 0, 8 * tile));
+            multiply(z[tile], second, split_b(inverse, 16, j + 8 * tile));
             store(i, j + 8 * tile, z[tile]);
         }
     }
@@ -69,7 +68,5 @@ struct UnitLowerInverseBy {
             inverse.at(i + at.row + place / 2 * 8, j + at.column + place % 2) = z[place];
     }
 };
-using UnitLowerInverse = UnitLowerInverseBy<SplitA, SplitB>;
-using FineUnitLowerInverse = UnitLowerInverseBy<FineA, FineB>;
 
 }  // namespace headrace::cuda

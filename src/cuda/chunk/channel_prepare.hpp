@@ -51,6 +51,8 @@ struct ChannelPrepare {
         ChannelInputs::Sources sources;
         std::int64_t place;  // of what the chunk prepares
         int length;          // of the chunk
+        int reflects;        // whether a token of a forward's does
+        int with_low;        // whether scores_low is wanted
     };
     Shared* shared;
 
@@ -94,16 +96,17 @@ struct ChannelPrepare {
         ptx::sync_block();
         store_scores(sums);
         ptx::sync_block();
-        bool overlaps = false;
         if constexpr (delta) {
             const float sum = sum_of_warps();
-            overlaps = !for_gradients() && sum > 0;
-            if (overlaps) store_low_scores(sums);
+            if (threadIdx.x == 0) {
+                shared->with_low = for_gradients() || sum > 0 ? 1 : 0;
+                if (for_gradients()) args.prepared.overlap[shared->place] = sum;
+            }
+            if (!for_gradients() && sum > 0) store_low_scores(sums);
             UnitLowerInverse{n, inverse}.compute();
-            if (for_gradients() && threadIdx.x == 0) args.prepared.overlap[shared->place] = sum;
-            if (!for_gradients()) store_exactness(overlaps);
+            if (!for_gradients()) store_exactness();
         }
-        write_matrices(overlaps || for_gradients());
+        write_matrices();
         write_numbers();
     }
     // What 8 bits leave of the rows erased and written, where the chunk needs 16 (ChannelEstimate).
@@ -137,7 +140,6 @@ struct ChannelPrepare {
     int head_;
     float* spare_;    // [block_threads, ChannelInputs::spare_floats]
     bool fine_[2];    // rows of scores of the lane's tokens
-    bool reflects_;   // whether any row of a forward is fine
     // Bits of the parts of rows that this lane shares, those with tokens of other warps and the levels inside, where
     // scores need 16 bits (PrepareOps).
     unsigned overlaps_;
@@ -225,8 +227,9 @@ struct ChannelPrepare {
             const float count = sum_of_warp(fine_[0] || fine_[1] ? 1.0f : 0.0f);
             if (lane() == 0) of_warp[warp()] = count;
             ptx::sync_block();
-            reflects_ = sum_of_warps() > 0;
-            if (reflects_) return Precision::mixed;
+            const bool any = sum_of_warps() > 0;
+            if (threadIdx.x == 0) shared->reflects = any ? 1 : 0;
+            if (any) return Precision::mixed;
         }
         return Precision::cut;
     }
@@ -503,6 +506,16 @@ struct ChannelPrepare {
         const LanePlace at;
         const int first = slice_tokens * block_;
 #pragma unroll
+        for (int level = 0; level < levels; ++level) {
+            const int l = 1 << level, i = later_token(at.row, l);
+#pragma unroll
+            for (int next = 0; next < 2; ++next) {
+                const int j = earlier_token(at.column + next, l);
+                if (i / (2 * l) != j / (2 * l)) continue;
+                f(sums.inside[level][next], sums.inside[level][2 + next], first + i, first + j, 2 + level);
+            }
+        }
+#pragma unroll
         for (int other = 0; other < blocks - 1; ++other) {
             if (other >= block_) continue;
 #pragma unroll
@@ -518,16 +531,6 @@ struct ChannelPrepare {
                         f(of[0][2 * half + next], of[kinds - 1][2 * half + next], i, j, half);
                     }
                 }
-            }
-        }
-#pragma unroll
-        for (int level = 0; level < levels; ++level) {
-            const int l = 1 << level, i = later_token(at.row, l);
-#pragma unroll
-            for (int next = 0; next < 2; ++next) {
-                const int j = earlier_token(at.column + next, l);
-                if (i / (2 * l) != j / (2 * l)) continue;
-                f(sums.inside[level][next], sums.inside[level][2 + next], first + i, first + j, 2 + level);
             }
         }
     }
@@ -556,7 +559,7 @@ struct ChannelPrepare {
             if (!for_gradients() && sum_of_quad(squares[part]) > most_overlap(args, tokens)) overlaps_ |= 1u << part;
         }
         const float of_lane = for_gradients() ? all : overlaps_ != 0 ? 1.0f : 0.0f, sum = sum_of_warp(of_lane);
-        if (lane() == 0) of_warp[warp()] = sum;
+        if (lane() == 0) of_warp[ptx::not_before(warp())] = sum;
     }
     HEADRACE_DEVICE void store_read_score(float value, int i, int j) const {
         P.at(i, j) = static_cast<std::uint16_t>(ptx::round_to_bf16(value, 0));
@@ -574,20 +577,20 @@ struct ChannelPrepare {
             if (j >= i) P_low.at(i, j) = 0;
         });
     }
-    HEADRACE_DEVICE void store_exactness(bool overlaps) const {
-        const int first = reflects_ ? first_large_row(inverse, of_warp) : tensor_chunk;
+    HEADRACE_DEVICE void store_exactness() const {
+        const int first = shared->reflects != 0 ? first_large_row(inverse, of_warp) : tensor_chunk;
         if (threadIdx.x == 0)
-            *reinterpret_cast<int2*>(args.prepared.exact + 2 * shared->place) = {overlaps ? 1 : 0, first};
+            *reinterpret_cast<int2*>(args.prepared.exact + 2 * shared->place) = {shared->with_low, first};
     }
 
     // Pieces of 16 bytes on and below the diagonal's blocks of 16.
-    HEADRACE_DEVICE void write_matrices(bool with_low_scores) const {
+    HEADRACE_DEVICE void write_matrices() const {
         const auto image = [&](std::uint16_t* all) { return LowerImage{all}.of(shared->place); };
         const LowerImage scores = image(args.prepared.scores), high = image(args.prepared.solve_high),
                          low = image(args.prepared.solve_low);
         each_lower_piece([&](int i, int j) {
             scores.piece(i, j) = *reinterpret_cast<const uint4*>(&P.pair(i, j));
-            if (with_low_scores)
+            if (delta ? shared->with_low != 0 : for_gradients())
                 image(args.prepared.scores_low).piece(i, j) = *reinterpret_cast<const uint4*>(&P_low.pair(i, j));
             if constexpr (delta) {
                 SplitPair pairs[4];

@@ -191,21 +191,24 @@ struct ChannelWalk {
         const algorithms::ForwardTiles<Ops> tiles{tile(stage.scores), {}, {{}, stage.solve, {}, true}, {}, {}};
         algorithms::chunk_states<delta>(ops, in, tiles, {}, {}, {{}, {}, patch, args.o.given});
         if constexpr (delta) {
-            if (!ops.writes) advance(stage, ptx::not_before(chunk), args.o.given ? stage.exact[1] : tensor_chunk);
+            if (!ops.writes) advance(ptx::not_before(chunk));
         }
     }
-    // The chunk token by token, by the warps with values; outputs from token first_output on. Rows as they came and
-    // decays less one lie where the decayed rows were, of 16 tokens at a time.
-    HEADRACE_DEVICE void advance(const Stage& stage, int chunk, int first_output) {
+    // The chunk token by token, by the warps with values, from the token on that asks for it also its outputs. Rows as
+    // they came and decays less one lie where the decayed rows were, of 16 tokens at a time.
+    HEADRACE_DEVICE void advance(int chunk) {
+        const Stage stage = stage_of(chunk);
+        const int first_output = args.o.given ? stage.exact[1] : tensor_chunk;
         using Recurrence = TokenRecurrence<K, Bf16>;
         constexpr int group = 16;
         const Recurrence recurrence{ops.state};
-        const LanePlace at;
+        const int own = ptx::not_before(static_cast<int>(threadIdx.x));
+        const LanePlace at(own % warp_lanes);
         float* const decays = reinterpret_cast<float*>(stage.writes.data);                              // [group,K]
         std::uint32_t* const pairs = reinterpret_cast<std::uint32_t*>(decays + group * K);              // [2,group,K/2]
         const ChannelInputs from{args, &rows->sources, reinterpret_cast<float*>(stage.reads.data), rows->head};
         const float* const factors = args.prepared.factors + place_of(chunk) * 4 * tensor_chunk;
-        const int length = length_of(chunk), value = Ops::first_value() + at.row;
+        const int length = length_of(chunk), value = 16 * (own / warp_lanes) + at.row;
         HEADRACE_ROLLED
         for (int first = 0; first < length; first += group) {
             ptx::sync_threads(replacing_barrier, block_threads);
@@ -215,8 +218,10 @@ struct ChannelWalk {
             for (int n = 0; n < group && first + n < length; ++n) {
                 const int i = first + n;
                 const auto row_of = [&](int kind) {
-                    return [row = pairs + (kind * group + n) * (K / 2) + at.column / 2](int tile) {
-                        return row[4 * tile];
+                    return [=, column = at.column] {
+                        const std::uint32_t* const row =
+                            pairs + ptx::not_before(kind * group + n) * (K / 2) + column / 2;
+                        return [row](int tile) { return row[4 * tile]; };
                     };
                 };
                 const auto decay = [row = decays + n * K + at.column](int tile, int odd) {
@@ -240,7 +245,7 @@ struct ChannelWalk {
                                      std::uint32_t* pairs) const {
         constexpr int pieces = K / lane_channels, group = 16;
         HEADRACE_ROLLED
-        for (int place = static_cast<int>(threadIdx.x); place < group * pieces; place += block_threads) {
+        for (int place = ptx::not_before(static_cast<int>(threadIdx.x)); place < group * pieces; place += block_threads) {
             const int n = place / pieces, c = place % pieces * lane_channels;
             const Piece q = from.load_piece(args.q, rows->sources.q, first + n, c, rows->tokens),
                         k = from.load_piece(args.k, rows->sources.k, first + n, c, rows->tokens);

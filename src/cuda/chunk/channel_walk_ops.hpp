@@ -72,7 +72,7 @@ struct ChannelWalkOps {
             add_lower_transposed<Left::both>(
                 sums, [&](int step) { return left_operand(values, step); }, P.matrix);
             if (low_scores) {
-                const std::int64_t first = static_cast<std::int64_t>(ptx::not_before(place)) * LowerImage::size;
+                const std::int64_t first = ptx::not_before(place) * LowerImage::size;
                 replace_lower(P.matrix, all_low + first, block_threads);
                 add_lower_transposed<Left::high>(
                     sums, [&](int step) { return left_operand(values, step); }, P.matrix);

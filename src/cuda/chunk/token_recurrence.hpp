@@ -23,7 +23,7 @@ HEADRACE_DEVICE int first_large_row(Tile<float> inverse, float* of_warps) {
     float first = sum > largest_inverse_row ? static_cast<float>(i) : float{tensor_chunk};
 #pragma unroll
     for (int distance = 2; distance < warp_lanes; distance *= 2) first = fminf(first, ptx::shuffle_xor(first, distance));
-    if (lane() == 0) of_warps[warp()] = first;
+    if (lane() == 0) of_warps[ptx::not_before(warp())] = first;
     ptx::sync_block();
     return static_cast<int>(fminf(fminf(of_warps[0], of_warps[1]), fminf(of_warps[2], of_warps[3])));
 }
@@ -39,8 +39,9 @@ struct TokenRecurrence {
 
     State& state;
 
-    // S <- decay S (I - beta e k^T) + beta v k^T, or with the erasure before the decay (Comba). Rows give the pair of
-    // channels at a tile's column of this lane; decay(tile, odd) is e^g - 1 of a channel.
+    // S <- decay S (I - beta e k^T) + beta v k^T, or with the erasure before the decay (Comba). row() finds a row, each
+    // time anew, as registers are few: a function of tiles that gives the pair of channels at this lane's column.
+    // decay(tile, odd) is e^g - 1 of a channel.
     template <class Row, class Erase, class Decay>
     HEADRACE_DEVICE void advance(const Token& token, Row k, Erase e, Decay decay, bool undecayed_error) const {
         if (!undecayed_error) apply(decay);
@@ -53,24 +54,28 @@ struct TokenRecurrence {
     template <class Row>
     HEADRACE_DEVICE float2 read(Row row) const {
         float2 sums{};
+        const auto pair_of = row();
 #pragma unroll
         for (int tile = 0; tile < K / 8; ++tile) {
-            const std::uint32_t pair = row(tile);
+            const std::uint32_t pair = pair_of(tile);
             const float first = Format::first(pair), second = Format::second(pair);
             sums.x = fmaf(state[tile][1], second, fmaf(state[tile][0], first, sums.x));
             sums.y = fmaf(state[tile][3], second, fmaf(state[tile][2], first, sums.y));
         }
         return {sum_of_quad(sums.x), sum_of_quad(sums.y)};
     }
+    // Of a row of l2norm, without the subroutines of inverse_norm, for which registers would be stored.
     template <class Row>
-    HEADRACE_DEVICE static float square(Row row) {
+    HEADRACE_DEVICE static float inverse_norm(Row row) {
         float sum = 0;
+        const auto pair_of = row();
 #pragma unroll
         for (int tile = 0; tile < K / 8; ++tile) {
-            const float first = Format::first(row(tile)), second = Format::second(row(tile));
+            const float first = Format::first(pair_of(tile)), second = Format::second(pair_of(tile));
             sum = fmaf(second, second, fmaf(first, first, sum));
         }
-        return sum_of_quad(sum);
+        const float square = sum_of_quad(sum) + 1e-6f, half = 0.5f * square, y = rsqrtf(square);
+        return fmaf(y, fmaf(-half * y, y, 0.5f), y);
     }
 
   private:
@@ -85,9 +90,10 @@ struct TokenRecurrence {
     }
     template <class Row>
     HEADRACE_DEVICE void write(Row row, float2 d) const {
+        const auto pair_of = row();
 #pragma unroll
         for (int tile = 0; tile < K / 8; ++tile) {
-            const std::uint32_t pair = row(tile);
+            const std::uint32_t pair = pair_of(tile);
             const float first = Format::first(pair), second = Format::second(pair);
             state[tile][0] = fmaf(first, d.x, state[tile][0]), state[tile][1] = fmaf(second, d.x, state[tile][1]);
             state[tile][2] = fmaf(first, d.y, state[tile][2]), state[tile][3] = fmaf(second, d.y, state[tile][3]);

@@ -30,6 +30,7 @@ struct WalkerKernel {
     struct Rows {
         TokenRows q, k, e, v, o;
         ChunkRange sequence;               // all of it
+        std::int64_t head;
         std::int64_t tokens, first_place;  // of the sequence; where its first chunk was prepared
         bool last;                         // whether the walk ends with the sequence
     };
@@ -106,7 +107,7 @@ struct WalkerKernel {
             ptx::sync_block();
             const bool more = chunk + 1 < walk.end_chunk;
             if (more && args.stages == 2) fetch(columns, chunk + 1, outputs);
-            compute(stage_of(chunk), chunk, head, outputs, exact);
+            compute(stage_of(chunk), chunk, outputs, exact);
             if (outputs) store_outputs(chunk, columns);
             if (more && args.stages == 1) {
                 ptx::sync_block();
@@ -114,13 +115,12 @@ struct WalkerKernel {
             }
         }
     }
-    HEADRACE_DEVICE void compute(const Stage& stage, std::int64_t chunk, std::int64_t head, bool outputs, bool exact) {
+    HEADRACE_DEVICE void compute(const Stage& stage, std::int64_t chunk, bool outputs, bool exact) {
         exactness.decide<Format>(*reinterpret_cast<const float4*>(stage.numbers + numbers_at), exact);
         ops.exact_reads = exactness.reads, ops.exact_writes = exactness.writes;
-        const int2 exact_tokens = *reinterpret_cast<const int2*>(stage.numbers + exact_at);
-        const std::int64_t place = (rows->first_place + chunk * args.HV) * LowerImage::size;
-        ops.scores_low = exact_tokens.x != 0 ? args.prepared.scores_low + place : nullptr;
-        ops.writes = exact_tokens.y == tensor_chunk;
+        ops.exact = reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at);
+        ops.scores_low = args.prepared.scores_low;
+        ops.place = static_cast<int>(rows->first_place + chunk * args.HV);
         const float2 decay = *reinterpret_cast<const float2*>(stage.numbers + decay_at);
         ops.decay = {decay.x, decay.y};
         const float* const factors = stage.numbers;
@@ -131,28 +131,34 @@ struct WalkerKernel {
         const algorithms::ForwardTiles<Ops> tiles{
             {stage.scores.high, stage.scores, {}, true}, {}, {{}, stage.solve, {}, true}, {}, {}};
         algorithms::chunk_states<true>(ops, in, tiles, {}, {}, {{}, {}, patch, outputs});
-        if (!ops.writes) advance(stage, chunk, head, outputs ? exact_tokens.y : tensor_chunk);
+        if (!ops.writes()) advance(ptx::not_before(static_cast<int>(chunk)), outputs);
     }
-    // The chunk token by token; outputs from token first_output on.
-    HEADRACE_DEVICE void advance(const Stage& stage, std::int64_t chunk, std::int64_t head, int first_output) {
+    // The chunk token by token, from the token on that asks for it also its outputs. What is known of the stage is found
+    // again, so that nothing waits in registers for a case that is rare.
+    HEADRACE_DEVICE void advance(int chunk, bool outputs) {
+        const Stage stage = stage_of(chunk);
+        const int first_output = outputs ? *reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at + 1)
+                                         : tensor_chunk;
         using Recurrence = TokenRecurrence<K, Format>;
         const Recurrence recurrence{ops.state};
-        const LanePlace at;
-        const int length = length_of(chunk), value = Ops::first_value() + at.row;
+        const int own = ptx::not_before(lane()), length = length_of(chunk),
+                  value = 16 * (ptx::not_before(static_cast<int>(threadIdx.x)) / warp_lanes) + own / 4;
         float gates[2] = {};  // of this lane's two tokens
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
-            const int i = 2 * lane() + odd;
+            const int i = 2 * own + odd;
             if (i < length)
-                gates[odd] = expm1f(token_log_decay(args, rows->sequence,
-                                                    static_cast<int>(chunk * tensor_chunk) + i, head));
+                gates[odd] = expm1f(token_log_decay(args, rows->sequence, chunk * tensor_chunk + i, rows->head));
         }
         ptx::sync_warp();  // behind what the chunk's products have put into the patch
-        const auto norm = [&](auto row) { return args.l2norm ? inverse_norm(Recurrence::square(row)) : 1.0f; };
+        const auto norm = [&](auto row) { return args.l2norm ? Recurrence::inverse_norm(row) : 1.0f; };
         HEADRACE_ROLLED
         for (int i = 0; i < length; ++i) {
             const auto row_of = [&](Matrix<K> rows) {
-                return [rows, i, column = at.column](int tile) { return rows.pair(i, 8 * tile + column); };
+                return [rows, i, own] {
+                    const PairsAt<K> pairs(ptx::not_before(i), 0, own % 4);
+                    return [rows, pairs](int tile) { return pairs.of(rows, tile, 0); };
+                };
             };
             const auto k = row_of(stage.k), e = row_of(stage.e), q = row_of(stage.q);
             const float gate = ptx::shuffle_from(i % 2 == 0 ? gates[0] : gates[1], i / 2), of_k = norm(k);
@@ -200,6 +206,7 @@ struct WalkerKernel {
                      rows_of(args.v, all, head, first),
                      rows_of(args.o, all, head, first),
                      all,
+                     head,
                      s.end - s.begin,
                      saved_place(args, s, walk.n, head, 0, tensor_chunk),
                      walk.last};

@@ -20,7 +20,7 @@ struct OutputPatch {
     HEADRACE_DEVICE static int row(int value) { return value ^ (value / 8 * 2); }
     template <class Format = Bf16>
     HEADRACE_DEVICE void store(const TokenSums& sums) const {
-        const LanePlace at;
+        const LanePlace at(ptx::not_before(lane()));  // or its places fill registers
 #pragma unroll
         for (int tile = 0; tile < token_tiles; ++tile) {
 #pragma unroll
@@ -32,10 +32,10 @@ struct OutputPatch {
     // Of one token, the two values that this lane's quad has.
     template <class Format>
     HEADRACE_DEVICE void store_token(int i, float first, float second) const {
-        const LanePlace at;
-        if (lane() % 4 < 2)
-            matrix.at(row(at.row + 8 * (lane() % 4)), i) =
-                static_cast<std::uint16_t>(Format::round(lane() % 4 == 0 ? first : second, 0));
+        const int own = ptx::not_before(lane()), half = own % 4;
+        if (half < 2)
+            matrix.at(row(own / 4 + 8 * half), i) =
+                static_cast<std::uint16_t>(Format::round(half == 0 ? first : second, 0));
     }
     // Values [4 t, 4 t + 4), t = lane % 4, of tokens 16 step + g and 16 step + 8 + g, g = lane / 4: registers 0 and 1,
     // 2 and 3.
@@ -72,10 +72,15 @@ struct WalkerOps {
     bool exact_reads, exact_writes;     // of this chunk
     const float *read, *erase, *write;  // [C] factors of the rows
     SplitDecay<float> decay;            // of this chunk
-    const std::uint16_t* scores_low;    // of bf16: a LowerImage, where rows of scores need 16 bits, else null
-    bool writes;                        // else the state stays as it enters
+    // Looked up where they are needed, as registers are few: Prepared::exact of this chunk, in shared memory; scores_low
+    // of all chunks, and where this one was prepared.
+    const std::int32_t* exact;
+    const std::uint16_t* scores_low;
+    int place;
 
     HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
+    // Else the state stays as it enters.
+    HEADRACE_DEVICE bool writes() const { return exact[1] == tensor_chunk; }
 
     // ---- what the page asks for ----
     HEADRACE_DEVICE State right_state(State) const { return {}; }
@@ -113,16 +118,18 @@ struct WalkerOps {
         if constexpr (Format::splits_scores) {
             add_lower_transposed(sums, d, P.split);
         } else {
-            add_lower_transposed<Left::both>(sums, d, P.matrix);
-            if (scores_low != nullptr) {
-                replace_lower(P.matrix, scores_low, static_cast<int>(blockDim.x));
-                add_lower_transposed<Left::high>(sums, d, P.matrix);
+            HEADRACE_ROLLED
+            for (int turn = 0; turn <= exact[0]; ++turn) {
+                if (turn == 1)
+                    replace_lower(P.matrix, scores_low + ptx::not_before(place) * LowerImage::size,
+                                  static_cast<int>(blockDim.x));
+                add_lower_transposed<Left::both>(sums, d, P.matrix);
             }
         }
         o.patch.template store<Format>(sums);
     }
     HEADRACE_DEVICE void decay_and_write(State, State, Decayed x, Tile) {
-        if (!writes) return;
+        if (!writes()) return;
         scale_tokens(values, x.factors);
         const auto factors = Format::RowFactors::of(values);
         const auto written = [&](int step) { return left_operand<Format>(values, step, factors); };

@@ -61,7 +61,7 @@ template <class F>
 HEADRACE_DEVICE void each_lower_piece_of(int first_warp, int count, F f) {
     const int own = ptx::not_before(lane());
     HEADRACE_ROLLED
-    for (int turn = warp() - first_warp; turn < 10; turn += count) {
+    for (int turn = ptx::not_before(warp()) - first_warp; turn < 10; turn += count) {
         // Of rows from 48 on 8 pieces, of those from 16 on the first 4, of the first 16 and of those from 32 on 2 more.
         const int bits = turn < 4   ? 3
                          : turn < 8 ? 2

@@ -102,8 +102,8 @@ struct ChannelGradient {
             }
             if (more && args.stages == 2) fetch(block + 1);
             const Stage now = stage_of(block);
-            multiply_both(d_P, d_l, now, now.d);
-            if (fine) add_rest(d_P, d_l, now, block);
+            multiply_both<true>(d_P, d_l, now, now.d);
+            if (fine) add_rest(d_P, d_l, border, now, block);
             add_borders(border, now);
             if (more && args.stages == 1) {
                 ptx::sync_block();
@@ -275,6 +275,8 @@ struct ChannelGradient {
             ptx::load_matrix(b, from.at(token, d));
         }
     }
+    // Without `reads` of d_l only.
+    template <bool reads>
     HEADRACE_DEVICE static void multiply_both(PairSums& d_P, PairSums& d_l, const Stage& now,
                                               Matrix<tensor_values> written) {
         using At = OperandAt<tensor_values>;
@@ -282,29 +284,55 @@ struct ChannelGradient {
         HEADRACE_ROLLED
         for (int d = 0; d < tensor_values; d += 16) {
             std::uint32_t d_o[4], y[4];
-            ptx::load_matrix(d_o, of_d_o.at(token_row(), d));
+            if (reads) ptx::load_matrix(d_o, of_d_o.at(token_row(), d));
             if (delta) ptx::load_matrix_transposed(y, of_y.at(d, token_row()));
             each_lower_tile([&](int tile) {
                 std::uint32_t b[4];
                 load_written(b, of_written, d, pair_column() + 8 * tile);
-                ptx::multiply_bf16(d_P[tile], d_o, {b[0], b[1]});
-                ptx::multiply_bf16(d_P[tile + 1], d_o, {b[2], b[3]});
+                if (reads) {
+                    ptx::multiply_bf16(d_P[tile], d_o, {b[0], b[1]});
+                    ptx::multiply_bf16(d_P[tile + 1], d_o, {b[2], b[3]});
+                }
                 if (!delta) return;
                 ptx::multiply_bf16(d_l[tile], y, {b[0], b[1]});
                 ptx::multiply_bf16(d_l[tile + 1], y, {b[2], b[3]});
             });
         }
     }
-    // What residuals have below their bf16; it takes the place of W_low.
-    HEADRACE_DEVICE void add_rest(PairSums& d_P, PairSums& d_l, const Stage& now, int block) const {
+    // What r and y have below their bf16, which takes the place of W_low: y r^T and d_o r^T, D r and S y.
+    HEADRACE_DEVICE void add_rest(PairSums& d_P, PairSums& d_l, BorderSums& border, Stage now, int block) const {
         const int first = block * tensor_values;
         const std::int64_t line = (rows.at->of_head * round_up(args.V, 16) + first) * tensor_chunk;
-        copy_lines(W_low, args.swept.residuals_low + line, args.V - first);
-        ptx::end_copies();
-        ptx::wait_for_copies<0>();
+        const auto take = [&](const std::uint16_t* from) {
+            copy_lines(W_low, from + line, args.V - first);
+            ptx::end_copies();
+            ptx::wait_for_copies<0>();
+            ptx::sync_block();
+        };
+        take(args.swept.residuals_low);
+        multiply_both<true>(d_P, d_l, now, W_low);
+        add_border(border.write, now.D, W_low);
         ptx::sync_block();
-        multiply_both(d_P, d_l, now, W_low);
+        take(args.swept.d_written_low);
+        add_border(border.erase, now.S, W_low);
+        now.y = W_low;
+        multiply_both<false>(d_P, d_l, now, now.d);
         ptx::sync_block();
+    }
+    // sums += states m, states [64 values, K], m [64 values, C].
+    HEADRACE_DEVICE static void add_border(TokenGroups& sums, Matrix<K> states, Matrix<tensor_values> m) {
+        const auto of_states = OperandAt<K>::across(states);
+        const auto of_tokens = OperandAt<tensor_values>::down(m);
+        HEADRACE_ROLLED
+        for (int d = 0; d < tensor_values; d += 16) {
+            std::uint32_t a[4], b[4];
+            ptx::load_matrix_transposed(a, of_states.at(d, warp_channel()));
+#pragma unroll
+            for (int group = 0; group < token_groups; ++group) {
+                ptx::load_matrix_transposed(b, of_tokens.at(d, group_tokens * group));
+                add_group(sums[group], a, b);
+            }
+        }
     }
     HEADRACE_DEVICE static void add_borders(BorderSums& border, const Stage& now) {
         using At = OperandAt<tensor_values>;

@@ -654,9 +654,10 @@ struct ChannelPrepare {
             all_added += added;
         }
         all_added = sum_of_warp(all_added);
-        const bool writes = reflects > 0 ? lasting > 0 : 4 * lasting >= args.K;
+        const bool overlaps = for_gradients() && keys_overlap(sum_of_warps()),
+                   writes = overlaps || (reflects > 0 ? lasting > 0 : 4 * lasting >= args.K);
         if (lane() != 0) return;
-        *reinterpret_cast<float4*>(args.prepared.numbers + 4 * shared->place) = {kept, writes ? 1.0f : 0.0f, 0,
+        *reinterpret_cast<float4*>(args.prepared.numbers + 4 * shared->place) = {kept, writes ? 1.0f : 0.0f, overlaps ? 1.0f : 0.0f,
                                                                                  all_added / args.K};
     }
     static constexpr float hardly_forgets = -0.008f * tensor_chunk,  // a channel, of which that much is left

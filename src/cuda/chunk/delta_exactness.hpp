@@ -79,6 +79,12 @@ struct ChunkNumbers {
     }
 };
 
+// Where keys overlap that much, gradients are small differences of what a chunk adds up. Of the sum of squares of l.
+HEADRACE_DEVICE bool keys_overlap(float squares) {
+    constexpr float most = 64 * 63 / 2 / 32.0f;  // 1/32 on the mean of the pairs; of random unit keys it is 1/K
+    return !(squares < most);
+}
+
 // What a walk makes of the numbers of its chunks, the same in each thread.
 struct DeltaExactness {
     static constexpr float limit = 0.75f, hardly_forgets = 0.6f;  // e^{-0.008 C}

@@ -2,15 +2,14 @@
 // by warps that own 16 values each, and what it leaves of every chunk (SweptChunks).
 #pragma once
 
+#include "cuda/chunk/delta_exactness.hpp"
 #include "cuda/chunk/segments.hpp"
 #include "cuda/chunk/warp_values.hpp"
 
 namespace headrace::cuda {
 
-// Where keys overlap that much, gradients of queries are small differences of what a chunk adds up.
 HEADRACE_DEVICE bool keys_overlap(const KernelArgs& args, std::int64_t place) {
-    constexpr float most = 64 * 63 / 2 / 16.0f;  // 1/16 on the mean of the pairs; of random unit keys it is 1/K
-    return !(args.prepared.overlap[place] < most);
+    return keys_overlap(args.prepared.overlap[place]);
 }
 
 // With the state in registers, or the gradient of one.

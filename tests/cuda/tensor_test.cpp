@@ -116,9 +116,22 @@ TEST(CudaTensor, KeysOfFewDirections) {
           "kda:fwd t2000 h1 k64 v32 bf16 gates=zero betas=2,2 directions=5",
           "comba:fwd t300 h1 hv3 k70 v48 bf16 gates=lasting betas=0.9,1 state=inout directions=1",
           "comba:fwd t300 h1 hv3 k128 v40 f16 l2norm gates=lasting betas=0.9,1 directions=3 reverse",
-          "gated_delta_rule:fwd varlen=0,40,40,200,1300 h1 hv2 k100 v48 bf16 rawgate betas=1.9,2 state=inout directions=2",
+          "gated_delta_rule:fwd varlen=0,40,40,200,1300 h1 hv2 k100 v48 bf16 rawgate betas=1.9,2 state=in directions=2",
           "kda:fwd varlen=0,40,40,200,500 h1 hv2 k100 v48 bf16 gates=reset betas=1.9,2 state=inout directions=1",
           "kda:fwd t200 h1 k75 v33 bf16 gates=strong betas=1.9,2 directions=1 reverse strided"})
+        expect_right(std::string(line) + " force=cuda.tensor cuda");
+}
+TEST(CudaTensor, GradientsOfKeysOfFewDirections) {
+    for (const char* op : {"gated_delta_rule:bwd k64 v40", "kda:bwd k64 v40", "kda:bwd k128 v48 reverse strided"})
+        for (const char* directions : {"1", "2", "5", "20"})
+            for (const char* betas : {"1.9,2", "0,1"})
+                expect_right(std::string(op) + " t200 h8 bf16 l2norm gates=lasting state=inout directions=" +
+                             directions + " betas=" + betas + " force=cuda.tensor cuda");
+    for (const char* line : {"kda:bwd t300 h8 k128 v64 bf16 l2norm betas=0.9,1 directions=1",
+                             "kda:bwd t200 h8 k64 v32 bf16 l2norm gates=lasting betas=1,1 directions=1",
+                             "kda:bwd t150 h4 hv8 k75 v100 bf16 rawgate gate=channel+head betas=1.5,1.9 directions=2",
+                             "gated_delta_rule:bwd t200 h4 hv8 k128 v64 bf16 betas=1.5,2 directions=3 reverse",
+                             "comba:bwd t200 h8 k64 v64 bf16 l2norm betas=0.9,1 directions=1 state=in"})
         expect_right(std::string(line) + " force=cuda.tensor cuda");
 }
 // Which products are exact, and what is computed token by token, follows from no later token.

@@ -657,8 +657,8 @@ struct ChannelPrepare {
         const bool overlaps = for_gradients() && keys_overlap(sum_of_warps()),
                    writes = overlaps || (reflects > 0 ? lasting > 0 : 4 * lasting >= args.K);
         if (lane() != 0) return;
-        *reinterpret_cast<float4*>(args.prepared.numbers + 4 * shared->place) = {kept, writes ? 1.0f : 0.0f, overlaps ? 1.0f : 0.0f,
-                                                                                 all_added / args.K};
+        float4& numbers = *reinterpret_cast<float4*>(args.prepared.numbers + 4 * shared->place);
+        numbers = {kept, writes ? 1.0f : 0.0f, overlaps ? 1.0f : 0.0f, all_added / args.K};
     }
     static constexpr float hardly_forgets = -0.008f * tensor_chunk,  // a channel, of which that much is left
         most = 1e6f;                                                 // of what a chunk adds: keeps the estimate finite

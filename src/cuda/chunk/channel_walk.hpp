@@ -245,7 +245,8 @@ struct ChannelWalk {
                                      std::uint32_t* pairs) const {
         constexpr int pieces = K / lane_channels, group = 16;
         HEADRACE_ROLLED
-        for (int place = ptx::not_before(static_cast<int>(threadIdx.x)); place < group * pieces; place += block_threads) {
+        for (int place = ptx::not_before(static_cast<int>(threadIdx.x)); place < group * pieces;
+             place += block_threads) {
             const int n = place / pieces, c = place % pieces * lane_channels;
             const Piece q = from.load_piece(args.q, rows->sources.q, first + n, c, rows->tokens),
                         k = from.load_piece(args.k, rows->sources.k, first + n, c, rows->tokens);

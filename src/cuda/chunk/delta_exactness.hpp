@@ -115,9 +115,9 @@ struct DeltaExactness {
             if (lane() < count) of = *reinterpret_cast<const float4*>(numbers + (first + lane()) * step);
             HEADRACE_ROLLED
             for (int chunk = 0; chunk < count; ++chunk)
-                decide<Format>({ptx::shuffle_from(of.x, chunk), ptx::shuffle_from(of.y, chunk), ptx::shuffle_from(of.z, chunk),
-                        ptx::shuffle_from(of.w, chunk)},
-                       false);
+                decide<Format>({ptx::shuffle_from(of.x, chunk), ptx::shuffle_from(of.y, chunk),
+                                ptx::shuffle_from(of.z, chunk), ptx::shuffle_from(of.w, chunk)},
+                               false);
         }
     }
 };

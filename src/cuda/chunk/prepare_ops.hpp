@@ -17,8 +17,8 @@ HEADRACE_DEVICE float divisible(float beta) {
     return fabsf(beta) < least ? least : beta;
 }
 
-// Squares of l with so many earlier tokens add up to more in rows whose keys overlap: five deviations beyond the mean of
-// unit keys at random.
+// Squares of l with so many earlier tokens add up to more in rows whose keys overlap: five deviations beyond the mean
+// of unit keys at random.
 HEADRACE_DEVICE float most_overlap(const KernelArgs& args, int tokens) {
     const float count = static_cast<float>(tokens);
     return (count + 7 * sqrtf(count)) / static_cast<float>(args.K);

@@ -12,8 +12,8 @@ namespace headrace::cuda {
 // The squares of a row of the inverse add up to that much at most; else the recurrence takes over from its token on.
 inline constexpr float largest_inverse_row = 16;
 
-// The first such row of the inverse [64,64], tensor_chunk where there is none: by four warps, each of which has 16 rows.
-// of_warps: [4] of the block.
+// The first such row of the inverse [64,64], tensor_chunk where there is none: by four warps, each of which has 16
+// rows. of_warps: [4] of the block.
 HEADRACE_DEVICE int first_large_row(Tile<float> inverse, float* of_warps) {
     const int i = 16 * (warp() % block_warps) + lane() / 2;
     float sum = 0;
@@ -22,7 +22,8 @@ HEADRACE_DEVICE int first_large_row(Tile<float> inverse, float* of_warps) {
     sum += ptx::shuffle_xor(sum, 1);
     float first = sum > largest_inverse_row ? static_cast<float>(i) : float{tensor_chunk};
 #pragma unroll
-    for (int distance = 2; distance < warp_lanes; distance *= 2) first = fminf(first, ptx::shuffle_xor(first, distance));
+    for (int distance = 2; distance < warp_lanes; distance *= 2)
+        first = fminf(first, ptx::shuffle_xor(first, distance));
     if (lane() == 0) of_warps[ptx::not_before(warp())] = first;
     ptx::sync_block();
     return static_cast<int>(fminf(fminf(of_warps[0], of_warps[1]), fminf(of_warps[2], of_warps[3])));

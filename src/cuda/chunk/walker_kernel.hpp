@@ -133,8 +133,8 @@ struct WalkerKernel {
         algorithms::chunk_states<true>(ops, in, tiles, {}, {}, {{}, {}, patch, outputs});
         if (!ops.writes()) advance(ptx::not_before(static_cast<int>(chunk)), outputs);
     }
-    // The chunk token by token, from the token on that asks for it also its outputs. What is known of the stage is found
-    // again, so that nothing waits in registers for a case that is rare.
+    // The chunk token by token, from the token on that asks for it also its outputs. What is known of the stage is
+    // found again, so that nothing waits in registers for a case that is rare.
     HEADRACE_DEVICE void advance(int chunk, bool outputs) {
         const Stage stage = stage_of(chunk);
         const int first_output = outputs ? *reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at + 1)

@@ -72,8 +72,8 @@ struct WalkerOps {
     bool exact_reads, exact_writes;     // of this chunk
     const float *read, *erase, *write;  // [C] factors of the rows
     SplitDecay<float> decay;            // of this chunk
-    // Looked up where they are needed, as registers are few: Prepared::exact of this chunk, in shared memory; scores_low
-    // of all chunks, and where this one was prepared.
+    // Looked up where they are needed, as registers are few: Prepared::exact of this chunk, in shared memory;
+    // scores_low of all chunks, and where this one was prepared.
     const std::int32_t* exact;
     const std::uint16_t* scores_low;
     int place;

@@ -84,6 +84,10 @@ TEST(Reflections, LaterTokensChangeNoBit) {
             const std::string force = std::string(" force=generic.") + form;
             expect_same_prefixes(std::string(words) + " t2000 h2 k32 v32 f32 betas=1.9,2 chunk=32 threads=1" + force,
                                  {513, 600, 900, 1999});
+            for (const char* directions : {" directions=1", " directions=7"}) {
+                expect_same_prefixes(std::string(words) + " t200 h2 k32 v32 f32 betas=2,2 chunk=32 threads=1" + directions + force,
+                                     {1, 5, 6, 7, 33, 35, 64, 65, 100, 129, 199});
+            }
         }
     }
 }
@@ -102,6 +106,35 @@ TEST(Reflections, ManyInFp32) {
     // Erase keys at an angle to the keys: states that grow and shrink.
     for (const char* seed : {"1", "2", "3", "4"}) {
         expect_right_everywhere(std::string("comba:fwd t1000 h2 k16 v32 gates=zero state=inout l2norm betas=2,2 seed=") + seed);
+    }
+}
+
+// Keys that repeat: what one of them rounds, the others along its direction round alike.
+TEST(Reflections, RepeatedKeys) {
+    for (const char* words :
+         {"delta_rule:fwd t64 h8 k128 v64", "delta_rule:fwd t300 h8 k128 v32 l2norm", "gated_delta_rule:fwd t300 h8 k64 v32 gates=lasting",
+          "gated_delta_rule:fwd t300 h4 hv8 k64 v32 gates=zero l2norm reverse chunk=16", "kda:fwd t1000 h2 k64 v32 gates=lasting l2norm",
+          "kda:fwd t300 h8 k128 v32 gates=zero chunk=32", "comba:fwd t200 h4 k64 v32 gates=lasting l2norm", "kda:fwd h2 k64 v32 varlen=0,30,230,700 l2norm",
+          "gated_delta_rule:fwd t300 h2 k64 v48 gv gates=zero l2norm", "kda:fwd t300 h2 k64 v48 betav gates=zero l2norm",
+          "delta_rule:summary t300 h4 k64 v32 l2norm", "kda:summary t200 h4 k64 v32 gates=lasting", "delta_rule:step t40 h8 k64 v32 l2norm spec=40 pool=400"}) {
+        for (const char* betas : {"2,2", "1.999,2", "1.9,2"}) {
+            for (const char* directions : {"1", "2", "5", "12"}) {
+                if (std::string(words).find("comba") == 0 && std::string(betas) != "2,2") continue;
+                const bool steps = std::string(words).find(":step") != std::string::npos, maps = std::string(words).find(":summary") != std::string::npos;
+                expect_right_everywhere(std::string(words) + (steps || maps ? "" : " state=inout") + " betas=" + betas + " directions=" + directions);
+            }
+        }
+    }
+    expect_right_everywhere("kda:fwd t300 h8 k64 v32 gates=lasting l2norm state=inout betas=2,2 beta=two_sigmoid directions=1");
+    expect_right_everywhere("delta_rule:fwd t4000 h1 k64 v32 l2norm state=inout betas=2,2 directions=20");
+}
+
+// In pieces, cut before and behind the token that sends a chunk into double.
+TEST(Reflections, RepeatedKeysInPieces) {
+    for (const char* words : {"delta_rule:fwd t300 h2 k64 v32 l2norm", "gated_delta_rule:fwd t400 h2 k64 v32 gates=lasting", "kda:fwd t300 h2 k64 v32 gates=zero chunk=16"}) {
+        for (const char* directions : {"1", "5", "12"}) {
+            expect_right_everywhere(std::string(words) + " state=inout betas=2,2 ranks=4 directions=" + directions);
+        }
     }
 }
 

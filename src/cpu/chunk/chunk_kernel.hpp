@@ -38,6 +38,7 @@ struct ChunkKernel {
     };
     States states, adjoints;
     Reflections<T>* reflections = nullptr;  // of each head of a forward, where it may end early
+    Tile spare_state{};                     // for what a chunk leaves that only its first outputs are wanted of
     long state_row = 0;
     Tile o, d_o, gate_gradient, d_q_sum, d_k_sum, d_e_sum, saved_adjoint;
     StateKeeper<T> keeper{};
@@ -61,7 +62,10 @@ struct ChunkKernel {
         state_row = round_up(value_columns, 16) + 16;
         const std::int64_t task_heads = use == forward_only ? args.walk : heads();
         if (use != sweeps_only) states = carve_states(arena, task_heads, false);
-        if (use == forward_only && args.ends_early) reflections = arena.take<Reflections<T>>(static_cast<std::size_t>(task_heads));
+        if (use == forward_only && args.ends_early) {
+            reflections = arena.take<Reflections<T>>(static_cast<std::size_t>(task_heads));
+            spare_state = arena.tile<T>(key_columns, value_columns);
+        }
         o = value_tile();
         forward_tiles.P = square();
         if (delta) {
@@ -190,12 +194,16 @@ struct ChunkKernel {
                 keys_loaded = true;
                 load_chunk(range, head + j, first, count, roundings_of(states, j));
                 prefetch_next_head(n, range.first, args.chunk, head, j, heads, first, count, true);
-                algorithms::chunk_forward<delta>(ops, in, forward_tiles, walking_state(j), walking_state(j), o);
+                const State state = walking_state(j);
+                const int done = args.ends_early ? reflections[j].count(tokens, range.length) : range.length;
+                const bool stays = done == range.length, last = chunk + 1 == chunks(n);
+                algorithms::chunk_forward<delta>(ops, in, forward_tiles, state, stays ? state : State{spare_state}, o);
                 store_tokens(args.o, o, range, head + j, first, count);
-                const bool last = chunk + 1 == chunks(n);
-                if (!args.ends_early || (last && !args.final_roundings.given)) continue;
-                reflections[j].count(tokens, range.length);
-                if (!last && reflections[j].must_leave(range)) rest[j] = left_at(range, walking_state(j).tile);
+                if (!stays) {
+                    rest[j] = reflections[j].leave_before(range, done, state.tile);
+                } else if (args.ends_early && !last && reflections[j].must_leave(range)) {
+                    rest[j] = left_at(range, state.tile);
+                }
             }
         }
         if (first == 0 && !args.ends_early) leave_roundings(states, args.final_roundings, n, head, heads);

@@ -93,10 +93,13 @@ struct SummaryKernel : ChunkKernel<A, GateType, delta> {
                 ops.start_chunk(range.length, range.rows, tokens.log_decay, in, this->roundings_of(states, j), delta);
                 this->prefetch_next_head(n, range.first, args.chunk, head, j, heads, first, columns.given, false);
                 const State state = this->walking_state(j);
+                const int done = args.ends_early ? reflections[j].count(tokens, range.length) : range.length;
+                if (done < range.length) {
+                    rest[j] = reflections[j].leave_before(range, done, state.tile);
+                    continue;
+                }
                 algorithms::chunk_forward<delta>(ops, in, forward_tiles, state, state, Tile{});
-                if (!args.ends_early || chunk + 1 == chunks) continue;
-                reflections[j].count(tokens, range.length);
-                if (reflections[j].must_leave(range)) rest[j] = left_at(range, state.tile);
+                if (args.ends_early && chunk + 1 < chunks && reflections[j].must_leave(range)) rest[j] = left_at(range, state.tile);
             }
         }
         for (std::int64_t j = 0; j < heads; ++j) {

@@ -83,7 +83,9 @@ class IsaImplementation : public Implementation {
         left.value_columns = std::min(args.V, rest_columns);
         left.sequences = &tokens;
         left.final_roundings.given = false;
-        if (rest.tokens > 0) {
+        left.done = static_cast<int>(rest.tokens % cut_tokens);
+        left.outputs = rest.outputs;
+        if (!rest.unbegun) {
             left.initial_state = {const_cast<char*>(rest.state) - first * 4, DType::f32, true, false, {0, 0, rest.row, 1}};
         } else if (args.initial_state.given) {
             left.initial_state.data += n * args.initial_state.stride[0] * static_cast<std::int64_t>(size_of(args.initial_state.dtype));

@@ -28,11 +28,13 @@ constexpr int most_reflections = 512;
 constexpr int cut_tokens = 64;
 
 // Where a forward in fp32 ended because it had left so many: the tokens done, and the state they left, [K, values
-// of the block] in rows of `row` floats; no tokens: it did not begin. Without a state: it went to the end.
+// of the block] in rows of `row` floats; `unbegun`: the caller's initial state. Without a state: it went to the end.
 struct Unfinished {
     std::int64_t tokens;
     const char* state;
     std::int64_t row;
+    bool unbegun;
+    int outputs;  // of tokens behind these that were stored
 };
 
 // What a step brings nearer while it walks columns of a state: what is walked next, or the same part of the next state.
@@ -59,6 +61,8 @@ struct KernelArgs {
     bool ends_early;          // a forward in fp32 may leave its last tokens to kernels in double (Unfinished)
     int roundings;            // roundings_size(K)
     bool piece;               // the call's sequences may be parts of longer ones
+    int done;                 // recurrent forward: tokens of the sequence before the call's first, modulo cut_tokens
+    int outputs;              // recurrent forward: of the first tokens that others have stored
     bool by_tokens;           // recurrent forward: token by token, as its backward recomputes states
 
     const double* gamma;      // [HV], or null

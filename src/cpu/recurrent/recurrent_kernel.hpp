@@ -1,5 +1,6 @@
 // RecurrentKernel: walks the tokens of one sequence and head with the state in scratch memory; its backward keeps a
 // state every few tokens and recomputes those between.
+// over 400 lines: its walks share the tiles that the constructor carves.
 #pragma once
 
 #include "cpu/recurrent/recurrent_ops.hpp"
@@ -62,17 +63,19 @@ struct RecurrentKernel {
     std::int64_t state_elements() const { return static_cast<std::int64_t>(key_columns) * S.row; }
     Tile state_at(T* base, std::int64_t index) const { return {base + index * state_elements(), S.row}; }
     std::int64_t segments(std::int64_t n) const {
-        return (args.sequences[n].end - args.sequences[n].begin + segment - 1) / segment;
+        return (args.sequences[n].end - args.sequences[n].begin + args.done % segment + segment - 1) / segment;
     }
     ChunkRange range_of(std::int64_t n, std::int64_t index) const {
         const TokenRange& s = args.sequences[n];
-        const std::int64_t first = index * segment, left = s.end - s.begin - first;
-        const int length = static_cast<int>(left < segment ? left : segment);
+        const int lacking = args.done % segment;  // of the first segment
+        const std::int64_t first = index == 0 ? 0 : index * segment - lacking, left = s.end - s.begin - first;
+        const int most = index == 0 ? segment - lacking : segment, length = static_cast<int>(left < most ? left : most);
         return {s.row, s.begin, s.end, first, length, length, args.reverse};
     }
 
     void load_head(const ChunkRange& range, std::int64_t head, int first, int values, bool with_v = true) {
         tokens.load_head(range, head, first, with_v ? values : 0);
+        tokens.normalise_reflecting_keys(range);
         if (args.gv.given) {
             load_tokens(value_decay, args.gv, range, head, first, values);
             for (int i = 0; i < range.length; ++i) {
@@ -172,7 +175,7 @@ struct RecurrentKernel {
                 state = left;
                 if (args.per_token_rows > 0) store_final(n * args.per_token_rows + range.token(i) - range.begin, head, first, count);
             }
-            store_tokens(args.o, o, range, head, first, count);
+            store_outputs(range, head, first, count);
             if (!args.ends_early || (part + 1 == segments(n) && !args.final_roundings.given)) continue;
             count_reflections(range, head);
             if (part + 1 < segments(n) && reflections.must_leave(range)) {
@@ -223,7 +226,7 @@ struct RecurrentKernel {
                 if (args.elementwise_beta) load_value_beta(range, head, first, count);
             }
             // Decays that a state lacks do not pass where it may be cut.
-            const bool border = !last_segment && (range.first + range.length) % cut_tokens == 0;
+            const bool border = !last_segment && (args.done + range.first + range.length) % cut_tokens == 0;
             const bool final = border || (last_segment && wanted);
             pairs.prepare(range.length, final ? Leaving::final : last_segment ? Leaving::nothing : Leaving::kept);
             for (int i = 0; i < range.rows; ++i) {
@@ -245,7 +248,7 @@ struct RecurrentKernel {
                 const PairColumns<T, width> columns{block<width>(j).data, zero, entering, left, args.K, j, pairs.ending, ahead};
                 algorithms::pairs_forward<delta>(columns, pairs.pairs, range.rows / 2);
             });
-            if (!o_there) store_tokens(args.o, o, range, head, first, count);
+            if (!o_there) store_outputs(range, head, first, count);
             if (ends_here) *rest = left_at(range, carried);
         }
         end_roundings(n, head, first);
@@ -256,6 +259,13 @@ struct RecurrentKernel {
                              block<width>(j).at(c), columns_of<width>(j, count));
             }
         });
+    }
+    void store_outputs(ChunkRange range, std::int64_t head, int first, int count) const {
+        const std::int64_t lacking = args.outputs - range.first;
+        const int stored = lacking <= 0 ? 0 : lacking < range.length ? static_cast<int>(lacking) : range.length;
+        range.first += stored;
+        range.length -= stored;
+        if (range.length > 0) store_tokens(args.o, o.from(stored, 0), range, head, first, count);
     }
     void end_roundings(std::int64_t n, std::int64_t head, int first) const {
         if (first == 0 && args.final_roundings.given) reflections.end(args, n, head);

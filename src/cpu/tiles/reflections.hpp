@@ -13,19 +13,23 @@ namespace headrace::cpu::inline HEADRACE_ISA {
 // states that grow so may shrink again, and leave their roundings behind.
 template <class T>
 Unfinished left_at(const ChunkRange& done, Tile<T> state) {
-    return {done.first + done.length, reinterpret_cast<const char*>(state.data), state.row};
+    return {done.first + done.length, reinterpret_cast<const char*>(state.data), state.row, false, 0};
 }
 
 template <class T>
 struct Reflections {
     static constexpr T growing = 256;  // reflections for each share that a token adds to the squares of a state
+    // Tokens with beta k.e above the first reflect whole: what they round along one direction adds up, in one direction
+    // too. A chunk computes of such tokens no more than these with one key: its scores, rounded once, are the same
+    // error for each pair (t16 to t64: 2.4e-6 to 1.3e-5 of the final state), and a token alone has a tenth of it.
+    static constexpr T whole = T(1.9), most_repeats = 4;
 
     T held = 0;
 
     // What is left of a sequence whose state, which stands in the tile, may hold too many already.
     Unfinished begin(const KernelArgs& args, std::int64_t n, std::int64_t head, Tile<T> state) {
         load_roundings(&held, at_count(args, args.initial_roundings), n, head, 1);
-        return too_many() ? Unfinished{0, reinterpret_cast<const char*>(state.data), state.row} : Unfinished{};
+        return too_many() ? Unfinished{0, reinterpret_cast<const char*>(state.data), state.row, true, 0} : Unfinished{};
     }
     void end(const KernelArgs& args, std::int64_t n, std::int64_t head) const {
         store_roundings(args.final_roundings, static_cast<const T*>(nullptr), n, head, args.roundings);
@@ -35,14 +39,22 @@ struct Reflections {
     // (16 channels, no gates).
     bool must_leave(const ChunkRange& range) const { return too_many() && (range.first + range.length) % cut_tokens == 0; }
     bool too_many() const { return held > T(most_reflections); }
+    // The same of a chunk whose token i is the first with too many repeats: it is not to be done in fp32.
+    Unfinished leave_before(const ChunkRange& range, int i, Tile<T> state) {
+        held = 2 * T(most_reflections);
+        return {range.first, reinterpret_cast<const char*>(state.data), state.row, false, i};
+    }
 
     // The tokens in the tiles, a multiple of 16. With a beta per value channel, tokens.beta holds each token's largest.
-    void count(const TokenTiles<T>& tokens, int length) {
+    // Returns the first token with more than most_repeats, or length.
+    int count(const TokenTiles<T>& tokens, int length) {
         const Products products(tokens, length);
         bool any = held > 0 || !products.one_key;
         for (int i = 0; i < length; ++i) any |= tokens.beta[i] * products.k_k[i] > T(4) / 3;
-        if (!any) return;  // one key: none takes less than twice what it leaves
+        if (!any) return length;  // one key: none takes less than twice what it leaves
         const T kept = kept_by_gate(tokens, length);
+        Repeats repeats{tokens, products.k_k};
+        int first = length;
         for (int i = 0; i < length; ++i) {
             held *= kept;
             const T beta = tokens.beta[i], left = beta * beta * products.k_k[i] * products.e_e[i];
@@ -50,7 +62,14 @@ struct Reflections {
             if (share > 0 && !tokens.args.elementwise_beta) held *= 1 - share;
             if (taken < left / 2) held += left < 4 ? left / 4 : T(1);
             if (share < 0) held += growing * -share;
+            if (!(beta * products.k_e[i] > whole)) continue;
+            // N along D directions hold N^2 / D, each of them N / D = sqrt(held / D); 1 / D from few is taken low.
+            const T again = repeats.of(i), share_of_one = again / static_cast<T>(repeats.count + 7);
+            const T along = static_cast<T>(__builtin_sqrt(static_cast<double>(held * share_of_one)));
+            held += 2 * along;
+            if ((again > most_repeats || along > most_repeats) && i < first) first = i;
         }
+        return first;
     }
 
   private:
@@ -59,6 +78,26 @@ struct Reflections {
         if (numbers.given) numbers.data += (args.roundings - 1) * numbers.stride[2] * 4;
         return numbers;
     }
+    // How many tokens of the tiles that reflect whole share a later one's direction: the sum of cos^2, less what random
+    // keys have.
+    struct Repeats {
+        const TokenTiles<T>& tokens;
+        const T* k_k;
+        int count = 0;
+        int indices[64] = {};
+
+        T of(int i) {
+            T sum = T(-1.5) * static_cast<T>(count) / static_cast<T>(tokens.args.K);
+            for (int n = 0; n < count; ++n) {
+                const int j = indices[n];
+                T dot = row_dot(tokens.k.from(i, 0), tokens.k.from(j, 0), 0, tokens.key_columns);
+                if (tokens.k_norm != nullptr) dot *= tokens.k_norm[i] * tokens.k_norm[j];
+                sum += dot * dot / (k_k[i] * k_k[j]);
+            }
+            indices[count++] = i;
+            return sum > 0 ? sum : T(0);
+        }
+    };
     // |k|^2, |e|^2 and k.e of each token
     struct Products {
         bool one_key;

@@ -15,7 +15,7 @@ struct TokenTiles {
     const KernelArgs& args;
     const bool channel;  // log_decay is [C,K], else [1,C]
     Tile q, k, e, v, log_decay, raw_gate, bias;
-    T *beta, *beta_slope, *q_inverse_norm, *k_inverse_norm, *e_inverse_norm;
+    T *beta, *beta_slope, *q_inverse_norm, *k_inverse_norm, *e_inverse_norm, *k_factor, *e_factor;
     const T *q_norm, *k_norm, *e_norm;  // factors kept apart, or null
     int key_columns;
 
@@ -29,11 +29,11 @@ struct TokenTiles {
         log_decay = channel ? arena.tile<T>(C, key_columns) : arena.tile<T>(1, C);
         raw_gate = channel ? arena.tile<T>(C, key_columns) : arena.tile<T>(1, C);
         bias = arena.tile<T>(1, key_columns > C ? key_columns : C);
-        for (T** vector : {&beta, &beta_slope, &q_inverse_norm, &k_inverse_norm, &e_inverse_norm}) *vector = column();
+        for (T** vector : {&beta, &beta_slope, &q_inverse_norm, &k_inverse_norm, &e_inverse_norm, &k_factor, &e_factor}) *vector = column();
         const bool apart = args.l2norm && norm == Norm::apart;
         q_norm = apart ? q_inverse_norm : nullptr;
-        k_norm = apart ? k_inverse_norm : nullptr;
-        e_norm = !apart ? nullptr : args.undecayed_error ? e_inverse_norm : k_inverse_norm;
+        k_norm = apart ? k_factor : nullptr;
+        e_norm = !apart ? nullptr : args.undecayed_error ? e_factor : k_factor;
     }
 
     // Without queries, q keeps what it held.
@@ -49,6 +49,21 @@ struct TokenTiles {
         if (queries) normalise(q, q_inverse_norm);
         normalise(k, k_inverse_norm);
         if (args.undecayed_error) normalise(e, e_inverse_norm);
+        for (int i = 0; i < range.rows && k_norm != nullptr; ++i) {
+            k_factor[i] = k_inverse_norm[i];
+            if (args.undecayed_error) e_factor[i] = e_inverse_norm[i];
+        }
+    }
+
+    // After load_head, norms apart: the keys of tokens that reflect whole become unit rows by norms in double. The
+    // rounding of one factor would make |k|^2 wrong, and every reflection along that key add as much.
+    void normalise_reflecting_keys(const ChunkRange& range) {
+        if (k_norm == nullptr || sizeof(T) == 8 || !args.delta) return;
+        for (int i = 0; i < range.length; ++i) {
+            if (!args.elementwise_beta && !(beta[i] > T(1.9))) continue;
+            normalise_in_double(k.at(i), k_inverse_norm + i, k_factor + i);
+            if (args.undecayed_error) normalise_in_double(e.at(i), e_inverse_norm + i, e_factor + i);
+        }
     }
 
     // v, beta and the total log decays of a value head.
@@ -100,6 +115,15 @@ struct TokenTiles {
     void store_d_p(Tile d, const ChunkRange& range, std::int64_t head) { store_key_rows(args.d_p, d, {e, e_norm}, e_inverse_norm, range, head); }
 
   private:
+    void normalise_in_double(T* row, T* inverse_norm, T* factor) const {
+        if (*factor == 1) return;
+        reg<double> squares = {};
+        for (int c = 0; c < key_columns; c += lanes<double>) squares = fma(widen(row + c), widen(row + c), squares);
+        const double norm = 1 / __builtin_sqrt(sum<double>(squares) + 1e-6);
+        for (int c = 0; c < key_columns; c += lanes<double>) store_narrow<T>(row + c, widen(row + c) * norm);
+        *inverse_norm = static_cast<T>(norm);
+        *factor = 1;
+    }
     GateParameters<T> parameters(std::int64_t head) {
         for (int j = 0; j < bias.row && args.gate_formula != GateFormula::log_decay; ++j) {
             const bool inside = !args.bias_per_channel || j < args.K;

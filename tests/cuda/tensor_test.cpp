@@ -127,7 +127,10 @@ TEST(CudaTensor, GradientsOfKeysOfFewDirections) {
             for (const char* betas : {"1.9,2", "0,1"})
                 expect_right(std::string(op) + " t200 h8 bf16 l2norm gates=lasting state=inout directions=" +
                              directions + " betas=" + betas + " force=cuda.tensor cuda");
-    for (const char* line : {"kda:bwd t300 h8 k128 v64 bf16 l2norm betas=0.9,1 directions=1",
+    for (const char* line : {"gated_delta_rule:bwd t300 h8 k64 v32 bf16 l2norm gates=zero betas=2,2 directions=1",
+                             "gated_delta_rule:bwd t300 h8 k64 v32 bf16 l2norm gates=zero betas=2,2 directions=2",
+                             "gated_delta_rule:bwd t700 h8 k64 v40 bf16 l2norm gates=zero betas=2,2 directions=1",
+                             "kda:bwd t300 h8 k128 v64 bf16 l2norm betas=0.9,1 directions=1",
                              "kda:bwd t200 h8 k64 v32 bf16 l2norm gates=lasting betas=1,1 directions=1",
                              "kda:bwd t150 h4 hv8 k75 v100 bf16 rawgate gate=channel+head betas=1.5,1.9 directions=2",
                              "gated_delta_rule:bwd t200 h4 hv8 k128 v64 bf16 betas=1.5,2 directions=3 reverse",

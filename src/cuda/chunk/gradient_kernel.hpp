@@ -65,7 +65,7 @@ struct GradientKernel {
     Stage first_stage;
     std::int64_t stage_elements;                  // from a stage to the next
     Matrix<tensor_chunk> W, L, W_low, L_low;      // where a stage was
-    Matrix<tensor_values> r_low, y_low;           // of the values at hand, where keys overlap
+    Matrix<tensor_values> rest;                   // of r, then of y at hand, where keys overlap
     float *q_norm, *k_norm, *e_norm, *d_beta;     // [C]
     float *of_column, *of_erasing, *beta_slope;   // [C] factors of a head's W and L by column, of L by row, of d_beta
     float2* next_numbers;                         // [3,C/2] of the next head's tokens: log decays, betas, their slopes
@@ -84,8 +84,7 @@ struct GradientKernel {
         q = Matrix<K>::take(arena, tensor_chunk);
         k = Matrix<K>::take(arena, tensor_chunk);
         e = comba ? Matrix<K>::take(arena, tensor_chunk) : k;
-        r_low = Matrix<tensor_values>::take(arena, tensor_values);
-        y_low = comba ? Matrix<tensor_values>::take(arena, tensor_values) : r_low;
+        rest = Matrix<tensor_values>::take(arena, tensor_values);
         for (float** vector :
              {&q_norm, &k_norm, &d_beta, &of_column, &of_erasing, &beta_slope, &read, &erase, &write})
             *vector = arena.take<float>(tensor_chunk);
@@ -167,7 +166,7 @@ struct GradientKernel {
             const bool fine = keys_overlap(args, task->row * args.HV + first_head() + now.member);
             any_fine = any_fine || fine;
             add_values(stage, d_q, d_k, d_e, d_P, d_l, dots);
-            if (fine) add_rest(stage, step, d_P, d_l);
+            if (fine) add_rest(stage, step, d_k, d_e, d_P, d_l, dots);
             if (args.gate_gradient) crossing += cross(stage);
             if (now.block == value_blocks() - 1) {
                 end_head(now.member, d_P, d_l, dots, crossing);
@@ -347,49 +346,61 @@ struct GradientKernel {
             if (!comba) fold(d_k, dots.q, erases, e, erase, at);
         }
         // One after another, as registers have no room for two such sums beside the totals.
-        const auto add = [&](Sums& total, RowSums& dots_of, OperandAt<64> left, OperandAt<K> right, Matrix<K> x,
-                             const float* factors) {
-            Sums part = {};
-            HEADRACE_ROLLED
-            for (int d = 0; d < tensor_values; d += 16) {
-                Left a;
-                Right b;
-                load_columns(a, left, d), load_channels(b, right, d);
-                multiply(part, a, b);
-            }
-            fold(total, dots_of, part, x, factors, at);
-        };
-        if (comba) add(d_e, dots.e, y, S, e, erase);
-        add(d_k, dots.k, r, D, k, write);
+        if (comba) add_border(d_e, dots.e, y, S, e, erase, at);
+        add_border(d_k, dots.k, r, D, k, write, at);
     }
-    // d_P and d_l of what residuals (comba: and y) have below their bf16.
-    HEADRACE_DEVICE void add_rest(const Stage& now, int step, PairSums& d_P, PairSums& d_l) const {
+    // total += factors * (left^T right), by rows, and its products with the rows x.
+    HEADRACE_DEVICE static void add_border(Sums& total, RowSums& dots_of, OperandAt<64> left, OperandAt<K> right,
+                                           Matrix<K> x, const float* factors, const PairsAt<K>& at) {
+        Sums part = {};
+        HEADRACE_ROLLED
+        for (int d = 0; d < tensor_values; d += 16) {
+            Left a;
+            Right b;
+            load_columns(a, left, d), load_channels(b, right, d);
+            multiply(part, a, b);
+        }
+        fold(total, dots_of, part, x, factors, at);
+    }
+    // Of what r and y have below their bf16, one after the other: y r^T and d_o r^T; where that of y is there, D r and
+    // S y, as gradients of gates are small differences of them.
+    HEADRACE_DEVICE void add_rest(const Stage& now, int step, Sums& d_k, Sums& d_e, PairSums& d_P, PairSums& d_l,
+                                  BorderDots& dots) const {
+        take_rest(args.swept.residuals_low, step);
+        const int of = own();
+        const PairsAt<K> at{token_row(of), key_column(of), of % warp_lanes};
+        if (on_or_below_diagonal()) {
+            const OperandAt<64> r = pair_columns(rest, of);
+            add_pairs_of_rest(d_P, r, [&](Left& a, int d) { load_rows(a, token_rows(now.d_o, of), d); });
+            add_pairs_of_rest(d_l, r, [&](Left& a, int d) { load_columns(a, token_columns(now.y, of), d); });
+        }
+        if (args.swept.d_written_low != nullptr) {
+            const OperandAt<64> columns = token_columns(rest, of);
+            add_border(d_k, dots.k, columns, channels(now.D, of), k, write, at);
+            ptx::sync_block();
+            take_rest(args.swept.d_written_low, step);
+            if (on_or_below_diagonal())
+                add_pairs_of_rest(d_l, pair_columns(now.r, of), [&](Left& a, int d) { load_columns(a, columns, d); });
+            add_border(comba ? d_e : d_k, comba ? dots.e : dots.q, columns, channels(now.S, of), e, erase, at);
+        }
+        ptx::sync_block();
+    }
+    HEADRACE_DEVICE void take_rest(const std::uint16_t* from, int step) const {
         const Values values = values_of(step);
-        const std::int64_t line = first_line(values) * tensor_chunk;
-        const int count = args.V - values.block * tensor_values;
-        copy_lines(r_low, args.swept.residuals_low + line, count);
-        if (comba) copy_lines(y_low, args.swept.d_written_low + line, count);
+        copy_lines(rest, from + first_line(values) * tensor_chunk, args.V - values.block * tensor_values);
         ptx::end_copies();
         ptx::wait_for_copies<0>();
         ptx::sync_block();
-        const int of = own();
-        if (on_or_below_diagonal()) {
-            HEADRACE_ROLLED
-            for (int d = 0; d < tensor_values; d += 16) {
-                Left a;
-                std::uint32_t b[4];
-                ptx::load_matrix_transposed(b, pair_columns(r_low, of).at(d, 0));
-                load_rows(a, token_rows(now.d_o, of), d);
-                multiply_pairs(d_P, a, b);
-                load_columns(a, token_columns(now.y, of), d);
-                multiply_pairs(d_l, a, b);
-                if (!comba) continue;
-                ptx::load_matrix_transposed(b, pair_columns(now.r, of).at(d, 0));
-                load_columns(a, token_columns(y_low, of), d);
-                multiply_pairs(d_l, a, b);
-            }
+    }
+    template <class Load>
+    HEADRACE_DEVICE static void add_pairs_of_rest(PairSums& sums, OperandAt<64> right, Load load) {
+        HEADRACE_ROLLED
+        for (int d = 0; d < tensor_values; d += 16) {
+            Left a;
+            std::uint32_t b[4];
+            load(a, d), ptx::load_matrix_transposed(b, right.at(d, 0));
+            multiply_pairs(sums, a, b);
         }
-        ptx::sync_block();
     }
     // f(block, half, tile) for the pairs of this lane's sums: two neighbours in a row of 16 block + 8 half on.
     template <class F>

@@ -89,7 +89,7 @@ class TensorBackward : public PreparingImplementation {
         args.swept.residuals = take("saved residuals", tensor_chunk);
         args.swept.residuals_low = take("saved residuals, low", tensor_chunk);
         args.swept.d_written = take("saved gradients of what is written", tensor_chunk);
-        if (problem.erase_with_p || problem.channel_gate)
+        if (problem.erase_with_p || problem.channel_gate || wants_gate_gradient(problem))
             args.swept.d_written_low = take("saved gradients of what is written, low", tensor_chunk);
         return args;
     }

@@ -99,8 +99,8 @@ struct Prepared {
 struct SweptChunks {
     std::uint16_t *states, *adjoints;      // [places,V,K] the state that enters, the gradient of the one that leaves
     std::uint16_t *residuals, *d_written;  // [places,V,64] r and y of docs/math.md, sections 4 and 5
-    // What is left of them below their bf16, of chunks whose keys overlap; of y for comba and under channel gates, else
-    // null.
+    // What is left of them below their bf16, of chunks whose keys overlap; of y for comba, under channel gates and for
+    // gradients of gates, else null.
     std::uint16_t *residuals_low, *d_written_low;
     // [places,2,64,K] under channel gates, where value heads share keys: their d_q and d_k, as the threads hold them.
     float* key_gradients;

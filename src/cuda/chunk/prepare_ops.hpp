@@ -149,8 +149,9 @@ struct PrepareOps {
                     l_energy = fmaf(own.y, own.y, fmaf(own.x, own.x, l_energy));
                     // Where l is zero none of a factor's may become another number.
                     const int ahead = 8 * tile - 8 * half;
+                    const float2 scaled{own.x * of.x, own.y * of.y};
                     *reinterpret_cast<float2*>(first + 8 * half * dst.exact.row + 8 * tile) = {
-                        below > ahead ? own.x * of.x : 0.0f, below > ahead + 1 ? own.y * of.y : 0.0f};
+                        below > ahead ? scaled.x : 0.0f, below > ahead + 1 ? scaled.y : 0.0f};
                 }
             }
         });
@@ -205,9 +206,11 @@ struct PrepareOps {
                         const int ahead = 8 * tile + odd - 4 * own;
                         const float decay = reads.decay(tile, own + odd),
                                     erased = undecayed_error ? erases.decay(tile, own + odd) : decay;
-                        of_reads[odd] = below >= ahead ? scale * q_k[turn][tile][own + odd] * decay : 0.0f;
-                        l_own[turn][tile][own + odd] =
-                            below > ahead ? e_k[turn][tile][own + odd] * erased : 0.0f;
+                        // ahead of the choices, which then need no branch
+                        const float read = scale * q_k[turn][tile][own + odd] * decay,
+                                    erase = e_k[turn][tile][own + odd] * erased;
+                        of_reads[odd] = below >= ahead ? read : 0.0f;
+                        l_own[turn][tile][own + odd] = below > ahead ? erase : 0.0f;
                     }
                     store(turn, own / 2, place + 8 * tile + 16 * 4 * own, split_pair(of_reads[0], of_reads[1]));
                 }

@@ -87,13 +87,16 @@ struct Reflections {
         int indices[64] = {};
 
         T of(int i) {
-            T sum = T(-1.5) * static_cast<T>(count) / static_cast<T>(tokens.args.K);
-            for (int n = 0; n < count; ++n) {
-                const int j = indices[n];
+            constexpr int most = 8;  // compared: the last one, and others spread over all
+            const int compared = count < most ? count : most;
+            T sum = T(-1.5) * static_cast<T>(compared) / static_cast<T>(tokens.args.K);
+            for (int n = 0; n < compared; ++n) {
+                const int j = indices[count - 1 - n * count / most];
                 T dot = row_dot(tokens.k.from(i, 0), tokens.k.from(j, 0), 0, tokens.key_columns);
                 if (tokens.k_norm != nullptr) dot *= tokens.k_norm[i] * tokens.k_norm[j];
                 sum += dot * dot / (k_k[i] * k_k[j]);
             }
+            if (count > most) sum *= static_cast<T>(count) / most;
             indices[count++] = i;
             return sum > 0 ? sum : T(0);
         }

@@ -275,9 +275,8 @@ TEST(MakeTensors, KeysRepeatAfterTheirDirections) {
     for (const char* words : {"kda:fwd b2 t7 h3 k5", "comba:fwd b2 t7 h3 k5 l2norm", "gla:fwd varlen=0,4,14 h3 k5"}) {
         const CallTensors made = make_tensors(parsed(std::string(words) + " directions=3"));
         for (const char* name : {"k", "p"}) {
-            const auto keys = made.tensors.find(name);
-            if (keys == made.tensors.end()) continue;
-            const std::vector<double> values = keys->second.values();
+            if (made.tensors.count(name) == 0) continue;
+            const std::vector<double> values = made.tensors.at(name).values();
             const std::size_t token = 3 * 5;
             for (std::size_t i = 3 * token; i < 7 * token; ++i) EXPECT_EQ(values[i], values[i - 3 * token]) << words;
             EXPECT_NE(values[0], values[token]) << words;

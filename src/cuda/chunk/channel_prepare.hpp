@@ -506,16 +506,6 @@ struct ChannelPrepare {
         const LanePlace at;
         const int first = slice_tokens * block_;
 #pragma unroll
-        for (int level = 0; level < levels; ++level) {
-            const int l = 1 << level, i = later_token(at.row, l);
-#pragma unroll
-            for (int next = 0; next < 2; ++next) {
-                const int j = earlier_token(at.column + next, l);
-                if (i / (2 * l) != j / (2 * l)) continue;
-                f(sums.inside[level][next], sums.inside[level][2 + next], first + i, first + j, 2 + level);
-            }
-        }
-#pragma unroll
         for (int other = 0; other < blocks - 1; ++other) {
             if (other >= block_) continue;
 #pragma unroll
@@ -531,6 +521,16 @@ struct ChannelPrepare {
                         f(of[0][2 * half + next], of[kinds - 1][2 * half + next], i, j, half);
                     }
                 }
+            }
+        }
+#pragma unroll
+        for (int level = 0; level < levels; ++level) {
+            const int l = 1 << level, i = later_token(at.row, l);
+#pragma unroll
+            for (int next = 0; next < 2; ++next) {
+                const int j = earlier_token(at.column + next, l);
+                if (i / (2 * l) != j / (2 * l)) continue;
+                f(sums.inside[level][next], sums.inside[level][2 + next], first + i, first + j, 2 + level);
             }
         }
     }

@@ -118,6 +118,8 @@ TEST(CudaTensor, KeysOfFewDirections) {
           "comba:fwd t300 h1 hv3 k128 v40 f16 l2norm gates=lasting betas=0.9,1 directions=3 reverse",
           "gated_delta_rule:fwd varlen=0,40,40,200,1300 h1 hv2 k100 v48 bf16 rawgate betas=1.9,2 state=in directions=2",
           "kda:fwd varlen=0,40,40,200,500 h1 hv2 k100 v48 bf16 gates=reset betas=1.9,2 state=inout directions=1",
+          "kda:fwd t150 h1 k128 v64 bf16 betas=1,1 state=inout directions=1",
+          "kda:fwd t150 h1 k75 v33 bf16 gate=channel+head rawgate betas=1.9,2 state=inout directions=1 reverse",
           "kda:fwd t200 h1 k75 v33 bf16 gates=strong betas=1.9,2 directions=1 reverse strided"})
         expect_right(std::string(line) + " force=cuda.tensor cuda");
 }

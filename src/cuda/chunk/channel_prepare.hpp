@@ -654,8 +654,10 @@ struct ChannelPrepare {
             all_added += added;
         }
         all_added = sum_of_warp(all_added);
+        // Where keys overlap, what is written are small differences. What a forward reads may follow from no later token.
         const bool overlaps = for_gradients() && keys_overlap(sum_of_warps()),
-                   writes = overlaps || (reflects > 0 ? lasting > 0 : 4 * lasting >= args.K);
+                   writes = overlaps || (!for_gradients() && shared->with_low != 0) ||
+                            (reflects > 0 ? lasting > 0 : 4 * lasting >= args.K);
         if (lane() != 0) return;
         float4& numbers = *reinterpret_cast<float4*>(args.prepared.numbers + 4 * shared->place);
         numbers = {kept, writes ? 1.0f : 0.0f, overlaps ? 1.0f : 0.0f, all_added / args.K};

@@ -117,8 +117,9 @@ struct WalkerKernel {
     }
     HEADRACE_DEVICE void compute(const Stage& stage, std::int64_t chunk, bool outputs, bool exact) {
         exactness.decide<Format>(*reinterpret_cast<const float4*>(stage.numbers + numbers_at), exact);
-        ops.exact_reads = exactness.reads, ops.exact_writes = exactness.writes;
         ops.exact = reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at);
+        // Where keys overlap, what is written are small differences.
+        ops.exact_reads = exactness.reads, ops.exact_writes = exactness.writes || ops.exact[0] != 0;
         ops.scores_low = args.prepared.scores_low;
         ops.place = static_cast<int>(rows->first_place + chunk * args.HV);
         const float2 decay = *reinterpret_cast<const float2*>(stage.numbers + decay_at);

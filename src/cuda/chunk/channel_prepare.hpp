@@ -654,7 +654,7 @@ struct ChannelPrepare {
             all_added += added;
         }
         all_added = sum_of_warp(all_added);
-        // Where keys overlap, what is written are small differences. What a forward reads may follow from no later token.
+        // Where keys overlap, what is written are small differences. What a forward reads follows from no later token.
         const bool overlaps = for_gradients() && keys_overlap(sum_of_warps()),
                    writes = overlaps || (!for_gradients() && shared->with_low != 0) ||
                             (reflects > 0 ? lasting > 0 : 4 * lasting >= args.K);

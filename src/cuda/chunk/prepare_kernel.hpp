@@ -47,8 +47,10 @@ struct PrepareKernel {
         reflects = arena.take<int>(prepared_heads);
         ops.divide_by_beta = for_gradients();
 #ifdef __CUDA_ARCH__
+        // The first three warps have rows behind 48, 32 and 16 tokens, the last two of these also their own block.
         const LowerBlock block(1);
-        ops.most_overlap = most_overlap(args, block.new_rows ? 16 : block.row);
+        const int tokens = block.new_rows ? 16 : block.row < 48 ? block.row + 16 : block.row;
+        ops.most_overlap = most_overlap(args, tokens);
 #endif
     }
 
@@ -116,10 +118,11 @@ struct PrepareKernel {
             *reinterpret_cast<float2*>(to + factor * tensor_chunk + 2 * lane()) = {factors[factor][0],
                                                                                    factors[factor][1]};
         const bool some = numbers.store(args.prepared.numbers + 4 * place, of, tokens.beta);
-        if (lane() != 0) return;
-        reflects[warp()] = some ? 1 : 0;
-        const SplitDecay<float> decay = split_decay<float>(of.through);
-        *reinterpret_cast<float2*>(args.prepared.decay + 2 * place) = {decay.whole, decay.part};
+        if (lane() == 0) {
+            const SplitDecay<float> decay = split_decay<float>(of.through);
+            *reinterpret_cast<float2*>(args.prepared.decay + 2 * place) = {decay.whole, decay.part};
+            reflects[warp()] = some ? 1 : 0;
+        }
     }
     // Scores and the inverse, of the value head whose tokens a warp has stored.
     HEADRACE_DEVICE void solve(int head, std::int64_t place) {
@@ -144,6 +147,7 @@ struct PrepareKernel {
     HEADRACE_DEVICE void store_exactness(std::int64_t place, bool overlaps, bool some_reflect) const {
         const int first = some_reflect ? first_large_row(inverse, ops.of_warps + block_warps) : tensor_chunk;
         if (threadIdx.x == 0) *reinterpret_cast<int2*>(args.prepared.exact + 2 * place) = {overlaps ? 1 : 0, first};
+        ptx::sync_warp();  // or the first warp's lanes stay apart
     }
 
     // Inverse norms, and the sums of products that tell the delta rule's exactness. Four lanes have a row.

@@ -54,9 +54,9 @@ inline constexpr std::int64_t most_gradient_blocks = 296;
 inline bool computes_in_double(const Problem& problem) {
     const bool delta = problem.rule == Rule::delta;
     // Betas of 2 along one key keep the rounding of its norm: 32 tokens take the final state to 1.4 of its bar, 300 to
-    // 7.
+    // 7. At any length, so that prefixes keep their bits; a step's few tokens meet a state that is rounded anyway.
     const bool erases_much = delta && problem.K < 16,
-               reflects = delta && problem.dtype == DType::f32 && problem.whole.longest > 16;
+               reflects = delta && problem.dtype == DType::f32 && problem.direction != Direction::step;
     // 8192 sums in fp32, one after another, take o to 0.44 of its bar, 65536 past it.
     const bool adds_up = !problem.runs_backward() && problem.dtype == DType::f32 && problem.whole.longest > 8192;
     const bool few_sums = problem.whole.tokens * problem.whole.heads < (problem.runs_backward() ? 8 : 2);

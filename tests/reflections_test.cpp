@@ -129,6 +129,21 @@ TEST(Reflections, RepeatedKeys) {
     expect_right_everywhere("delta_rule:fwd t4000 h1 k64 v32 l2norm state=inout betas=2,2 directions=20");
 }
 
+// What later tokens of a chunk erase of its writes, they do not erase of what bf16 rounds of them.
+TEST(Reflections, RepeatedKeysInBf16) {
+    for (const char* words :
+         {"delta_rule:fwd t64 h2 k128 v64", "gated_delta_rule:fwd t128 h2 k64 v64 l2norm gates=lasting", "gated_delta_rule:fwd t192 h2 hv4 k128 v48",
+          "kda:fwd t128 h2 k128 v64", "kda:fwd t300 h2 k256 v32 l2norm gates=reset", "kda:fwd h2 k64 v64 varlen=0,64,364 gates=lasting reverse",
+          "comba:fwd t128 h2 k64 v64 l2norm gates=lasting", "kda:summary t200 h1 k128 v64", "gated_delta_rule:summary t300 h2 k128 v64 l2norm"}) {
+        for (const char* betas : {"beta=sigmoid", "betas=1,1", "betas=0.5,1.5", "betas=0.02,0.1"}) {
+            for (const char* directions : {"1", "2", "5", "20"}) {
+                const bool maps = std::string(words).find(":summary") != std::string::npos;
+                expect_right_everywhere(std::string(words) + " bf16 " + betas + (maps ? "" : " state=out") + " directions=" + directions);
+            }
+        }
+    }
+}
+
 // In pieces, cut before and behind the token that sends a chunk into double.
 TEST(Reflections, RepeatedKeysInPieces) {
     for (const char* words : {"delta_rule:fwd t300 h2 k64 v32 l2norm", "gated_delta_rule:fwd t400 h2 k64 v32 gates=lasting", "kda:fwd t300 h2 k64 v32 gates=zero chunk=16"}) {
@@ -141,8 +156,10 @@ TEST(Reflections, RepeatedKeysInPieces) {
 // However the values are divided among threads.
 TEST(Reflections, SameBitsForAnyNumberOfThreads) {
     for (const char* words : {"kda:fwd t1500 h1 k32 v256 gates=zero state=inout", "kda:fwd t1500 h1 k32 v256 betav gates=zero state=inout",
-                              "gated_delta_rule:fwd t1500 h6 hv12 k32 v64 gates=zero state=inout l2norm"}) {
-        for (const ProblemLine& line : forced_lines(words + std::string(" betas=1.8,2"))) {
+                              "gated_delta_rule:fwd t1500 h6 hv12 k32 v64 gates=zero state=inout l2norm",
+                              "kda:fwd t200 h1 k64 v256 bf16 state=inout directions=2", "gated_delta_rule:fwd t200 h1 k64 v256 bf16 state=inout directions=1"}) {
+        const bool narrow = std::string(words).find("bf16") != std::string::npos;
+        for (const ProblemLine& line : forced_lines(words + std::string(narrow ? " beta=sigmoid" : " betas=1.8,2"))) {
             const auto with_threads = [&](int threads) {
                 CallTensors made = harness::make_tensors(line);
                 made.call.options.threads = threads;

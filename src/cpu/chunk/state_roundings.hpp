@@ -17,6 +17,7 @@ struct StateRoundings {
     // A chunk reads in fp32 where errors, with those that it would add, might exceed this (docs/numerics.md has what
     // remains).
     static constexpr T limit = T(0.75);
+    static constexpr T least_overlap = T(0.25);  // of a token: a tenth of what WriteRoundings cares for
     static constexpr T most = T(1e6);  // of what a chunk adds: keeps the estimate finite
 
     int columns = 0;        // key channels
@@ -30,7 +31,7 @@ struct StateRoundings {
 
     void carve(Arena& arena, int chunk, int key_columns) {
         columns = key_columns;
-        for (T** vector : {&k_k, &e_e, &k_e, &written}) *vector = arena.take<T>(static_cast<std::size_t>(chunk));
+        for (T** vector : {&k_k, &e_e, &k_e, &written, &of_key, &erased, &of_rows}) *vector = arena.take<T>(static_cast<std::size_t>(chunk));
         added = arena.take<T>(static_cast<std::size_t>(columns));
     }
 
@@ -53,9 +54,25 @@ struct StateRoundings {
         estimate[columns] = mean(added);
     }
 
+    // |k_i|^2 of the rows of the chunk begun last, without norms that lie apart.
+    const T* key_energies() const { return k_k; }
+    // Whether tokens of that chunk erase much of what others wrote in it: sums of beta_i cos^2(e_i, k_j), decayed, over
+    // pairs j < i. Tokens each along one of D directions have i beta / D, random keys i beta / K.
+    bool overlap(Tile<T> l, int length, int rows) const {
+        row_sums(of_rows, rows, rows, [&](reg<T> sum, int i, int j) {
+            const reg<T> score = load<T>(l.at(i) + j);
+            return fma(score * score, load<T>(of_key + j), sum);
+        });
+        T total = 0;
+        for (int i = 0; i < length; ++i) total += of_rows[i] * erased[i];
+        return total > least_overlap * static_cast<T>(length);
+    }
+
   private:
     T *k_k = nullptr, *e_e = nullptr, *k_e = nullptr;  // [C] |k|^2, |e|^2, k.e
     T* written = nullptr;                              // [C] beta^2 |k|^2 |e|^2
+    T *of_key = nullptr, *erased = nullptr;            // [C] 1 / |k|^2; beta |k| / |e|
+    T* of_rows = nullptr;                              // [C] spare
     T* added = nullptr;                                // [K] by a chunk, if it reads in bf16
 
     T mean(const T* values) const { return sum_of(values, columns) / static_cast<T>(columns); }
@@ -65,11 +82,14 @@ struct StateRoundings {
         if (!one_key) row_dots(e_e, e.rows, e.rows, rows, columns);
         if (!one_key) row_dots(k_e, k.rows, e.rows, rows, columns);
         reflects = false;
+        for (int i = length; i < rows; ++i) of_key[i] = 0;
         for (int i = 0; i < length; ++i) {
             const T k_norm = k.norm != nullptr ? k.norm[i] : T(1), e_norm = e.norm != nullptr ? e.norm[i] : T(1);
-            const T energy = k_k[i] * k_norm * k_norm;
+            const T energy = k_k[i] * k_norm * k_norm, of_e = one_key ? energy : e_e[i] * e_norm * e_norm;
             k_e[i] = one_key ? energy : k_e[i] * k_norm * e_norm;
-            written[i] = beta[i] * beta[i] * energy * (one_key ? energy : e_e[i] * e_norm * e_norm);
+            written[i] = beta[i] * beta[i] * energy * of_e;
+            of_key[i] = energy > 0 ? 1 / energy : T(0);
+            erased[i] = one_key ? beta[i] : of_e > 0 ? beta[i] * static_cast<T>(__builtin_sqrt(static_cast<double>(energy / of_e))) : T(0);
             reflects |= beta[i] * k_e[i] > 1;
         }
     }

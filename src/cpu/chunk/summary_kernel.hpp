@@ -23,6 +23,9 @@ struct SummaryKernel : ChunkKernel<A, GateType, delta> {
         if (of == map) {
             const bool sums = !delta && args.transition.given;
             if (sums) log_decays = arena.take<double>(static_cast<std::size_t>(args.walk * channels()));
+            // Later writes cover no rounding of a transition, and resets of channels leave it to a few of its sums.
+            ops.fine_writes = args.transition.given;
+            ops.fine_reads = args.transition.given && GateType::per_channel;
             return;
         }
         auto& t = backward_tiles;

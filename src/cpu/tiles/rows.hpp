@@ -9,13 +9,17 @@ namespace headrace::cpu::inline HEADRACE_ISA {
 typedef std::uint16_t HalfWidth16 __attribute__((vector_size(register_bytes / 2), may_alias));
 typedef std::uint32_t UInt32Register __attribute__((vector_size(register_bytes), may_alias));
 
-HEADRACE_INLINE reg<float> load_bf16(const std::uint16_t* source) {
-    HalfWidth16 narrow;
-    std::memcpy(&narrow, source, sizeof narrow);
+HEADRACE_INLINE reg<float> widened(HalfWidth16 narrow) {
     const UInt32Register wide = __builtin_convertvector(narrow, UInt32Register) << 16;
     reg<float> value;
     std::memcpy(&value, &wide, sizeof value);
     return value;
+}
+
+HEADRACE_INLINE reg<float> load_bf16(const std::uint16_t* source) {
+    HalfWidth16 narrow;
+    std::memcpy(&narrow, source, sizeof narrow);
+    return widened(narrow);
 }
 
 HEADRACE_INLINE HalfWidth16 round_to_bf16(reg<float> value) {
@@ -32,6 +36,8 @@ HEADRACE_INLINE HalfWidth16 round_to_bf16(reg<float> value) {
     return __builtin_convertvector(bits, HalfWidth16);
 #endif
 }
+
+HEADRACE_INLINE reg<float> rounded_to_bf16(reg<float> value) { return widened(round_to_bf16(value)); }
 
 HEADRACE_INLINE void store_bf16(std::uint16_t* destination, reg<float> value) {
     const HalfWidth16 narrow = round_to_bf16(value);

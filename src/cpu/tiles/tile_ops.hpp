@@ -89,18 +89,24 @@ T row_dot(Tile<T> a, Tile<T> b, int i, int columns) {
     return sum<T>(total);
 }
 
+// dst[i] = sum_j value(i,j); rows a multiple of 16
+template <class T, class Value>
+HEADRACE_INLINE void row_sums(T* dst, int rows, int columns, const Value& value) {
+    constexpr int n = lanes<T>;
+    for (int i = 0; i < rows; i += n) {
+        reg<T> sums[n];
+        for (int lane = 0; lane < n; ++lane) sums[lane] = value(reg<T>{}, i + lane, 0);
+        for (int j = n; j < columns; j += n) {
+            for (int lane = 0; lane < n; ++lane) sums[lane] = value(sums[lane], i + lane, j);
+        }
+        store<T>(dst + i, sum_each<T>(sums));
+    }
+}
+
 // dst[i] = sum_j a[i,j] b[i,j]; rows a multiple of 16
 template <class T>
 void row_dots(T* dst, Tile<T> a, Tile<T> b, int rows, int columns) {
-    constexpr int n = lanes<T>;
-    for (int i = 0; i < rows; i += n) {
-        reg<T> dots[n];
-        for (int lane = 0; lane < n; ++lane) dots[lane] = load<T>(a.at(i + lane)) * load<T>(b.at(i + lane));
-        for (int j = n; j < columns; j += n) {
-            for (int lane = 0; lane < n; ++lane) dots[lane] = fma(load<T>(a.at(i + lane) + j), load<T>(b.at(i + lane) + j), dots[lane]);
-        }
-        store<T>(dst + i, sum_each<T>(dots));
-    }
+    row_sums(dst, rows, columns, [&](reg<T> sum, int i, int j) { return fma(load<T>(a.at(i) + j), load<T>(b.at(i) + j), sum); });
 }
 
 template <class T>

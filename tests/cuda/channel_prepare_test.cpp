@@ -45,6 +45,7 @@ struct Case {
     int reset_every;   // tokens whose gates are -inf, or 0
     bool rows = true;       // or what a walk needs to decay them
     bool reflects = false;  // betas that ask for scores of 22 bits, else of 11
+    int directions = 0;     // keys repeat after so many tokens
 };
 
 double bf16(std::uint16_t bits) { return static_cast<double>(bf16_to_float(bits)); }
@@ -87,6 +88,8 @@ class Chunks {
             return float_to_bf16(static_cast<float>(stream.normal(i)));
         };
         fill(q_.values, "q", normal), fill(k_.values, "k", normal);
+        for (std::size_t i = 0, n = k_.values.size(), of_token = of.H * of.K; i < n && of.directions > 0; ++i)
+            k_.values[i] = k_.values[i / of_token % of.directions * of_token + i % of_token];
         fill(g_.values, "g", [&](const harness::Stream& stream, std::int64_t i) {
             return static_cast<float>(-of.mean_gate * 2 * stream.uniform(i));
         });
@@ -114,8 +117,9 @@ class Chunks {
         to.added = added_.data();
         if (of_.rows) to.reads = reads_.data(), to.erases = erases_.data(), to.writes = writes_.data();
         if (!of_.rows) to.log_decays = log_decays_.data();
-        for (Managed<std::uint16_t>* all : {&scores_, &high_, &low_, &reads_, &erases_, &writes_}) all->upload();
-        factors_.upload(), decay_.upload(), log_decays_.upload();
+        for (Managed<std::uint16_t>* all : {&scores_, &scores_low_, &high_, &low_, &reads_, &erases_, &writes_})
+            all->upload();
+        factors_.upload(), decay_.upload(), log_decays_.upload(), exact_.upload();
         q_.upload(), k_.upload(), g_.upload(), beta_.upload(), refused_.upload();
         const cuda::Kernel kernel =
             (of_.delta ? cuda::channel_kernels<true>(of_.K) : cuda::channel_kernels<false>(of_.K)).prepare;
@@ -128,8 +132,9 @@ class Chunks {
                                    parameters, shared, nullptr),
                   cudaSuccess);
         ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-        for (Managed<std::uint16_t>* all : {&scores_, &high_, &low_, &reads_, &erases_, &writes_}) all->download();
-        factors_.download(), decay_.download(), log_decays_.download();
+        for (Managed<std::uint16_t>* all : {&scores_, &scores_low_, &high_, &low_, &reads_, &erases_, &writes_})
+            all->download();
+        factors_.download(), decay_.download(), log_decays_.download(), exact_.download();
     }
     void expect_right() const {
         for (int chunk = 0; chunk * C < of_.T; ++chunk)
@@ -246,7 +251,31 @@ class Chunks {
                     << where << " erase " << i << ' ' << c;
             }
         }
-        if (of_.delta) expect_inverse(l, beta, place, where);
+        if (!of_.delta) return;
+        expect_low_scores(P, l, place, where);
+        expect_inverse(l, beta, place, where);
+    }
+    // Between blocks of 16 tokens, where keys overlap more than random ones (most_overlap), or no more than twice their
+    // mean; the chunk says whether any does.
+    void expect_low_scores(const std::vector<double>& P, const std::vector<double>& l, std::size_t place,
+                           const std::string& where) const {
+        bool some = false, few = true;
+        for (int i = 16; i < C; ++i) {
+            const int before = i / 16 * 16;
+            double squares = 0;
+            for (int j = 0; j < before; ++j) squares += l[i * C + j] * l[i * C + j];
+            const bool overlaps = squares * of_.K > 1.01 * (before + 6 * std::sqrt(before) + 12);
+            some |= overlaps, few &= squares * of_.K < 2 * before;
+            for (int j = 0; j < before && overlaps; ++j) {
+                const std::size_t at = place * cuda::lower_size + lower(i, j);
+                EXPECT_NEAR(bf16(scores_.values[at]) + bf16(scores_low_.values[at]), P[i * C + j],
+                            0x1p-16 * std::fabs(P[i * C + j]) + 2 * of_operands() * largest(P))  // of either side
+                    << where << " low P " << i << ' ' << j;
+            }
+        }
+        const bool random = few && of_.directions == 0;
+        EXPECT_TRUE(exact_.values[2 * place] == 1 || !some) << where;
+        EXPECT_TRUE(exact_.values[2 * place] == 0 || !random) << where;
     }
     static double largest(const std::vector<double>& values) {
         double most = 0;
@@ -263,12 +292,22 @@ class Chunks {
                 inverse[i * C + j] = sum;
             }
         }
-        const double norm = largest(inverse);
-        for (int i = 0; i < C; ++i)
+        int first = C, surely = C;  // the first row whose squares add up to 16, or within a hundredth of it
+        for (int i = C - 1; i >= 0; --i) {
+            double squares = 0;
+            for (int j = 0; j <= i; ++j) squares += inverse[i * C + j] * inverse[i * C + j];
+            if (squares > 15.84) first = i;
+            if (squares > 16.16) surely = i;
+        }
+        EXPECT_GE(exact_.values[2 * place + 1], first) << where;
+        EXPECT_LE(exact_.values[2 * place + 1], surely) << where;
+        // Where keys repeat, elements of about 2 cancel in two products of 16 bits, each of up to 32 terms (join_32).
+        const double norm = largest(inverse), of_joins = of_.directions > 0 ? 2 * 32 * 0x1p-17 * norm * 2 : 0;
+        for (int i = 0; i < exact_.values[2 * place + 1]; ++i)  // from there on the recurrence takes over
             for (int j = 0; j < (i / 16 + 1) * 16; ++j) {
                 const std::size_t at = place * cuda::lower_size + lower(i, j);
                 EXPECT_NEAR(bf16(high_.values[at]) + bf16(low_.values[at]), inverse[i * C + j],
-                            4 * of_operands() * norm)
+                            4 * of_operands() * norm + of_joins)
                     << where << " inverse " << i << ' ' << j;
             }
     }
@@ -281,7 +320,10 @@ TEST(ChannelPrepare, FollowsTheFormulas) {
           Case{130, 1, 1, 41, false, true, true, 30, 5}, Case{64, 1, 1, 128, true, true, false, 0, 0},
           Case{100, 1, 2, 80, true, true, true, 0.3, 9, false}, Case{64, 1, 1, 128, true, false, false, 0.1, 0, false},
           Case{150, 1, 1, 128, true, true, false, 0.3, 0, true, true},
-          Case{70, 1, 1, 64, true, true, false, 1, 9, false, true}}) {
+          Case{70, 1, 1, 64, true, true, false, 1, 9, false, true},
+          Case{130, 1, 2, 64, true, true, false, 0.001, 0, false, true, 1},
+          Case{130, 2, 2, 128, true, true, true, 0.001, 0, false, true, 3},
+          Case{100, 1, 1, 128, true, true, false, 0.001, 0, false, false, 2}}) {
         SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K));
         Chunks chunks(of);
         chunks.run();

@@ -23,6 +23,8 @@ struct TokenRange {
 
 // So many tokens of the delta rule may leave roundings in a state in fp32 (cpu/tiles/reflections.hpp).
 constexpr int most_reflections = 512;
+// A token with beta k.e above reflects the state whole, and what it rounds adds up along its key.
+constexpr double reflects_whole = 1.9;
 
 // A sequence may be cut at multiples of so many tokens without changing a bit: nothing but the state passes them.
 constexpr int cut_tokens = 64;

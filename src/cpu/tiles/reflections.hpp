@@ -22,7 +22,7 @@ struct Reflections {
     // Tokens with beta k.e above the first reflect whole: what they round along one direction adds up, in one direction
     // too. A chunk computes of such tokens no more than these with one key: its scores, rounded once, are the same
     // error for each pair (t16 to t64: 2.4e-6 to 1.3e-5 of the final state), and a token alone has a tenth of it.
-    static constexpr T whole = T(1.9), most_repeats = 4;
+    static constexpr T whole = T(reflects_whole), most_repeats = 4;
 
     T held = 0;
 
@@ -91,7 +91,7 @@ struct Reflections {
             const int compared = count < most ? count : most;
             T sum = T(-1.5) * static_cast<T>(compared) / static_cast<T>(tokens.args.K);
             for (int n = 0; n < compared; ++n) {
-                const int j = indices[count - 1 - n * count / most];
+                const int j = indices[count - 1 - n * count / compared];
                 T dot = row_dot(tokens.k.from(i, 0), tokens.k.from(j, 0), 0, tokens.key_columns);
                 if (tokens.k_norm != nullptr) dot *= tokens.k_norm[i] * tokens.k_norm[j];
                 sum += dot * dot / (k_k[i] * k_k[j]);

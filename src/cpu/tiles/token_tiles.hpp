@@ -60,7 +60,7 @@ struct TokenTiles {
     void normalise_reflecting_keys(const ChunkRange& range) {
         if (k_norm == nullptr || sizeof(T) == 8 || !args.delta) return;
         for (int i = 0; i < range.length; ++i) {
-            if (!args.elementwise_beta && !(beta[i] > T(1.9))) continue;
+            if (!args.elementwise_beta && !(beta[i] > T(reflects_whole))) continue;
             normalise_in_double(k.at(i), k_inverse_norm + i, k_factor + i);
             if (args.undecayed_error) normalise_in_double(e.at(i), e_inverse_norm + i, e_factor + i);
         }

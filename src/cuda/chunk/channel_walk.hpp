@@ -124,14 +124,15 @@ struct ChannelWalk {
     HEADRACE_DEVICE ChannelInputs inputs(int head) const { return {args, &rows->sources, spare, head}; }
 
     // ---- turns ----
-    // The walk's chunks, from the state in registers to that behind them.
-    template <bool decays_wanted>
+    // The walk's chunks, from the state in registers to that behind them; of `states` alone also their decay.
+    template <bool states>
     HEADRACE_DEVICE void run(int first_chunk, int first) {
+        const bool outputs = !states && args.o.given;
         const auto compute_and_store = [&](int chunk) {
             const Stage stage = stage_of(chunk);
-            if (decays_wanted) pass(stage);
-            compute(stage, chunk);
-            if (!args.o.given) return;
+            if (states) pass(stage);
+            compute(stage, chunk, outputs);
+            if (!outputs) return;
             ptx::sync_warp();
             store_outputs(args.o, rows->o.from(first_token(chunk)), patch, length_of(chunk), args.V - first);
         };
@@ -175,10 +176,9 @@ struct ChannelWalk {
         const float2 decay = reinterpret_cast<const float2*>(stage.decay)[threadIdx.x];
         passed *= static_cast<double>(decay.x) + static_cast<double>(decay.y);
     }
-    HEADRACE_DEVICE void compute(const Stage& stage, int chunk) {
+    HEADRACE_DEVICE void compute(const Stage& stage, int chunk, bool outputs) {
         ops.exact_writes = delta && stage.numbers[1] != 0, ops.exact_reads = delta && stage.numbers[2] != 0;
-        ops.low_scores = delta && stage.exact[0] != 0, ops.all_low = args.prepared.scores_low;
-        ops.writes = !delta || stage.exact[1] == tensor_chunk;
+        ops.exact = stage.exact, ops.scores_low = args.prepared.scores_low;
         ops.decay = reinterpret_cast<const float2*>(stage.decay), ops.place = static_cast<int>(place_of(chunk));
         const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, {}, true}; };
         const algorithms::ChunkInputs<Ops> in{{stage.reads, nullptr},
@@ -189,9 +189,9 @@ struct ChannelWalk {
                                               1.0f,
                                               false};
         const algorithms::ForwardTiles<Ops> tiles{tile(stage.scores), {}, {{}, stage.solve, {}, true}, {}, {}};
-        algorithms::chunk_states<delta>(ops, in, tiles, {}, {}, {{}, {}, patch, args.o.given});
+        algorithms::chunk_states<delta>(ops, in, tiles, {}, {}, {{}, {}, patch, outputs});
         if constexpr (delta) {
-            if (!ops.writes) advance(ptx::not_before(chunk));
+            if (!ops.writes()) advance(ptx::not_before(chunk));
         }
     }
     // The chunk token by token, by the warps with values, from the token on that asks for it also its outputs. Rows as

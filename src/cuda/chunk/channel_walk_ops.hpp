@@ -28,12 +28,14 @@ struct ChannelWalkOps {
     float state[K / 8][4];
     TokenSums values;                // the delta rule's residual, then d
     bool exact_reads, exact_writes;  // of this chunk: by all warps of the block
-    bool low_scores, writes;         // rows of scores need 16 bits; else the state stays as it enters
-    const std::uint16_t* all_low;    // scores_low of all chunks
+    const std::int32_t* exact;       // delta rule: Prepared::exact of this chunk, in shared memory
+    const std::uint16_t* scores_low;  // of all chunks
     const float2* decay;             // [K] SplitDecay
     int place;                       // where the chunk was prepared, of kilobytes each
 
     HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
+    // Else the state stays as it enters.
+    HEADRACE_DEVICE bool writes() const { return exact[1] == tensor_chunk; }
 
     // ---- what the page asks for ----
     HEADRACE_DEVICE State right_state(State) const { return {}; }
@@ -71,9 +73,9 @@ struct ChannelWalkOps {
         if constexpr (delta) {
             add_lower_transposed<Left::both>(
                 sums, [&](int step) { return left_operand(values, step); }, P.matrix);
-            if (low_scores) {
+            if (exact[0] != 0) {
                 const std::int64_t first = ptx::not_before(place) * LowerImage::size;
-                replace_lower(P.matrix, all_low + first, block_threads);
+                replace_lower(P.matrix, scores_low + first, block_threads);
                 add_lower_transposed<Left::high>(
                     sums, [&](int step) { return left_operand(values, step); }, P.matrix);
             }
@@ -84,7 +86,7 @@ struct ChannelWalkOps {
         o.patch.store(sums);
     }
     HEADRACE_DEVICE void decay_and_write(State, State, Rows x, Tile b) {
-        if (delta && !writes) return;
+        if (delta && !writes()) return;
         const auto written = [&](int step) {
             if constexpr (delta) return left_operand(values, step);
             return left_operand(b.matrix, first_value(), step);

@@ -116,10 +116,10 @@ struct CountedWalkerOps : CountedWarpOps {
     void decay_and_write(State, State, Decayed, Tile) { write_state(K, exact); }
 };
 
-// What a chunk finds prepared: `matrices` lower triangular ones, factors, decay, numbers.
+// What a chunk finds prepared: `matrices` lower triangular ones, factors, decay, numbers, exactness.
 inline double prepared_bytes(double matrices) {
     constexpr double lower_pieces = 16 * (2 + 4 + 6 + 8);
-    return matrices * lower_pieces * 16 + 4 * (4 * tensor_chunk + 2 + 4);
+    return matrices * lower_pieces * 16 + 4 * (4 * tensor_chunk + 2 + 4 + 2);
 }
 
 // Follows WalkerKernel::run: `values` of v are read, and outputs stored where they are wanted.

@@ -46,12 +46,6 @@ struct PrepareKernel {
         ops.of_warps = arena.take<float>(2 * block_warps);  // half of it for rows of the inverse
         reflects = arena.take<int>(prepared_heads);
         ops.divide_by_beta = for_gradients();
-#ifdef __CUDA_ARCH__
-        // The first three warps have rows behind 48, 32 and 16 tokens, the last two of these also their own block.
-        const LowerBlock block(1);
-        const int tokens = block.new_rows ? 16 : block.row < 48 ? block.row + 16 : block.row;
-        ops.most_overlap = most_overlap(args, tokens);
-#endif
     }
 
     // Chunk `row` of all sequences' (part_at); value heads [first, first + prepared_heads) of a key head's group.
@@ -72,6 +66,10 @@ struct PrepareKernel {
         weigh_rows();
         ptx::sync_block();
         if (warp() < heads) store_tokens_of(tokens, place + warp());
+        // The first three warps have rows behind 48, 32 and 16 tokens, the last two of these also their own block.
+        const LowerBlock block(1);
+        ops.most_overlap =
+            most_overlap(args, block.new_rows ? 16 : block.row < 48 ? block.row + 16 : block.row);
         ops.multiply_rows(q, k, e);
         if (args.l2norm) ops.normalise(q_norm, k_norm, e_norm);
         ptx::sync_block();
@@ -118,11 +116,9 @@ struct PrepareKernel {
             *reinterpret_cast<float2*>(to + factor * tensor_chunk + 2 * lane()) = {factors[factor][0],
                                                                                    factors[factor][1]};
         const bool some = numbers.store(args.prepared.numbers + 4 * place, of, tokens.beta);
-        if (lane() == 0) {
-            const SplitDecay<float> decay = split_decay<float>(of.through);
-            *reinterpret_cast<float2*>(args.prepared.decay + 2 * place) = {decay.whole, decay.part};
-            reflects[warp()] = some ? 1 : 0;
-        }
+        if (lane() == 0) reflects[warp()] = some ? 1 : 0;
+        const SplitDecay<float> decay = split_decay<float>(of.through);
+        if (lane() < 2) args.prepared.decay[2 * place + lane()] = lane() == 0 ? decay.whole : decay.part;
     }
     // Scores and the inverse, of the value head whose tokens a warp has stored.
     HEADRACE_DEVICE void solve(int head, std::int64_t place) {
@@ -146,7 +142,8 @@ struct PrepareKernel {
 
     HEADRACE_DEVICE void store_exactness(std::int64_t place, bool overlaps, bool some_reflect) const {
         const int first = some_reflect ? first_large_row(inverse, ops.of_warps + block_warps) : tensor_chunk;
-        if (threadIdx.x == 0) *reinterpret_cast<int2*>(args.prepared.exact + 2 * place) = {overlaps ? 1 : 0, first};
+        if (threadIdx.x < 2)
+            args.prepared.exact[2 * place + threadIdx.x] = threadIdx.x == 1 ? first : overlaps ? 1 : 0;
         ptx::sync_warp();  // or the first warp's lanes stay apart
     }
 

@@ -77,7 +77,7 @@ struct Prepared {
     std::uint16_t* scores;                  // [places,lower_size] P
     bool of_backward;
     std::uint16_t* scores_low;              // the same of what is left of P below its bf16; of a forward in bf16 only
-                                            // in chunks whose numbers say so. Null for the additive rule's forwards
+                                            // in chunks of which `exact` says so. Null for the additive rule's forwards
     std::uint16_t *solve_high, *solve_low;  // the same of (I + l Diag(beta))^-1, of the delta rule; of a backward of
                                             // N, with which it is I + N Diag(beta)
     float* factors;                         // [places,4,64] of rows read, erased and written; beta

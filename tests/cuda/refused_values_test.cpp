@@ -1,0 +1,77 @@
+// Values that are no gate and no beta, in every CUDA kernel that reads them: they make NaN of what their head computes
+// from there on, and touch no other head.
+#include "tests/behaviours.hpp"
+#include "tests/cuda/device_runs.hpp"
+
+namespace headrace::test {
+namespace {
+
+constexpr int heads = 2;
+
+// Of a tensor [1, T, H, ...], or [N, H, ...] of states: the values of a head, one token after another.
+std::vector<double> of_head(const CallTensors& made, const std::string& name, int head, std::int64_t tokens) {
+    const std::vector<double> all = made.tensors.at(name).values();
+    const std::size_t row = all.size() / static_cast<std::size_t>(tokens * heads);
+    std::vector<double> found;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        if (i / row % heads == static_cast<std::size_t>(head)) found.push_back(all[i]);
+    }
+    return found;
+}
+
+struct Bad {
+    const char* tensor;
+    double value;
+};
+
+// The last token's values of a forward or step, the first one's of a gradient.
+void expect_only_its_head(const ProblemLine& line, const Bad& bad) {
+    const std::string what = harness::format(line) + ", " + bad.tensor + " of " + std::to_string(bad.value);
+    const std::string name = line.direction == Direction::backward ? "d_v" : "o";
+    CallTensors clean = harness::make_tensors(line), spoilt = harness::make_tensors(line);
+    harness::Tensor& tensor = spoilt.tensors.at(bad.tensor);
+    const std::int64_t row = tensor.numel() / (line.T * heads);  // one gate, or one of each channel
+    const std::int64_t token = line.T / 2;
+    for (std::int64_t i = 0; i < row; ++i) tensor.set((token * heads + 1) * row + i, bad.value);
+    run_there(clean);
+    run_there(spoilt);
+    EXPECT_EQ(of_head(clean, name, 0, line.T), of_head(spoilt, name, 0, line.T)) << what;
+    const std::vector<double> poisoned = of_head(spoilt, name, 1, line.T);
+    const auto values = static_cast<std::ptrdiff_t>(poisoned.size()) / line.T;
+    const auto first = line.direction == Direction::backward ? poisoned.begin() : poisoned.end() - values;
+    EXPECT_TRUE(std::none_of(first, first + values, [](double x) { return std::isfinite(x); })) << what;
+}
+
+TEST(CudaRefusedValues, PoisonTheirHeadAlone) {
+    for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "kda"}) {
+        const bool delta = op == "gated_delta_rule" || op == "kda";
+        for (const char* direction : {":fwd t40", ":bwd t40", ":step t2"}) {
+            for (const char* type : {" k16 f32", " k64 bf16", " k64 f16", " k16 f64"}) {
+                for (const ProblemLine& line : forced_lines(op + direction + " h2 v16 cuda" + type)) {
+                    for (const double value : {std::nan(""), 0.5}) expect_only_its_head(line, {"g", value});
+                    if (!delta) continue;
+                    for (const double value : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+                        expect_only_its_head(line, {"beta", value});
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Of what a formula makes gates and betas of, NaN alone is refused.
+TEST(CudaRefusedValues, InFormulas) {
+    for (const std::string op : {"gated_delta_rule", "kda"}) {
+        for (const char* direction : {":fwd t40", ":bwd t40", ":step t2"}) {
+            for (const char* words : {" k16 f32 rawgate beta=sigmoid", " k64 bf16 rawgate beta=two_sigmoid", " k64 bf16 bound=-5 beta=sigmoid",
+                                      " k16 f64 bound=-5 beta=two_sigmoid"}) {
+                for (const ProblemLine& line : forced_lines(op + direction + " h2 v16 cuda" + words)) {
+                    for (const char* tensor : {"g", "beta"}) expect_only_its_head(line, {tensor, std::nan("")});
+                }
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace headrace::test

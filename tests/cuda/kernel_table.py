@@ -46,12 +46,10 @@ LIMITS = {
     "split_gradients": (255, 16, 0, (1, 2, 2)),
     "tensor_forward": (255, 0, 0, (1, 1, 1)),
     "tensor_forward_terms": (255, 0, 0, (1, 1, 1)),
-    "tensor_forward_terms k128": (255, 8, 8, (1, 1, 1)),  # one register, on sm_90a
-    "tensor_forward_terms k128 f16": (255, 8, 16, (0, 1, 1)),  # two, on sm_80, which has no room for its scores
+    "tensor_forward_terms k128 f16": (255, 0, 0, (0, 1, 1)),  # no room for its scores on sm_80
     "tensor_key_gradient": (128, 0, 0, (2, 2, 2)),
     "tensor_prepare": (168, 0, 0, (2, 3, 3)),
     "tensor_walk": (255, 0, 0, (1, 1, 1)),
-    "tensor_walk k128 f16": (255, 8, 24, (1, 1, 1)),  # factors of rows, on sm_100
     "tensor_walk_states": (255, 0, 0, (1, 2, 2)),
     "tensor_states": (255, 0, 0, (1, 1, 1)),
     "tensor_sweeps": (255, 0, 0, (1, 1, 1)),
@@ -60,15 +58,12 @@ LIMITS = {
     "channel_prepare_low": (168, 0, 0, (2, 3, 3)),
     "channel_walk": (255, 0, 0, (0, 1, 1)),
     "channel_gradients": (255, 8, 16, (0, 1, 1)),  # one register, on sm_80
-    "channel_gradients k128 additive": (255, 80, 160, (0, 1, 1)),  # some of the sums over values, most on sm_80
-    "channel_gradients_low": (255, 80, 160, (0, 1, 1)),  # as those, of two more passes over pairs
+    "channel_gradients_low": (255, 32, 80, (0, 1, 1)),  # some of the sums over values, on sm_80
     "channel_key_sums": (128, 0, 0, (1, 2, 2)),
     "channel_states": (255, 0, 0, (2, 2, 2)),
-    "channel_sweeps": (255, 56, 252, (0, 1, 1)),  # addresses of what is saved beside 128 channels of a state
+    "channel_sweeps": (255, 16, 32, (0, 1, 1)),  # addresses of what is saved beside 128 channels of a state
     "recurrent_forward": (255, 0, 0, (2, 2, 2)),
-    "recurrent_forward k64 f64 delta": (255, 8, 8, (2, 2, 2)),  # keys, decays and the next token in 64 bits
-    "recurrent_forward k128 f64 delta": (255, 8, 8, (2, 2, 2)),
-    "recurrent_forward k256 f64 delta": (255, 80, 228, (2, 2, 2)),
+    "recurrent_forward k256 f64 delta": (255, 80, 228, (2, 2, 2)),  # keys, decays and the next token in 64 bits
     "recurrent_backward": (255, 16, 0, (1, 2, 2)),
     "parameter_sums": (40, 0, 0, (12, 12, 12)),
     "numbers": (40, 0, 0, (12, 12, 12)),

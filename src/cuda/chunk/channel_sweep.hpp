@@ -58,7 +58,7 @@ struct ChannelSweep : SweepWalk<K> {
                 fetch<false>(chunk_range(args, sequence, chunk), first_place + chunk * args.HV, head, first, turn);
             },
             [&](std::int64_t chunk, std::int64_t turn) {
-                advance(stage_of_warp(turn), first_place + chunk * args.HV, first);
+                advance(turn, first_place + chunk * args.HV, first);
             });
     }
     HEADRACE_DEVICE void adjoints(std::int64_t n, std::int64_t head, int first) {
@@ -71,8 +71,7 @@ struct ChannelSweep : SweepWalk<K> {
                 fetch<true>(chunk_range(args, sequence, chunk), first_place + chunk * args.HV, head, first, turn);
             },
             [&](std::int64_t chunk, std::int64_t turn) {
-                retreat(stage_of_warp(turn), chunk_range(args, sequence, chunk), first_place + chunk * args.HV, head,
-                        first);
+                retreat(turn, chunk_range(args, sequence, chunk), first_place + chunk * args.HV, head, first);
             });
         this->store(args.d_initial_state, n, head, first);
     }
@@ -92,6 +91,10 @@ struct ChannelSweep : SweepWalk<K> {
         Stage s = stage_of(turn);
         s.rows.data += warp_value() / 64 * matrix_size;
         return s;
+    }
+    // The same from here on: kept from before, its places had no registers.
+    HEADRACE_DEVICE Stage found_again(std::int64_t turn) const {
+        return stage_of_warp(ptx::not_before(static_cast<int>(turn % 2)));
     }
     HEADRACE_DEVICE static int value_in_rows() { return warp_value() % 64; }
     __host__ __device__ int value_groups() const { return (args.value_columns + 63) / 64; }
@@ -125,7 +128,8 @@ struct ChannelSweep : SweepWalk<K> {
 
     // ---- chunks ----
     // From the state that enters to the one that leaves.
-    HEADRACE_DEVICE void advance(const Stage& now, std::int64_t place, int first) {
+    HEADRACE_DEVICE void advance(std::int64_t turn, std::int64_t place, int first) {
+        Stage now = stage_of_warp(turn);
         this->save(args.swept.states, state, place, first);
         if constexpr (!delta) {
             decay_and_add<Left::high, K>(
@@ -140,6 +144,7 @@ struct ChannelSweep : SweepWalk<K> {
             }
             add_transposed(sums, now.rows, value_in_rows());
             this->solve_residuals(sums, now.solve, now.beta, place, first);
+            now = found_again(turn);
             const auto left = [&](int step) { return left_operand(sums, step); };
             decay_and_add<Left::both, K>(state, left, now.writes, decay_of(now));
             if (now.numbers[1] != 0) {
@@ -149,8 +154,9 @@ struct ChannelSweep : SweepWalk<K> {
         }
     }
     // From the gradient of the state that leaves to that of the one that enters.
-    HEADRACE_DEVICE void retreat(const Stage& now, const ChunkRange& range, std::int64_t place, std::int64_t head,
+    HEADRACE_DEVICE void retreat(std::int64_t turn, const ChunkRange& range, std::int64_t place, std::int64_t head,
                                  int first) {
+        Stage now = stage_of_warp(turn);
         this->save(args.swept.adjoints, state, place, first);
         TokenSums y = {};
         add_read<Left::both, K>(y, state, now.writes);
@@ -163,6 +169,7 @@ struct ChannelSweep : SweepWalk<K> {
             this->solve_gradients(y, now.solve, now.beta, place, first);
         }
         this->store_rows(y, range, head, first);
+        now = found_again(turn);
         const auto erased = [&](int step) { return left_operand(y, step); };
         const auto reads = OperandAt<K>::down(now.reads), erases = OperandAt<K>::down(now.erases);
         decay_and_add_sums<K>(

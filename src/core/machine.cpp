@@ -22,8 +22,6 @@ Machine detect_machine() {
     found.avx512 = found.avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     found.avx512_bf16 = found.avx512 && __builtin_cpu_supports("avx512bf16");
-    // One unit of an Intel core has the dot product, two have fp32 multiply-adds; AMD's cores have as many of both.
-    found.slow_bf16_dot = found.avx512_bf16 && __builtin_cpu_is("intel");
     return found;
 }
 #elif defined(__aarch64__)

@@ -155,11 +155,11 @@ TEST(Reflections, RepeatedKeysInPieces) {
 
 // However the values are divided among threads.
 TEST(Reflections, SameBitsForAnyNumberOfThreads) {
-    for (const char* words : {"kda:fwd t1500 h1 k32 v256 gates=zero state=inout", "kda:fwd t1500 h1 k32 v256 betav gates=zero state=inout",
-                              "gated_delta_rule:fwd t1500 h6 hv12 k32 v64 gates=zero state=inout l2norm",
-                              "kda:fwd t200 h1 k64 v256 bf16 state=inout directions=2", "gated_delta_rule:fwd t200 h1 k64 v256 bf16 state=inout directions=1"}) {
-        const bool narrow = std::string(words).find("bf16") != std::string::npos;
-        for (const ProblemLine& line : forced_lines(words + std::string(narrow ? " beta=sigmoid" : " betas=1.8,2"))) {
+    for (const char* words :
+         {"kda:fwd t1500 h1 k32 v256 gates=zero betas=1.8,2", "kda:fwd t1500 h1 k32 v256 betav gates=zero betas=1.8,2",
+          "gated_delta_rule:fwd t1500 h6 hv12 k32 v64 gates=zero betas=1.8,2 l2norm", "kda:fwd t200 h1 k64 v256 bf16 beta=sigmoid directions=2",
+          "gated_delta_rule:fwd t200 h1 k64 v256 bf16 beta=sigmoid directions=1"}) {
+        for (const ProblemLine& line : forced_lines(words + std::string(" state=inout"))) {
             const auto with_threads = [&](int threads) {
                 CallTensors made = harness::make_tensors(line);
                 made.call.options.threads = threads;

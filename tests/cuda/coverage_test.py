@@ -24,8 +24,8 @@ import coverage
 LOWER = [(r"split_sweeps<.*<double>, false,", "0.90"), (r"recurrent_backward<double, false>", "0.92"),
          (r"recurrent_forward<double,", "0.92"),
          # Of the kernels on tensor cores the problems reach less yet; a share that falls is noticed all the same. What is
-         # left: loads and stores of states in types that no problem has, copies of rows at odd addresses, 64-bit
-         # divisions, and statements that nobody has read.
+         # left: stores of final states in 16 bits, copies of rows at odd addresses, 64-bit divisions, and statements that
+         # nobody has read.
          (r"(tensor|channel)_(prepare|estimate|walk|sweeps|forward|key_sums)<", "0.83"),
          (r"(tensor|channel)_(gradients|gradients_low|gate|join|join_transitions|states|walk_states|prepare_low)\b", "0.65"),
          (r"(tensor|channel)_(key_gradient|forward_terms)<", "0.55")]

@@ -29,4 +29,16 @@ inline std::string served_by(const std::string& text) {
     return "none";
 }
 
+// Values of one head of a tensor [B, T, heads, ...], or of states [N, heads, ...].
+inline std::vector<double> of_head(const TensorView& host, std::int64_t heads, std::int64_t head, bool state) {
+    const std::vector<double> all = harness::read_values(host);
+    const std::int64_t inner =
+        static_cast<std::int64_t>(all.size()) / heads / (state ? host.shape[0] : host.shape[0] * host.shape[1]);
+    std::vector<double> result;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        if (static_cast<std::int64_t>(i) / inner % heads == head) result.push_back(all[i]);
+    }
+    return result;
+}
+
 }  // namespace headrace::test

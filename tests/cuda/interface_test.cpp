@@ -2,6 +2,7 @@
 // values, sizes.
 #include <thread>
 
+#include "tests/cuda/device_runs.hpp"
 #include "tests/cuda/device_tensors.hpp"
 
 namespace headrace::test {
@@ -232,18 +233,6 @@ struct BadValue {
     double value;
     const char* error;
 };
-
-// Values of one of two heads: those of the tensor whose head is `head`, by position in [.., T, heads, ...].
-std::vector<double> of_head(const TensorView& host, std::int64_t heads, std::int64_t head, bool state) {
-    const std::vector<double> all = harness::read_values(host);
-    const std::int64_t inner =
-        static_cast<std::int64_t>(all.size()) / heads / (state ? host.shape[0] : host.shape[0] * host.shape[1]);
-    std::vector<double> result;
-    for (std::size_t i = 0; i < all.size(); ++i) {
-        if (static_cast<std::int64_t>(i) / inner % heads == head) result.push_back(all[i]);
-    }
-    return result;
-}
 
 TEST(CudaInterface, ABadGateSpoilsItsHeadAndNoOther) {
     const BadValue cases[] = {

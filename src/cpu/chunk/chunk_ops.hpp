@@ -57,9 +57,9 @@ struct ChunkOps {
     Tile weighted_keys, keys_rest;        // [C,K] spare
     Tile keys_transposed;                 // [K,C], backward only
     T* state_dots = nullptr;              // [K], backward only
-    int rows = 0, length = 0, K = 0, V = 0;  // padded rows, true rows
+    int rows = 0, K = 0, V = 0;
     bool undecayed_error = false;
-    bool fine_reads = false, fine_writes = false;  // of all chunks
+    bool always_fine_read = false, always_fine_write = false;  // in every chunk
     bool coarse_scores = false;  // a gradient's read scores are products of A; an output's are nearer to its bound
     bool fine = false;           // all products of this chunk's gradients are products of Small
     bool fine_read = false;      // reads that this chunk's write follows from are products of Small
@@ -92,26 +92,26 @@ struct ChunkOps {
     }
     // scores: whether those are wanted, or only what the state needs. estimate: StateRoundings' of the state that the
     // chunk reads and writes, or null where it writes none.
-    void start_chunk(int true_rows, int padded_rows, Tile log_decay, const Inputs& in, T* estimate, bool scores) {
-        length = true_rows;
+    void start_chunk(int length, int padded_rows, Tile log_decay, const Inputs& in, T* estimate, bool scores) {
         rows = padded_rows;
         packer.reset();
-        gate.prepare(log_decay, true_rows, rows, scores);
+        gate.prepare(log_decay, length, rows, scores);
         fine = fine_read = fine_write = overlaps = false;
         if (mixed && estimate != nullptr) {
-            roundings.begin_chunk(estimate, gate, in.beta, in.k, in.e, true_rows, rows);
-            fine_read = roundings.fine || fine_reads;
+            roundings.begin_chunk(estimate, gate, in.beta, in.k, in.e, length, rows);
+            fine_read = roundings.fine || always_fine_read;
             // A state that hardly forgets (e^{-0.008} by a token) keeps the roundings of many writes: those of decayed
             // keys, and where a token reflects it instead of erasing, any.
-            fine_write = fine_writes || fine_read || gate.keeps(static_cast<T>(__builtin_exp(-0.008 * rows)), roundings.reflects);
+            fine_write = fine_read || always_fine_write || gate.keeps(static_cast<T>(__builtin_exp(-0.008 * rows)), roundings.reflects);
+            overlaps = !fine_write;  // scores() has a closer look
         }
     }
 
     // The same where nothing but reads() and a decaying state is asked for.
-    void start_adjoint_chunk(int true_rows, int padded_rows, Tile log_decay) {
+    void start_adjoint_chunk(int length, int padded_rows, Tile log_decay) {
         rows = padded_rows;
         packer.reset();
-        gate.prepare_starts(log_decay, true_rows, rows);
+        gate.prepare_starts(log_decay, length, rows);
     }
 
     // After a tile was filled by others.
@@ -132,7 +132,7 @@ struct ChunkOps {
     }
     void scores(Tile P, Tile l, const Inputs& in) {
         if (P || l) gate.scores(P, l, score_rows(in), packer, passing, small, coarse_scores && !fine);
-        if (mixed && l && !fine_write) overlaps = roundings.overlap(l, length, rows);
+        if (mixed && overlaps && l) overlaps = roundings.overlap(l, gate.length, rows);
     }
     void scores_backward(Tile d_q, Tile d_k, Tile d_e, Tile d_P, Tile d_l, Tile P, Tile l, const Inputs& in, bool gate_wanted) {
         if (mixed && fine) {
@@ -313,33 +313,31 @@ struct ChunkOps {
     }
     // Adds to the columns of `next` of which x^T b leaves little what A rounded of the product's operands.
     void add_rest(State next, Decayed x, Tile b) {
-        constexpr int block = WriteRoundings<T>::block;
         if (!write_roundings.weigh(x, b, roundings.key_energies(), next.tile, rows, K, V)) return;
-        bool any = false;
+        small.reset();
+        const Left<Small> keys = written_keys(small, x);
+        if (x.weights) {
+            for_each(keys_rest, rows, K, [&](int i, int c) {
+                const reg<T> key = load<T>(weighted_keys.at(i) + c);
+                return key - rounded_to_bf16(key);
+            });
+        }
+        constexpr int block = WriteRoundings<T>::block;
         for (int j = 0; j < V; j += block) {
             if (!write_roundings.exceed(j)) continue;
-            small.reset();
             const Tile values = other_values.from(0, j), values_rest = weighted_values.from(0, j);
             for_each(values, rows, block, [&](int i, int k) {
-                const reg<T> factor = broadcast<T>(x.factor != nullptr ? x.factor[i] : T(1)), value = load<T>(b.at(i) + j + k) * factor;
-                const reg<T> rounded = rounded_to_bf16(value);
+                const T factor = x.factor != nullptr ? x.factor[i] : T(1);
+                const reg<T> value = load<T>(b.at(i) + j + k) * factor, rounded = rounded_to_bf16(value);
                 store<T>(values_rest.at(i) + k, value - rounded);
                 return rounded;
             });
-            const Left<Small> keys = written_keys(small, x);
-            Joined<Small> other{};
-            if (x.weights) {
-                if (!any) for_each(keys_rest, rows, K, [&](int i, int c) {
-                    const reg<T> key = load<T>(weighted_keys.at(i) + c);
-                    return key - rounded_to_bf16(key);
-                });
-                other = {small.left_transposed(keys_rest, rows, K), small.right(values, rows, block), rows};
-            }
+            Joined<Small> keys_part{};
+            if (x.weights) keys_part = {small.left_transposed(keys_rest, rows, K), small.right(values, rows, block), rows};
             matmul<Small>(next.tile.data + j, next.tile.row, keys, small.right(values_rest, rows, block), K, block, rows, Part::full,
-                          {Start<T>::add}, NoWork{}, other);
-            any = true;
+                          {Start<T>::add}, NoWork{}, keys_part);
         }
-        if (any) renew(next);
+        renew(next);
     }
     // The operands of x^T b; `shared` packs those that other products share.
     template <class Any>

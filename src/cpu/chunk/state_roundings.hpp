@@ -17,7 +17,9 @@ struct StateRoundings {
     // A chunk reads in fp32 where errors, with those that it would add, might exceed this (docs/numerics.md has what
     // remains).
     static constexpr T limit = T(0.75);
-    static constexpr T least_overlap = T(0.25);  // of a token: a tenth of what WriteRoundings cares for
+    // On the mean of tokens. N tokens that erase the share b of one of D directions each have N b / 2D; WriteRoundings'
+    // quotient for them is 2 N b / D, so that its limit is 0.75 here, and 0.375 under channel gates.
+    static constexpr T least_overlap = T(0.25);
     static constexpr T most = T(1e6);  // of what a chunk adds: keeps the estimate finite
 
     int columns = 0;        // key channels

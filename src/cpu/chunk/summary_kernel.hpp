@@ -24,8 +24,8 @@ struct SummaryKernel : ChunkKernel<A, GateType, delta> {
             const bool sums = !delta && args.transition.given;
             if (sums) log_decays = arena.take<double>(static_cast<std::size_t>(args.walk * channels()));
             // Later writes cover no rounding of a transition, and resets of channels leave it to a few of its sums.
-            ops.fine_writes = args.transition.given;
-            ops.fine_reads = args.transition.given && GateType::per_channel;
+            ops.always_fine_write = args.transition.given;
+            ops.always_fine_read = args.transition.given && GateType::per_channel;
             return;
         }
         auto& t = backward_tiles;

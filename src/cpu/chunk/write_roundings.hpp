@@ -14,7 +14,8 @@ template <class T>
 struct WriteRoundings {
     // Columns that are judged together: whatever part of a state a walk has, it has these in one piece.
     static constexpr int block = 16;
-    // With random keys the quotients are 0.5 to 3. Errors grow as their roots: at this limit they are 0.7 of the bar.
+    // With random keys the quotients are 0.5 to 3. Errors are their roots times 1.6e-3, one rounding's in
+    // root-mean-square: at this limit 0.7 of the bar.
     static constexpr T most = T(3);
 
     T* energies = nullptr;                  // [C] of rows
@@ -25,7 +26,7 @@ struct WriteRoundings {
         for (T** vector : {&written, &left}) *vector = arena.take<T>(static_cast<std::size_t>(value_columns));
     }
 
-    // Of x = k decayed [rows,K] and b [rows,V], to be multiplied by x.factor, and S [K,V]: whether there may be columns
+    // Of x = k decayed [rows,K] and b [rows,V], to be multiplied by x.factor, and S [K,V]: whether there are columns
     // that exceed(). of_keys: |x.rows_i|^2, before gates.
     bool weigh(DecayedRows<T> x, Tile<T> b, const T* of_keys, Tile<T> S, int rows, int K, int V) {
         weigh_rows(x, of_keys, rows, K);

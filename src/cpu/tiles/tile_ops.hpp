@@ -89,15 +89,15 @@ T row_dot(Tile<T> a, Tile<T> b, int i, int columns) {
     return sum<T>(total);
 }
 
-// dst[i] = sum_j value(i,j); rows a multiple of 16
-template <class T, class Value>
-HEADRACE_INLINE void row_sums(T* dst, int rows, int columns, const Value& value) {
+// dst[i] = the sum of row i, of whose elements from j on add(sums, i, j) returns the sums; rows a multiple of 16
+template <class T, class Add>
+HEADRACE_INLINE void row_sums(T* dst, int rows, int columns, const Add& add) {
     constexpr int n = lanes<T>;
     for (int i = 0; i < rows; i += n) {
         reg<T> sums[n];
-        for (int lane = 0; lane < n; ++lane) sums[lane] = value(reg<T>{}, i + lane, 0);
+        for (int lane = 0; lane < n; ++lane) sums[lane] = add(reg<T>{}, i + lane, 0);
         for (int j = n; j < columns; j += n) {
-            for (int lane = 0; lane < n; ++lane) sums[lane] = value(sums[lane], i + lane, j);
+            for (int lane = 0; lane < n; ++lane) sums[lane] = add(sums[lane], i + lane, j);
         }
         store<T>(dst + i, sum_each<T>(sums));
     }

@@ -46,6 +46,7 @@ struct Case {
     bool rows = true;       // or what a walk needs to decay them
     bool reflects = false;  // betas that ask for scores of 22 bits, else of 11
     int directions = 0;     // keys repeat after so many tokens
+    bool backward = false;
 };
 
 double bf16(std::uint16_t bits) { return static_cast<double>(bf16_to_float(bits)); }
@@ -71,6 +72,8 @@ class Chunks {
           exact_(places_ * 2),
           high_(places_ * cuda::lower_size),
           low_(places_ * cuda::lower_size),
+          rest_(places_ * cuda::lower_size),
+          overlap_(places_),
           factors_(places_ * 4 * C),
           decay_(places_ * columns_ * 2),
           numbers_(places_ * 4),
@@ -115,11 +118,12 @@ class Chunks {
         to.scores = scores_.data(), to.solve_high = high_.data(), to.solve_low = low_.data();
         to.factors = factors_.data(), to.decay = decay_.data(), to.numbers = numbers_.data();
         to.added = added_.data();
+        if (of_.backward) to.of_backward = true, to.solve_rest = rest_.data(), to.overlap = overlap_.data();
         if (of_.rows) to.reads = reads_.data(), to.erases = erases_.data(), to.writes = writes_.data();
         if (!of_.rows) to.log_decays = log_decays_.data();
-        for (Managed<std::uint16_t>* all : {&scores_, &scores_low_, &high_, &low_, &reads_, &erases_, &writes_})
-            all->upload();
-        factors_.upload(), decay_.upload(), log_decays_.upload(), exact_.upload();
+        const auto matrices = {&scores_, &scores_low_, &high_, &low_, &rest_, &reads_, &erases_, &writes_};
+        for (Managed<std::uint16_t>* all : matrices) all->upload();
+        factors_.upload(), decay_.upload(), log_decays_.upload(), exact_.upload(), overlap_.upload();
         q_.upload(), k_.upload(), g_.upload(), beta_.upload(), refused_.upload();
         const cuda::Kernel kernel =
             (of_.delta ? cuda::channel_kernels<true>(of_.K) : cuda::channel_kernels<false>(of_.K)).prepare;
@@ -132,9 +136,8 @@ class Chunks {
                                    parameters, shared, nullptr),
                   cudaSuccess);
         ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-        for (Managed<std::uint16_t>* all : {&scores_, &scores_low_, &high_, &low_, &reads_, &erases_, &writes_})
-            all->download();
-        factors_.download(), decay_.download(), log_decays_.download(), exact_.download();
+        for (Managed<std::uint16_t>* all : matrices) all->download();
+        factors_.download(), decay_.download(), log_decays_.download(), exact_.download(), overlap_.download();
     }
     void expect_right() const {
         for (int chunk = 0; chunk * C < of_.T; ++chunk)
@@ -155,11 +158,12 @@ class Chunks {
     Managed<std::int32_t> refused_;
     Managed<std::uint16_t> scores_, scores_low_;
     Managed<std::int32_t> exact_;
-    Managed<std::uint16_t> high_, low_;
+    Managed<std::uint16_t> high_, low_, rest_;
+    Managed<std::int32_t> overlap_;
     Managed<float> factors_, decay_, numbers_, added_, log_decays_;
     Managed<std::uint16_t> reads_, erases_, writes_;
 
-    double of_operands() const { return of_.reflects ? of_22_bits : of_11_bits; }
+    double of_operands() const { return of_.reflects || of_.backward ? of_22_bits : of_11_bits; }
     std::size_t tokens() const { return static_cast<std::size_t>(of_.T); }
     static std::size_t swizzled(int i, int j, int columns) {
         return static_cast<std::size_t>(i * columns + ((j / 8) ^ (i % 8)) * 8 + j % 8);
@@ -252,8 +256,41 @@ class Chunks {
             }
         }
         if (!of_.delta) return;
-        expect_low_scores(P, l, place, where);
-        expect_inverse(l, beta, place, where);
+        if (of_.backward) {
+            expect_solve(l, beta, place, where);
+        } else {
+            expect_low_scores(P, l, place, where);
+            expect_inverse(l, beta, place, where);
+        }
+    }
+    // N of a backward, of three parts where keys that overlap reflect.
+    void expect_solve(const std::vector<double>& l, const std::vector<double>& beta, std::size_t place,
+                      const std::string& where) const {
+        double squares = 0;
+        for (double of : l) squares += of * of;
+        const bool overlaps = squares > C * (C - 1) / 2 / 32, rest = overlaps && of_.reflects;
+        const cuda::KeyOverlap expected = rest       ? cuda::KeyOverlap::reflected
+                                          : overlaps ? cuda::KeyOverlap::some
+                                                     : cuda::KeyOverlap::none;
+        EXPECT_EQ(overlap_.values[place], static_cast<std::int32_t>(expected)) << where;
+        std::vector<double> solve(C * C);  // I + N Diag(beta)
+        for (int i = 0; i < C; ++i) {
+            solve[i * C + i] = 1;
+            for (int j = 0; j < i; ++j) {
+                const std::size_t at = place * cuda::lower_size + lower(i, j);
+                const double N = bf16(high_.values[at]) + bf16(low_.values[at]);
+                solve[i * C + j] = beta[j] * (rest ? N + bf16(rest_.values[at]) : N);
+            }
+        }
+        // Rounding of l to fp32 or by operands, and of N.
+        const double off = rest ? 0x1p-18 : 64 * of_22_bits;
+        for (int i = 0; i < C; ++i) {
+            for (int j = 0; j < i; ++j) {
+                double left = solve[i * C + j];
+                for (int m = j; m < i; ++m) left += l[i * C + m] * beta[m] * solve[m * C + j];
+                EXPECT_NEAR(left, 0, off) << where << " solve " << i << ' ' << j;
+            }
+        }
     }
     // Between blocks of 16 tokens, where keys overlap more than random ones (most_overlap), or no more than twice their
     // mean; the chunk says whether any does.
@@ -323,7 +360,11 @@ TEST(ChannelPrepare, FollowsTheFormulas) {
           Case{70, 1, 1, 64, true, true, false, 1, 9, false, true},
           Case{130, 1, 2, 64, true, true, false, 0.001, 0, false, true, 1},
           Case{130, 2, 2, 128, true, true, true, 0.001, 0, false, true, 3},
-          Case{100, 1, 1, 128, true, true, false, 0.001, 0, false, false, 2}}) {
+          Case{100, 1, 1, 128, true, true, false, 0.001, 0, false, false, 2},
+          Case{150, 1, 2, 128, true, true, false, 0.3, 0, true, true, 0, true},
+          Case{130, 1, 1, 64, true, true, true, 0.001, 0, true, false, 2, true},
+          Case{130, 1, 2, 64, true, true, false, 0.001, 0, true, true, 1, true},
+          Case{192, 2, 2, 128, true, true, false, 0, 0, true, true, 2, true}}) {
         SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K));
         Chunks chunks(of);
         chunks.run();

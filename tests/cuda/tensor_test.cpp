@@ -126,12 +126,15 @@ TEST(CudaTensor, KeysOfFewDirections) {
 TEST(CudaTensor, GradientsOfKeysOfFewDirections) {
     for (const char* op : {"gated_delta_rule:bwd k64 v40", "kda:bwd k64 v40", "kda:bwd k128 v48 reverse strided"})
         for (const char* directions : {"1", "2", "5", "20"})
-            for (const char* betas : {"1.9,2", "0,1"})
+            for (const char* betas : {"2,2", "1.9,2", "0,1"})
                 expect_right(std::string(op) + " t200 h8 bf16 l2norm gates=lasting state=inout directions=" +
                              directions + " betas=" + betas + " force=cuda.tensor cuda");
     for (const char* line : {"gated_delta_rule:bwd t300 h8 k64 v32 bf16 l2norm gates=zero betas=2,2 directions=1",
                              "gated_delta_rule:bwd t300 h8 k64 v32 bf16 l2norm gates=zero betas=2,2 directions=2",
-                             "gated_delta_rule:bwd t700 h8 k64 v40 bf16 l2norm gates=zero betas=2,2 directions=1",
+                             "gated_delta_rule:bwd t1500 h8 k64 v32 bf16 gates=zero betas=2,2 directions=2",
+                             "delta_rule:bwd t3000 h1 k128 v32 bf16 betas=2,2 directions=2",
+                             "kda:bwd t1000 h8 k64 v32 bf16 gates=zero betas=2,2 directions=1",
+                             "kda:bwd t600 h8 k64 v32 bf16 l2norm gates=zero betas=2,2 directions=1",
                              "kda:bwd t300 h8 k128 v64 bf16 l2norm betas=0.9,1 directions=1",
                              "kda:bwd t200 h8 k64 v32 bf16 l2norm gates=lasting betas=1,1 directions=1",
                              "kda:bwd t150 h4 hv8 k75 v100 bf16 rawgate gate=channel+head betas=1.5,1.9 directions=2",

@@ -370,13 +370,13 @@ struct ChannelGradient {
         weigh_pairs(d_P, d_l);
         ptx::sync_block();  // the stage has been read, too
         TokenGroups d_q, d_k, d_gate;
-        fold_borders(d_q, d_k, d_gate, border, pairs_of(0));
-        add_pairs<Digits::high>(d_q, d_k, d_gate, 0);
+        fold_borders(d_q, d_k, d_gate, border, pairs_of<false>(0));
+        add_pairs<Digits::high, fine>(d_q, d_k, d_gate, 0);
         if constexpr (fine) {
-            pairs_of(0).keep_since();
-            add_pairs<Digits::low>(d_q, d_k, d_gate, 0);
-            pairs_of(0).keep_since();
-            add_pairs<Digits::high>(d_q, d_k, d_gate, 1);
+            pairs_of<false>(0).keep_since();
+            add_pairs<Digits::low, false>(d_q, d_k, d_gate, 0);
+            pairs_of<false>(0).keep_since();
+            add_pairs<Digits::high, false>(d_q, d_k, d_gate, 1);
         }
         if (args.d_beta.given && delta) store_numbers(args.d_beta, d_beta, rows.at->range, rows.at->head);
         if (args.gate_gradient) {
@@ -401,14 +401,15 @@ struct ChannelGradient {
         ptx::sync_block();
         if (args.gate_gradient) store_gate_gradient();
     }
-    template <Digits of_rows>
+    template <Digits of_rows, bool fine_sums>
     HEADRACE_DEVICE void add_pairs(TokenGroups& d_q, TokenGroups& d_k, TokenGroups& d_gate, int part) const {
-        const ChannelPairs<K, delta> pairs = pairs_of(part);
+        const auto pairs = pairs_of<fine_sums>(part);
         pairs.template add_inside<of_rows>(d_q, d_k, d_gate);
         pairs.template add_across<of_rows>(d_q, d_k, d_gate);
     }
     // Of W and L, or of W_low and L_low. Made anew for each use, as registers are few.
-    HEADRACE_DEVICE ChannelPairs<K, delta> pairs_of(int part) const {
+    template <bool fine_sums>
+    HEADRACE_DEVICE ChannelPairs<K, delta, fine_sums> pairs_of(int part) const {
         const int own = ptx::not_before(lane()), first_channel = warp_channel();
         return {OperandAt<K>::across(rows.q, own),
                 PairOperands({W.data + part * (2 * PairOperands::bytes / 2)}, own),
@@ -481,7 +482,7 @@ struct ChannelGradient {
     // Begins d_q and d_k with what tokens have from the chunk's borders and with themselves, the gate's gradient with
     // what of it spans gates up to the borders, and keeps decays in groups for the pairs across.
     HEADRACE_DEVICE void fold_borders(TokenGroups& d_q, TokenGroups& d_k, TokenGroups& d_gate, const BorderSums& border,
-                                      const ChannelPairs<K, delta>& pairs) const {
+                                      const ChannelPairs<K, delta, false>& pairs) const {
         const Through<K>& through = pairs.through;
         ptx::sync_warp();
 #pragma unroll
@@ -520,19 +521,12 @@ struct ChannelGradient {
                     to_end[h][n] = keys[h][n] * of_write;
                 }
             }
-            std::uint32_t ending[4], beginning[4];
-            to_operand(ending, from_start);
-            to_operand(beginning, to_end);
 #pragma unroll
             for (int n = 0; n < 4; ++n) d_gate[group][0][n] = d_gate[group][1][n] = begun[n];
             float own_ended[4] = {};
-            constexpr std::uint32_t all = GateSums::all;
-            ptx::multiply_bf16(d_gate[group][0], ending, {pairs.sums.from_own, all});
-            ptx::multiply_bf16(d_gate[group][1], ending, {0u, pairs.sums.from_own});
-            ptx::multiply_bf16(d_gate[group][0], beginning, {pairs.sums.before, 0u});
-            ptx::multiply_bf16(d_gate[group][1], beginning, {all, pairs.sums.before});
-            ptx::multiply_bf16(begun, beginning, {all, all});
-            ptx::multiply_bf16(own_ended, ending, {all, all});
+            HEADRACE_ROLLED
+            for (int turn = 0; turn < (fine ? 2 : 1); ++turn)
+                add_to_gates(d_gate[group], begun, own_ended, from_start, to_end, pairs.sums);
 #pragma unroll
             for (int c = 0; c < 2; ++c) ended[group][c] = own_ended[2 * c], before[c] *= through.at(group, c);
         }
@@ -544,6 +538,21 @@ struct ChannelGradient {
             }
             ended[group][0] += ended[group + 1][0], ended[group][1] += ended[group + 1][1];
         }
+    }
+    // d_gate of a group, `begun` for those behind it and `ended` for those before += what its tokens add to gates from
+    // the chunk's first on, and up to its last.
+    HEADRACE_DEVICE static void add_to_gates(TokenGroup& d_gate, float (&begun)[4], float (&ended)[4],
+                                             TokenGroup& from_start, TokenGroup& to_end, const GateSums& sums) {
+        constexpr std::uint32_t all = GateSums::all;
+        std::uint32_t ending[4], beginning[4];
+        take_operand<fine>(ending, from_start);
+        take_operand<fine>(beginning, to_end);
+        ptx::multiply_bf16(d_gate[0], ending, {sums.from_own, all});
+        ptx::multiply_bf16(d_gate[1], ending, {0u, sums.from_own});
+        ptx::multiply_bf16(d_gate[0], beginning, {sums.before, 0u});
+        ptx::multiply_bf16(d_gate[1], beginning, {all, sums.before});
+        ptx::multiply_bf16(begun, beginning, {all, all});
+        ptx::multiply_bf16(ended, ending, {all, all});
     }
     // <S, D> of the lane's channel c, of the lane that has it on the diagonal.
     HEADRACE_DEVICE static float crossing(const BorderSums& border, int c) {

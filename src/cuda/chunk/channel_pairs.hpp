@@ -32,8 +32,8 @@ struct PairOperands {
 //     f_x reads_x, reads_x = sum_y W_xy f_y k_y of later x,                          joins d_q
 //     f_x keys_x, keys_x = sum_y L_xy f_y k_y, of earlier x plus sum_y W_xy f_y q_y, joins d_k
 // and f_x (q_x reads_x + k_x keys_x) is what token x adds to all gates between it and the anchor.
-// Of decayed rows it takes what Digits say.
-template <int K, bool delta>
+// Of decayed rows it takes what Digits say, of what tokens add to gates 8 bits or, `fine`, 16: they may alternate.
+template <int K, bool delta, bool fine>
 struct ChannelPairs {
     OperandAt<K> q;  // across; k lies behind it
     PairOperands operands;
@@ -180,10 +180,28 @@ struct ChannelPairs {
             gates[n] *= factors[n];
             if (level == 0 && reads_any) d_gate[n] += gates[n];
         }
-        if constexpr (level > 0)
-            ptx::multiply_bf16(d_gate, {to_operand(gates[0], gates[1]), to_operand(gates[2], gates[3]), 0u, 0u},
-                               {of_level.w, 0u});
+        if constexpr (level > 0) {
+            add_to_gates<Digits::high>(d_gate, gates, of_level.w);
+            if (fine) add_to_gates<Digits::low>(d_gate, gates, of_level.w);
+        }
         decays.template join<level>(h);
+    }
+    template <Digits digits>
+    static HEADRACE_DEVICE void add_to_gates(float (&d_gate)[4], const float (&gates)[4], std::uint32_t sums) {
+        ptx::multiply_bf16(
+            d_gate, {to_operand<digits>(gates[0], gates[1]), to_operand<digits>(gates[2], gates[3]), 0u, 0u},
+            {sums, 0u});
+    }
+    // d_gate of a group += sums of what its tokens add, by right operands for both halves.
+    static HEADRACE_DEVICE void add_to_gates(TokenGroup& d_gate, TokenGroup& gates,
+                                             const std::uint32_t (&first)[2], const std::uint32_t (&second)[2]) {
+        HEADRACE_ROLLED
+        for (int turn = 0; turn < (fine ? 2 : 1); ++turn) {
+            std::uint32_t a[4];
+            take_operand<fine>(a, gates);
+            ptx::multiply_bf16(d_gate[0], a, first);
+            ptx::multiply_bf16(d_gate[1], a, second);
+        }
     }
     // Pairs of the first half of the group with the second one.
     template <Digits of_rows>
@@ -219,10 +237,7 @@ struct ChannelPairs {
             }
             gates[1][n] *= since[n];
         }
-        std::uint32_t a[4];
-        to_operand(a, gates);
-        ptx::multiply_bf16(d_gate[0], a, {sums.before, 0u});
-        ptx::multiply_bf16(d_gate[1], a, {0u, sums.from_own});
+        add_to_gates(d_gate, gates, {sums.before, 0u}, {0u, sums.from_own});
     }
 
     static HEADRACE_DEVICE void multiply_group(TokenGroup& out, const std::uint32_t (&a)[4],
@@ -273,10 +288,7 @@ struct ChannelPairs {
         uint4* const to = operands_of(group);
         to[0] = {reads[0], reads[1], reads[2], reads[3]};
         if (delta) to[blockDim.x] = {erases[0], erases[1], erases[2], erases[3]};
-        std::uint32_t a[4];
-        to_operand(a, gates);
-        ptx::multiply_bf16(d_gate[0], a, {sums.from_own, GateSums::all});
-        ptx::multiply_bf16(d_gate[1], a, {0u, sums.from_own});
+        add_to_gates(d_gate, gates, {sums.from_own, GateSums::all}, {0u, sums.from_own});
     }
     // d += factors out; gates = or += out times the rows, which have these factors.
     static HEADRACE_DEVICE void add_rows(TokenGroup& d, TokenGroup& gates, const TokenGroup& out,
@@ -313,10 +325,7 @@ struct ChannelPairs {
             multiply_group(out, {erases.x, erases.y, erases.z, erases.w}, b);
         }
         add_rows(d_k, gates, out, until, rows, false);
-        std::uint32_t a[4];
-        to_operand(a, gates);
-        ptx::multiply_bf16(d_gate[group][0], a, {sums.before, 0u});
-        ptx::multiply_bf16(d_gate[group][1], a, {GateSums::all, sums.before});
+        add_to_gates(d_gate[group], gates, {sums.before, 0u}, {GateSums::all, sums.before});
     }
     // All gates of `spanned` take what goes from an earlier group to groups behind it.
     HEADRACE_DEVICE void add_spanning(TokenGroup& d_gate, const TokenGroup& out, const TokenGroup& rows, int group,

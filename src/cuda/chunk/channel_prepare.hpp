@@ -52,6 +52,7 @@ struct ChannelPrepare {
         std::int64_t place;  // of what the chunk prepares
         int length;          // of the chunk
         int reflects;        // whether a token of a forward's does
+        KeyOverlap overlap;  // of a backward
         int with_low;        // whether scores_low is wanted
     };
     Shared* shared;
@@ -98,12 +99,13 @@ struct ChannelPrepare {
         ptx::sync_block();
         if constexpr (delta) {
             const float sum = sum_of_warps();
+            const KeyOverlap overlap = for_gradients() ? key_overlap(sum, some_reflect()) : KeyOverlap::none;
             if (threadIdx.x == 0) {
                 shared->with_low = for_gradients() || sum > 0 ? 1 : 0;
-                if (for_gradients()) args.prepared.overlap[shared->place] = sum;
+                shared->overlap = overlap;
             }
             if (!for_gradients() && sum > 0) store_low_scores(sums);
-            UnitLowerInverse{n, inverse}.compute();
+            UnitLowerInverse{n, inverse}.compute(overlap == KeyOverlap::reflected);
             if (!for_gradients()) store_exactness();
         }
         write_matrices();
@@ -234,6 +236,12 @@ struct ChannelPrepare {
         return Precision::cut;
     }
 
+    HEADRACE_DEVICE bool some_reflect() const {
+        float count = 0;
+#pragma unroll
+        for (int i = lane(); i < tensor_chunk; i += warp_lanes) count += beta[i] * k_k[i] > 1 ? 1.0f : 0.0f;
+        return sum_of_warp(count) > 0;
+    }
     HEADRACE_DEVICE float sum_of_warps() const { return (of_warp[0] + of_warp[1]) + (of_warp[2] + of_warp[3]); }
 
     HEADRACE_DEVICE void find_fine_rows() {
@@ -599,6 +607,9 @@ struct ChannelPrepare {
                     pairs[pair] = split_pair(solve(i, j + 2 * pair), solve(i, j + 2 * pair + 1));
                 high.piece(i, j) = {pairs[0].high, pairs[1].high, pairs[2].high, pairs[3].high};
                 low.piece(i, j) = {pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low};
+                if (shared->overlap == KeyOverlap::reflected)
+                    image(args.prepared.solve_rest).piece(i, j) = {
+                        rest_of_solve(i, j), rest_of_solve(i, j + 2), rest_of_solve(i, j + 4), rest_of_solve(i, j + 6)};
             }
         });
     }
@@ -607,6 +618,7 @@ struct ChannelPrepare {
         const float of = inverse.at(i, j);
         return !for_gradients() ? of : i == j ? 0.0f : of * inverse_divisor[j];
     }
+    HEADRACE_DEVICE std::uint32_t rest_of_solve(int i, int j) const { return rest_of_pair(solve(i, j), solve(i, j + 1)); }
     HEADRACE_DEVICE void write_numbers() const {
         float* const factors = args.prepared.factors + shared->place * 4 * tensor_chunk;
         each(tensor_chunk, [&](int i) {
@@ -655,12 +667,13 @@ struct ChannelPrepare {
         }
         all_added = sum_of_warp(all_added);
         // Where keys overlap, what is written are small differences. What a forward reads follows from no later token.
-        const bool overlaps = for_gradients() && keys_overlap(sum_of_warps()),
-                   writes = overlaps || (!for_gradients() && shared->with_low != 0) ||
+        const KeyOverlap overlap = shared->overlap;
+        const bool writes = overlap != KeyOverlap::none || (!for_gradients() && shared->with_low != 0) ||
                             (reflects > 0 ? lasting > 0 : 4 * lasting >= args.K);
         if (lane() != 0) return;
         float4& numbers = *reinterpret_cast<float4*>(args.prepared.numbers + 4 * shared->place);
-        numbers = {kept, writes ? 1.0f : 0.0f, overlaps ? 1.0f : 0.0f, all_added / args.K};
+        numbers = {kept, writes ? 1.0f : 0.0f, overlap != KeyOverlap::none ? 1.0f : 0.0f, all_added / args.K};
+        if (for_gradients()) args.prepared.overlap[shared->place] = static_cast<std::int32_t>(overlap);
     }
     static constexpr float hardly_forgets = -0.008f * tensor_chunk,  // a channel, of which that much is left
         most = 1e6f;                                                 // of what a chunk adds: keeps the estimate finite

@@ -22,6 +22,7 @@ struct ChannelSweep : SweepWalk<K> {
         Matrix<64> rows;                // v or d_o, 64 values behind the other; of this warp where it computes
         SplitMatrix scores, solve;      // scores of gradients only
         float *decay, *beta, *numbers;  // [K,2], [C], [4]
+        std::int32_t* overlap;          // KeyOverlap
     };
 
     Stage first_stage{};
@@ -41,6 +42,7 @@ struct ChannelSweep : SweepWalk<K> {
                 *matrix = Matrix<64>::take(arena, tensor_chunk);
             first_stage.beta = arena.take<float>(tensor_chunk);
             first_stage.numbers = arena.take<float>(tensor_chunk);  // as matrices begin at multiples of 256 bytes
+            first_stage.overlap = reinterpret_cast<std::int32_t*>(first_stage.numbers + 4);
         }
         stage_bytes = static_cast<std::int64_t>(arena.shared_used - before);
         if (args.stages == 2) arena.take<char>(static_cast<std::size_t>(stage_bytes));
@@ -85,6 +87,7 @@ struct ChannelSweep : SweepWalk<K> {
         for (Matrix<64>* matrix : {&s.rows, &s.scores.high, &s.scores.low, &s.solve.high, &s.solve.low})
             matrix->data += elements;
         for (float** vector : {&s.decay, &s.beta, &s.numbers}) *vector += floats;
+        s.overlap += floats;
         return s;
     }
     HEADRACE_DEVICE Stage stage_of_warp(std::int64_t turn) const {
@@ -122,6 +125,7 @@ struct ChannelSweep : SweepWalk<K> {
                        LowerCopy{stage.solve.low, from.solve_low + place * LowerImage::size});
             copy_bytes<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk);
             copy_bytes<16>(stage.numbers, from.numbers + place * 4);
+            if (threadIdx.x == 0) ptx::copy_4(ptx::shared_address(stage.overlap), from.overlap + place, 4);
         }
         ptx::end_copies();
     }
@@ -143,7 +147,7 @@ struct ChannelSweep : SweepWalk<K> {
                 add_read<Left::high, K>(sums, state, now.erases);
             }
             add_transposed(sums, now.rows, value_in_rows());
-            this->solve_residuals(sums, now.solve, now.beta, place, first);
+            this->solve_residuals(sums, now.solve, now.beta, [&] { return found_again(turn); }, place, first);
             now = found_again(turn);
             const auto left = [&](int step) { return left_operand(sums, step); };
             decay_and_add<Left::both, K>(state, left, now.writes, decay_of(now));
@@ -166,7 +170,7 @@ struct ChannelSweep : SweepWalk<K> {
         }
         Base::add_lower_of_rows(y, now.rows, value_in_rows(), now.scores);
         if constexpr (delta) {
-            this->solve_gradients(y, now.solve, now.beta, place, first);
+            this->solve_gradients(y, now.solve, now.beta, [&] { return found_again(turn); }, place, first);
         }
         this->store_rows(y, range, head, first);
         now = found_again(turn);

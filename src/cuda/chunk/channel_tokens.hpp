@@ -46,6 +46,18 @@ HEADRACE_DEVICE void to_operand(std::uint32_t (&a)[4], const TokenGroup& x) {
         for (int c = 0; c < 2; ++c) a[2 * h + c] = to_operand<digits>(x[h][2 * c], x[h][2 * c + 1]);
     }
 }
+// The upper 8 bits of x, of which the others are left if there is to be another turn.
+template <bool goes_on>
+HEADRACE_DEVICE void take_operand(std::uint32_t (&a)[4], TokenGroup& x) {
+    to_operand(a, x);
+    if constexpr (goes_on) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) x[h][2 * c] -= low_half(a[2 * h + c]), x[h][2 * c + 1] -= high_half(a[2 * h + c]);
+        }
+    }
+}
 HEADRACE_DEVICE void from_operand(TokenGroup& x, const std::uint32_t (&a)[4]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

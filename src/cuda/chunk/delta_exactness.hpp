@@ -79,10 +79,11 @@ struct ChunkNumbers {
     }
 };
 
-// Where keys overlap that much, gradients are small differences of what a chunk adds up. Of the sum of squares of l.
-HEADRACE_DEVICE bool keys_overlap(float squares) {
+// Of a chunk's sum of squares of l.
+HEADRACE_DEVICE KeyOverlap key_overlap(float squares, bool reflects) {
     constexpr float most = 64 * 63 / 2 / 32.0f;  // 1/32 on the mean of the pairs; of random unit keys it is 1/K
-    return !(squares < most);
+    if (squares < most) return KeyOverlap::none;
+    return reflects ? KeyOverlap::reflected : KeyOverlap::some;
 }
 
 // What a walk makes of the numbers of its chunks, the same in each thread.

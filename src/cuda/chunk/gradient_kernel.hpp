@@ -362,8 +362,7 @@ struct GradientKernel {
         }
         fold(total, dots_of, part, x, factors, at);
     }
-    // Of what r and y have below their bf16, one after the other: y r^T and d_o r^T; where that of y is there, D r and
-    // S y, as gradients of gates are small differences of them.
+    // Of what r and y have below their bf16, one after the other: y r^T, d_o r^T and D r; y r^T and S y.
     HEADRACE_DEVICE void add_rest(const Stage& now, int step, Sums& d_k, Sums& d_e, PairSums& d_P, PairSums& d_l,
                                   BorderDots& dots) const {
         take_rest(args.swept.residuals_low, step);
@@ -374,15 +373,13 @@ struct GradientKernel {
             add_pairs_of_rest(d_P, r, [&](Left& a, int d) { load_rows(a, token_rows(now.d_o, of), d); });
             add_pairs_of_rest(d_l, r, [&](Left& a, int d) { load_columns(a, token_columns(now.y, of), d); });
         }
-        if (args.swept.d_written_low != nullptr) {
-            const OperandAt<64> columns = token_columns(rest, of);
-            add_border(d_k, dots.k, columns, channels(now.D, of), k, write, at);
-            ptx::sync_block();
-            take_rest(args.swept.d_written_low, step);
-            if (on_or_below_diagonal())
-                add_pairs_of_rest(d_l, pair_columns(now.r, of), [&](Left& a, int d) { load_columns(a, columns, d); });
-            add_border(comba ? d_e : d_k, comba ? dots.e : dots.q, columns, channels(now.S, of), e, erase, at);
-        }
+        const OperandAt<64> columns = token_columns(rest, of);
+        add_border(d_k, dots.k, columns, channels(now.D, of), k, write, at);
+        ptx::sync_block();
+        take_rest(args.swept.d_written_low, step);
+        if (on_or_below_diagonal())
+            add_pairs_of_rest(d_l, pair_columns(now.r, of), [&](Left& a, int d) { load_columns(a, columns, d); });
+        add_border(comba ? d_e : d_k, comba ? dots.e : dots.q, columns, channels(now.S, of), e, erase, at);
         ptx::sync_block();
     }
     HEADRACE_DEVICE void take_rest(const std::uint16_t* from, int step) const {

@@ -132,12 +132,14 @@ struct PrepareKernel {
             {}, {}, {}, {}, beta + head * tensor_chunk, scale, args.undecayed_error};
         algorithms::chunk_scores<true>(ops, in, {P, l, l, {}, {}});
         const float sum = ops.of_warps[0] + ops.of_warps[1] + ops.of_warps[2] + ops.of_warps[3];
-        if (for_gradients() && threadIdx.x == 0) args.prepared.overlap[place] = sum;
         const bool overlaps = !for_gradients() && sum > 0;
         if (overlaps) ops.store_low_scores(low, scale);
-        UnitLowerInverse{n, inverse}.compute();
+        const KeyOverlap of_keys = for_gradients() ? key_overlap(sum, reflects[head] != 0) : KeyOverlap::none;
+        const bool with_rest = of_keys == KeyOverlap::reflected;
+        if (for_gradients() && threadIdx.x == 0) args.prepared.overlap[place] = static_cast<std::int32_t>(of_keys);
+        UnitLowerInverse{n, inverse}.compute(with_rest);
         if (!for_gradients()) store_exactness(place, overlaps, reflects[head] != 0);
-        store_inverse(place, head);
+        store_inverse(place, head, with_rest);
     }
 
     HEADRACE_DEVICE void store_exactness(std::int64_t place, bool overlaps, bool some_reflect) const {
@@ -171,8 +173,9 @@ struct PrepareKernel {
         const float4 x = reinterpret_cast<const float4*>(from)[0], y = reinterpret_cast<const float4*>(from)[1];
         to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w, to[4] = y.x, to[5] = y.y, to[6] = y.z, to[7] = y.w;
     }
-    // The blocks on and below the diagonal, as high + low; of a backward without its ones, and each column over beta.
-    HEADRACE_DEVICE void store_inverse(std::int64_t place, int head) const {
+    // The blocks on and below the diagonal, as high + low, and + rest; of a backward without its ones, and each column
+    // over beta.
+    HEADRACE_DEVICE void store_inverse(std::int64_t place, int head, bool with_rest) const {
         const LowerImage high = LowerImage{args.prepared.solve_high}.of(place),
                          low = LowerImage{args.prepared.solve_low}.of(place);
         each_lower_piece([&](int i, int j) {
@@ -189,6 +192,12 @@ struct PrepareKernel {
             for (int pair = 0; pair < 4; ++pair) pairs[pair] = split_pair(elements[2 * pair], elements[2 * pair + 1]);
             high.piece(i, j) = {pairs[0].high, pairs[1].high, pairs[2].high, pairs[3].high};
             low.piece(i, j) = {pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low};
+            if (!with_rest) return;
+#pragma unroll
+            for (int pair = 0; pair < 4; ++pair)
+                pairs[pair].low = rest_of_pair(elements[2 * pair], elements[2 * pair + 1]);
+            LowerImage{args.prepared.solve_rest}.of(place).piece(i, j) = {pairs[0].low, pairs[1].low, pairs[2].low,
+                                                                          pairs[3].low};
         });
     }
 };

@@ -20,6 +20,7 @@ struct SweepKernel : SweepWalk<K> {
         SplitMatrix P, solve;                // P of gradients only
         float *read, *erase, *write, *beta;  // [C] one behind the other
         float* decay;                        // [2]
+        std::int32_t* overlap;               // KeyOverlap
     };
     // Where the sequence's tokens lie: in shared memory, as registers are few.
     struct Rows {
@@ -73,6 +74,7 @@ struct SweepKernel : SweepWalk<K> {
         s.P.high.data = take(64), s.P.low.data = take(64), s.solve.high.data = take(64), s.solve.low.data = take(64);
         s.read = reinterpret_cast<float*>(at), s.erase = s.read + tensor_chunk, s.write = s.erase + tensor_chunk;
         s.beta = s.write + tensor_chunk, s.decay = s.beta + tensor_chunk;
+        s.overlap = reinterpret_cast<std::int32_t*>(s.decay + 2);
         at += 4 * 5 * tensor_chunk;
         s.e.data = args.undecayed_error ? take(K) : s.k.data;
         return s;
@@ -125,6 +127,7 @@ struct SweepKernel : SweepWalk<K> {
         each(tensor_chunk, [&](int i) { ptx::copy_16(ptx::shared_address(stage.read + 4 * i), factors + 4 * i, 16); });
         if (threadIdx.x < 2)
             ptx::copy_4(ptx::shared_address(stage.decay + threadIdx.x), from.decay + 2 * place + threadIdx.x, 4);
+        if (threadIdx.x == 2) ptx::copy_4(ptx::shared_address(stage.overlap), from.overlap + place, 4);
         ptx::end_copies();
     }
 
@@ -136,7 +139,7 @@ struct SweepKernel : SweepWalk<K> {
         add_read<Left::both, K>(sums, state, now.e);
         scale_tokens(sums, now.erase);
         add_transposed(sums, now.rows, warp_value());
-        this->solve_residuals(sums, now.solve, now.beta, place_of(chunk), first);
+        this->solve_residuals(sums, now.solve, now.beta, [&] { return now; }, place_of(chunk), first);
         scale_tokens(sums, now.write);
         const SplitDecay<float> decay{now.decay[0], now.decay[1]};
         decay_and_add<Left::both, K>(
@@ -149,7 +152,7 @@ struct SweepKernel : SweepWalk<K> {
         add_read<Left::both, K>(y, state, now.k);
         scale_tokens(y, now.write);
         Base::add_lower_of_rows(y, now.rows, warp_value(), now.P);
-        this->solve_gradients(y, now.solve, now.beta, place_of(chunk), first);
+        this->solve_gradients(y, now.solve, now.beta, [&] { return now; }, place_of(chunk), first);
         if (args.d_v.given)
             this->store_rows(y, of_sequence->d_v.from(token_of(chunk)), length_of(chunk), first);
         scale_tokens(y, now.erase);

@@ -9,7 +9,7 @@
 namespace headrace::cuda {
 
 HEADRACE_DEVICE bool keys_overlap(const KernelArgs& args, std::int64_t place) {
-    return keys_overlap(args.prepared.overlap[place]);
+    return args.prepared.overlap[place] != static_cast<std::int32_t>(KeyOverlap::none);
 }
 
 // With the state in registers, or the gradient of one.
@@ -54,28 +54,49 @@ struct SweepWalk {
         add_lower<Left::high>(x, left, P.high);
     }
 
-    // With N of `solve` (math.md, section 5): from what a chunk's tokens find to its residuals r = x + N Diag(beta) x,
-    // and from gradients y' of what is written to y = (I + Diag(beta) l)^-T y' = y' + N^T Diag(beta) y'. They are left
-    // for the gradients, and become d = beta r and z = beta y.
-    HEADRACE_DEVICE void solve_residuals(TokenSums& x, const SplitMatrix& solve, const float* beta, std::int64_t place,
-                                         int first) const {
+    // With N of the stage that find() gives, and its rest where that is there (math.md, section 5): from what a chunk's
+    // tokens find to its residuals r = x + N Diag(beta) x, and from gradients y' of what is written to
+    // y = (I + Diag(beta) l)^-T y' = y' + N^T Diag(beta) y'. They are left for the gradients, and become d = beta r and
+    // z = beta y.
+    template <class Find>
+    HEADRACE_DEVICE void solve_residuals(TokenSums& x, const SplitMatrix& solve, const float* beta, Find find,
+                                         std::int64_t place, int first) const {
         TokenSums scaled;
         scale_into(scaled, x, beta);
-        add_lower_transposed(
-            x, [&](int step) { return left_operand(scaled, step); }, solve);
+        const auto left = [&](int step) { return left_operand(scaled, step); };
+        add_lower_transposed(x, left, solve);
+        if (reflected(find().overlap)) {
+            const Matrix<64> low = find().solve.low;
+            add_lower_transposed<Left::low>(x, left, low);
+            take_rest(low, place);
+            add_lower_transposed<Left::high>(x, left, low);
+        }
         save(args.swept.residuals, x, place, first);
         save_low(args.swept.residuals_low, x, place, first);
         scale_tokens(x, beta);
     }
-    HEADRACE_DEVICE void solve_gradients(TokenSums& y, const SplitMatrix& solve, const float* beta, std::int64_t place,
-                                         int first) const {
+    template <class Find>
+    HEADRACE_DEVICE void solve_gradients(TokenSums& y, const SplitMatrix& solve, const float* beta, Find find,
+                                         std::int64_t place, int first) const {
         TokenSums scaled;
         scale_into(scaled, y, beta);
-        add_lower(
-            y, [&](int step) { return left_operand(scaled, step); }, solve);
+        const auto left = [&](int step) { return left_operand(scaled, step); };
+        add_lower(y, left, solve);
+        if (reflected(find().overlap)) {
+            const Matrix<64> low = find().solve.low;
+            add_lower<Left::low>(y, left, low);
+            take_rest(low, place);
+            add_lower<Left::high>(y, left, low);
+        }
         save(args.swept.d_written, y, place, first);
         save_low(args.swept.d_written_low, y, place, first);
         scale_tokens(y, beta);
+    }
+    HEADRACE_DEVICE static bool reflected(const std::int32_t* overlap) {
+        return *overlap == static_cast<std::int32_t>(KeyOverlap::reflected);
+    }
+    HEADRACE_DEVICE void take_rest(Matrix<64> low, std::int64_t place) const {
+        replace_lower(low, LowerImage{args.prepared.solve_rest}.of(place).first, static_cast<int>(blockDim.x));
     }
     HEADRACE_DEVICE static void scale_into(TokenSums& to, const TokenSums& from, const float* factors) {
 #pragma unroll

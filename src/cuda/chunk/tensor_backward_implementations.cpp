@@ -74,8 +74,6 @@ class TensorBackward : public PreparingImplementation {
         KernelArgs args = make_args(problem, carver, chunks);
         args.value_columns = values_of_block(problem);
         args.prepared = take_prepared(problem, carver, chunks);
-        if (args.delta)
-            args.prepared.overlap = static_cast<float*>(carver.take("prepared overlap", DType::f32, {places}));
         if (!wants_gradients(problem)) return args;
         const auto take = [&](const char* name, std::int64_t columns) {
             return static_cast<std::uint16_t*>(carver.take(name, DType::bf16, {places, V, columns}));
@@ -89,8 +87,7 @@ class TensorBackward : public PreparingImplementation {
         args.swept.residuals = take("saved residuals", tensor_chunk);
         args.swept.residuals_low = take("saved residuals, low", tensor_chunk);
         args.swept.d_written = take("saved gradients of what is written", tensor_chunk);
-        if (problem.erase_with_p || problem.channel_gate || wants_gate_gradient(problem))
-            args.swept.d_written_low = take("saved gradients of what is written, low", tensor_chunk);
+        args.swept.d_written_low = take("saved gradients of what is written, low", tensor_chunk);
         return args;
     }
 

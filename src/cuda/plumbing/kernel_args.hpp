@@ -67,6 +67,10 @@ struct KeyGradient {
     float *left_q_norms, *left_k_norms;
 };
 
+// Whether keys of a chunk overlap so much that gradients are small differences of what it adds up; and whether some of
+// its tokens reflect, too: errors of the solve then come back in every chunk.
+enum class KeyOverlap : std::int32_t { none, some, reflected };
+
 // Of a lower triangular [64,64] its ten blocks of 16 x 16 on and below the diagonal (LowerImage).
 inline constexpr std::int64_t lower_size = 10 * 16 * 16;
 
@@ -80,12 +84,14 @@ struct Prepared {
                                             // in chunks of which `exact` says so. Null for the additive rule's forwards
     std::uint16_t *solve_high, *solve_low;  // the same of (I + l Diag(beta))^-1, of the delta rule; of a backward of
                                             // N, with which it is I + N Diag(beta)
+    std::uint16_t* solve_rest;              // of a backward of the delta rule what both leave of N, in chunks that
+                                            // reflect along keys that overlap
     float* factors;                         // [places,4,64] of rows read, erased and written; beta
     float* decay;                           // [places,2], of channel gates [places,K,2]: SplitDecay of the chunk
     float* numbers;                         // [places,4] added, kept, reflects, through (DeltaExactness)
     std::int32_t* exact;                    // [places,2] of a forward of the delta rule: whether scores_low is there,
                                             // and the token from which on the recurrence takes over, 64 for none
-    float* overlap;                         // [places] sum of squares of l, of a backward, else null
+    std::int32_t* overlap;                  // [places] KeyOverlap of a backward of the delta rule, else null
     // Of channel gates: decayed rows [places,64,K], of those erased and written what 8 bits leave of them, where
     // chunks need it; [places,K] what a chunk adds to the errors in the state's channels. Their numbers: kept, whether
     // writes and reads need 16 bits, the mean of `added`. A forward of the delta rule has null for the rows, which its
@@ -99,8 +105,7 @@ struct Prepared {
 struct SweptChunks {
     std::uint16_t *states, *adjoints;      // [places,V,K] the state that enters, the gradient of the one that leaves
     std::uint16_t *residuals, *d_written;  // [places,V,64] r and y of docs/math.md, sections 4 and 5
-    // What is left of them below their bf16, of chunks whose keys overlap; of y for comba, under channel gates and for
-    // gradients of gates, else null.
+    // What is left of them below their bf16, of chunks whose keys overlap.
     std::uint16_t *residuals_low, *d_written_low;
     // [places,2,64,K] under channel gates, where value heads share keys: their d_q and d_k, as the threads hold them.
     float* key_gradients;

@@ -41,6 +41,11 @@ HEADRACE_DEVICE SplitPair split_pair(float x, float y) {
     const std::uint32_t high = Format::round(x, y);
     return {high, Format::round(x - Format::first(high), y - Format::second(high))};
 }
+// What both leave of the numbers.
+HEADRACE_DEVICE std::uint32_t rest_of_pair(float x, float y) {
+    const std::uint32_t high = Bf16::round(x, y);
+    return split_pair(x - Bf16::first(high), y - Bf16::second(high)).low;
+}
 // Where the accumulators of a lane lie in their 16 x 8: rows first and first + 8, columns `column` and the next.
 struct LanePlace {
     int row, column;

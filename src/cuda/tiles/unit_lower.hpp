@@ -6,18 +6,20 @@
 namespace headrace::cuda {
 
 // inverse <- (I - n)^-1, its blocks of 16 on and below the diagonal; the others are not written. Diagonal blocks by
-// substitution in fp32, then [[A, 0], [-B, D]]^-1 = [[A^-1, 0], [D^-1 B A^-1, D^-1]] twice, from 16 to 32 and 64 rows.
-// Called by four warps or more; ends with a barrier.
+// substitution in fp32, then [[A, 0], [-B, D]]^-1 = [[A^-1, 0], [D^-1 B A^-1, D^-1]] twice, from 16 to 32 and 64 rows,
+// with operands of 16 bits; `exactly`, two steps of Newton's then leave the rounding to fp32 alone. Called by four warps
+// or more; ends with a barrier.
 struct UnitLowerInverse {
     Tile<float> n, inverse;
 
-    HEADRACE_DEVICE void compute() const {
+    HEADRACE_DEVICE void compute(bool exactly) const {
         if (warp() < 2) invert_diagonal(32 * warp() + lane() / 16 * 16);
         ptx::sync_block();
         if (warp() < 4) join_16(32 * (warp() / 2), 8 * (warp() % 2));
         ptx::sync_block();
         if (warp() < 4) join_32(32 + 16 * (warp() / 2), 16 * (warp() % 2));
         ptx::sync_block();
+        if (exactly) refine(), refine();
     }
 
   private:
@@ -60,6 +62,39 @@ struct UnitLowerInverse {
             multiply(z[tile], second, split_b(inverse, 16, j + 8 * tile));
             store(i, j + 8 * tile, z[tile]);
         }
+    }
+    // inverse += inverse R, R = I - (I - n) inverse in double, kept above n's diagonal. Warps have rows.
+    HEADRACE_DEVICE void refine() const {
+        constexpr int size = 64, own_columns = size / warp_lanes;
+        HEADRACE_ROLLED
+        for (int i = warp(); i < size; i += warps()) {
+            HEADRACE_ROLLED
+            for (int j = lane(); j < i; j += warp_lanes) {
+                double sum = -static_cast<double>(inverse.at(i, j));
+                HEADRACE_ROLLED
+                for (int m = j; m < i; ++m)
+                    sum = fma(static_cast<double>(n.at(i, m)), static_cast<double>(inverse.at(m, j)), sum);
+                n.at(j, i) = static_cast<float>(sum);
+            }
+        }
+        ptx::sync_block();
+        HEADRACE_ROLLED
+        for (int i = warp(); i < size; i += warps()) {
+            float sums[own_columns] = {};
+#pragma unroll
+            for (int own = 0; own < own_columns; ++own) {
+                const int j = lane() + own * warp_lanes;
+                HEADRACE_ROLLED
+                for (int d = j + 1; d <= i; ++d) sums[own] = fmaf(inverse.at(i, d), n.at(j, d), sums[own]);
+            }
+            ptx::sync_warp();
+#pragma unroll
+            for (int own = 0; own < own_columns; ++own) {
+                const int j = lane() + own * warp_lanes;
+                if (j < i) inverse.at(i, j) += sums[own];
+            }
+        }
+        ptx::sync_block();
     }
     HEADRACE_DEVICE void store(int i, int j, const float (&z)[4]) const {
         const LanePlace at;

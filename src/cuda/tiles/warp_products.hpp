@@ -11,8 +11,9 @@ namespace headrace::cuda {
 inline constexpr int token_tiles = 8, token_steps = 4;  // of 8 tokens; of 16, the depth of a product
 using TokenSums = float[token_tiles][4];
 
-// What is multiplied of a left operand: its upper 8 bits, or 16. A right operand is a matrix, or a sum of two.
-enum class Left { high, both };
+// What is multiplied of a left operand: its upper 8 bits, the next 8, or both. A right operand is a matrix, or a sum of
+// two.
+enum class Left { high, low, both };
 struct SplitMatrix {
     Matrix<64> high, low;
 };
@@ -110,7 +111,7 @@ HEADRACE_DEVICE void multiply_tiles(float (&sums)[tiles][4], const SplitA& a, in
     for (int pair = 0; pair < tiles / 2; ++pair)
         if (2 * pair >= first && 2 * pair < end) load_right(b[pair], 16 * pair);
 #pragma unroll
-    for (int half = left == Left::both ? 0 : 1; half < 2; ++half) {
+    for (int half = left == Left::high ? 1 : 0; half < (left == Left::low ? 1 : 2); ++half) {
 #pragma unroll
         for (int pair = 0; pair < tiles / 2; ++pair) {
             if (2 * pair < first || 2 * pair >= end) continue;

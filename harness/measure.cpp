@@ -297,7 +297,7 @@ double least_bytes(const Call& call) {
 double judging_gflops(const Peaks& peaks, DType dtype) {
     if (dtype == DType::f64) return peaks.f64_gflops;
     if (dtype == DType::f16 && peaks.f16_gflops > 0) return peaks.f16_gflops;
-    return dtype == DType::bf16 && peaks.bf16_gflops > 0 ? peaks.bf16_gflops : peaks.f32_gflops;
+    return dtype == DType::bf16 ? std::max(peaks.bf16_gflops, peaks.f32_gflops) : peaks.f32_gflops;
 }
 
 Bounds bounds(const ProblemLine& line, const Call& call, const Peaks& peaks) {

@@ -58,8 +58,8 @@ double useful_flop(const ProblemLine& line);
 // The least bytes that the call must move: every input once, every output once, the states of a step in and out.
 double least_bytes(const Call& call);
 
-// The peak that judges a problem: f64 for f64, the dot product of its own type for bf16 and f16 where there is one, else
-// f32.
+// The peak that judges a problem: f64 for f64, for f16 its dot product where there is one, for bf16 that or f32, which of
+// them is faster, else f32.
 double judging_gflops(const Peaks& peaks, DType dtype);
 
 // How long the problem must take at least, and the share of the arithmetic peak that a time reaches.

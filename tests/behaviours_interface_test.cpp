@@ -5,6 +5,7 @@
 #include <set>
 
 #include "behaviours.hpp"
+#include "core/machine.hpp"
 #include "harness/device_call.hpp"
 
 namespace headrace::test {
@@ -127,6 +128,20 @@ TEST(Interface, I1_ForcedImplementationsComputeDifferently) {
     EXPECT_FALSE(run_and_read(chunk).at("o") == run_and_read(recurrent).at("o"));
     EXPECT_NE(workspace_entries(line_of("gla:bwd t200 force=generic.chunk.two_pass")).size(),
               workspace_entries(line_of("gla:bwd t200 force=generic.chunk.one_pass")).size());
+}
+
+// bf16 tensors do not wait for a dot product that is slower than fp32, unless they are told to.
+TEST(Interface, I1_SlowDotProductsYield) {
+    for (const char* words : {"kda:fwd t256 h8 k128 bf16", "gla:bwd t256 h8 k128 bf16", "gated_delta_rule:summary t256 h8 k128 bf16"}) {
+        const CallTensors made = harness::make_tensors(line_of(words));
+        std::vector<Candidate> candidates;
+        ASSERT_TRUE(explain(made.call, &candidates).ok());
+        for (const Candidate& candidate : candidates) {
+            if (candidate.name.rfind("avx512_bf16.", 0) != 0 || !candidate.refusal.empty()) continue;
+            const bool yields = candidate.yields.find("slower than fp32") != std::string::npos;
+            EXPECT_EQ(yields, machine().slow_bf16_dot) << words << ", " << candidate.name;
+        }
+    }
 }
 
 TEST(Interface, I1_UnknownNamesAreErrors) {

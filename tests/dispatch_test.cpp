@@ -162,6 +162,9 @@ TEST(Machine, LimitsTakeAwayWhatLiesAbove) {
     EXPECT_EQ(count("unknown"), 3);
     EXPECT_EQ(count(nullptr), 3);
     EXPECT_FALSE(limited({}, nullptr).avx2);
+    const Machine slow = {.avx2 = true, .avx512 = true, .avx512_bf16 = true, .slow_bf16_dot = true};
+    EXPECT_TRUE(limited(slow, nullptr).slow_bf16_dot);
+    EXPECT_FALSE(limited(slow, "avx512_bf16").slow_bf16_dot);
     const Machine found = detect_machine();
     EXPECT_TRUE(!found.avx512 || found.avx2);
 }

@@ -15,6 +15,7 @@ struct Machine {
     bool avx2 = false;         // with FMA and F16C
     bool avx512 = false;       // F, BW, DQ, VL
     bool avx512_bf16 = false;  // avx512 and the bf16 dot product
+    bool slow_bf16_dot = false;  // it does no more multiply-adds in a second than fp32
     bool neon = false;
 };
 

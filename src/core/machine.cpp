@@ -22,6 +22,8 @@ Machine detect_machine() {
     found.avx512 = found.avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     found.avx512_bf16 = found.avx512 && __builtin_cpu_supports("avx512bf16");
+    // One unit of an Intel core has the dot product, two have fp32 multiply-adds; AMD's cores have as many of both.
+    found.slow_bf16_dot = found.avx512_bf16 && __builtin_cpu_is("intel");
     return found;
 }
 #elif defined(__aarch64__)
@@ -36,6 +38,7 @@ Machine limited(const Machine& machine, const char* limit) {
     if (name == "generic") result.avx2 = result.neon = false;
     if (name == "generic" || name == "avx2") result.avx512 = false;
     if (name == "generic" || name == "avx2" || name == "avx512") result.avx512_bf16 = false;
+    if (name == "avx512_bf16") result.slow_bf16_dot = false;
     return result;
 }
 

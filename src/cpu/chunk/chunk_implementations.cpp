@@ -27,7 +27,8 @@ class ChunkImplementation : public IsaImplementation {
         return chunk_refusal(problem, machine);
     }
     std::string yields(const Problem& problem) const override {
-        return recurrent_form_is_faster(problem, isa_.bf16_only);
+        const std::string narrow = yields_to_fp32();
+        return narrow.empty() ? recurrent_form_is_faster(problem, isa_.bf16_only) : narrow;
     }
     void carve(const Problem& problem, Carver& carver) const override {
         wants_states(problem) ? forward_layout(problem, carver) : layout(problem, carver);

@@ -18,7 +18,8 @@ class ChunkSummary : public IsaImplementation {
 
     std::string refusal(const Problem& problem, const Machine& machine) const override { return chunk_refusal(problem, machine); }
     std::string yields(const Problem& problem) const override {
-        return recurrent_summary_is_faster(problem);
+        const std::string narrow = yields_to_fp32();
+        return narrow.empty() ? recurrent_summary_is_faster(problem) : narrow;
     }
     void carve(const Problem& problem, Carver& carver) const override { layout(problem, carver); }
 

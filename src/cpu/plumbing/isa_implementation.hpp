@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/machine.hpp"
 #include "cpu/plumbing/args.hpp"
 #include "cpu/plumbing/blocking.hpp"
 #include "cpu/plumbing/isa_list.hpp"
@@ -49,6 +50,12 @@ class IsaImplementation : public Implementation {
             return "a gradient through the final state alone may rest on a few tokens, too few to average bf16 roundings";
         }
         return machine_refusal(problem, machine);
+    }
+
+    // Why the fp32 kernels behind this one serve its bf16 tensors better.
+    std::string yields_to_fp32() const {
+        const bool yields = isa_.bf16_only && machine().slow_bf16_dot;
+        return yields ? "the bf16 dot product of this processor is slower than fp32" : "";
     }
 
     // Scratch memory of every thread in one block.

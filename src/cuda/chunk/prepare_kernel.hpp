@@ -78,7 +78,8 @@ struct PrepareKernel {
     }
 
   private:
-    __host__ __device__ bool for_gradients() const { return args.prepared.of_backward; }
+    // Not of f16 tensors.
+    __host__ __device__ bool for_gradients() const { return !Format::splits_scores && args.prepared.of_backward; }
 
     // A lane's two, of a value head.
     struct Tokens {

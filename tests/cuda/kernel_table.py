@@ -58,7 +58,7 @@ LIMITS = {
     "channel_prepare_low": (168, 0, 0, (2, 3, 3)),
     "channel_walk": (255, 0, 0, (0, 1, 1)),
     "channel_gradients": (255, 8, 16, (0, 1, 1)),  # one register, on sm_80
-    "channel_gradients_low": (255, 32, 80, (0, 1, 1)),  # some of the sums over values, on sm_80
+    "channel_gradients_low": (255, 8, 8, (0, 1, 1)),  # one register, on sm_100
     "channel_key_sums": (128, 0, 0, (1, 2, 2)),
     "channel_states": (255, 0, 0, (2, 2, 2)),
     "channel_sweeps": (255, 16, 32, (0, 1, 1)),  # addresses of what is saved beside 128 channels of a state

@@ -24,11 +24,12 @@ import coverage
 LOWER = [(r"split_sweeps<.*<double>, false,", "0.90"), (r"recurrent_backward<double, false>", "0.92"),
          (r"recurrent_forward<double,", "0.92"),
          # Of the kernels on tensor cores the problems reach less yet; a share that falls is noticed all the same. What is
-         # left: stores of final states in 16 bits, copies of rows at odd addresses, 64-bit divisions, and statements that
-         # nobody has read.
-         (r"(tensor|channel)_(prepare|estimate|walk|sweeps|gradients|gradients_low|forward|join|key_sums)\b", "0.83"),
+         # left: stores of final states in 16 bits, copies of rows at odd addresses or of chunks that are never cut, 64-bit
+         # divisions, and statements that nobody has read.
+         (r"(tensor|channel)_(prepare|estimate|walk|sweeps|gradients|gradients_low|join|key_sums)\b", "0.83"),
+         (r"tensor_(forward|forward_terms)<", "0.83"),
          (r"(tensor|channel)_(key_gradient|prepare_low|join_transitions)\b", "0.78"),
-         (r"(tensor|channel)_(gate|states|walk_states)\b", "0.66"), (r"tensor_forward_terms<", "0.55")]
+         (r"(tensor|channel)_(gate|states|walk_states)\b", "0.66")]
 HERE = pathlib.Path(__file__).resolve().parent
 PROBLEMS = [HERE / "mutation_problems.txt", HERE / "tensor_problems.txt"]
 

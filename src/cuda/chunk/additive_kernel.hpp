@@ -87,7 +87,7 @@ struct AdditiveKernel {
         const bool in_between = walk.first_chunk > 0;
         load(in_between ? segment_states() : args.initial_state, in_between ? place : walk.n);
         walk_all(outputs);
-        if (course->last == 0) return;
+        if (leaves_terms || course->last == 0) return;  // no state is asked for of a walk of keys
         if (args.late_gate && course->end_chunk > 0) decay_by_last();
         store(args.final_state, course->n);
     }
@@ -257,7 +257,7 @@ struct AdditiveKernel {
         if (outputs) scores.multiply_rows(keys.q, keys.k);
         if (gradient.row_norms != nullptr) {
             if (score_thread() < tensor_chunk) q_norm[score_thread()] = row_norm, k_norm[score_thread()] = value_norm;
-        } else if (args.l2norm) {
+        } else if (!leaves_terms && args.l2norm) {
             weigh_rows(chunk, keys, outputs);
         }
         ptx::sync_threads(score_barrier, score_threads);

@@ -282,8 +282,8 @@ class Chunks {
                 solve[i * C + j] = beta[j] * (rest ? N + bf16(rest_.values[at]) : N);
             }
         }
-        // Rounding of l to fp32 or by operands, and of N.
-        const double off = rest ? 0x1p-18 : 64 * of_22_bits;
+        // Sums of up to 64 terms, each off by the rounding of l and N: to fp32, or as operands and two bf16.
+        const double off = C * (rest ? 0x1p-24 : of_22_bits);
         for (int i = 0; i < C; ++i) {
             for (int j = 0; j < i; ++j) {
                 double left = solve[i * C + j];

@@ -38,9 +38,10 @@ inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64
     to.decay = numbers("prepared decay", problem.channel_gate ? 2 * K : 2);
     if (delta) to.numbers = numbers("prepared numbers", 4);
     to.of_backward = problem.runs_backward();
-    if (delta && to.of_backward) to.solve_rest = take_lower(problem, carver, rows, "prepared solve, rest");
-    if (delta && to.of_backward)
+    if (delta && to.of_backward) {
+        to.solve_rest = take_lower(problem, carver, rows, "prepared solve, rest");
         to.overlap = static_cast<std::int32_t*>(carver.take("prepared overlap", DType::i32, {places}));
+    }
     if (delta || to.of_backward) to.scores_low = take_lower(problem, carver, rows, "prepared scores, low");
     if (delta && !to.of_backward)
         to.exact = static_cast<std::int32_t*>(carver.take("prepared exactness", DType::i32, {places, 2}));

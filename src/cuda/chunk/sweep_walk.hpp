@@ -54,10 +54,10 @@ struct SweepWalk {
         add_lower<Left::high>(x, left, P.high);
     }
 
-    // With N of the stage that find() gives, and its rest where that is there (math.md, section 5): from what a chunk's
-    // tokens find to its residuals r = x + N Diag(beta) x, and from gradients y' of what is written to
-    // y = (I + Diag(beta) l)^-T y' = y' + N^T Diag(beta) y'. They are left for the gradients, and become d = beta r and
-    // z = beta y.
+    // With N of `solve` (math.md, section 5): from what a chunk's tokens find to its residuals r = x + N Diag(beta) x,
+    // and from gradients y' of what is written to y = (I + Diag(beta) l)^-T y' = y' + N^T Diag(beta) y'. They are left
+    // for the gradients, and become d = beta r and z = beta y. find() finds the stage again, as registers are few, to
+    // see whether N has a rest, which takes the place of its lower part.
     template <class Find>
     HEADRACE_DEVICE void solve_residuals(TokenSums& x, const SplitMatrix& solve, const float* beta, Find find,
                                          std::int64_t place, int first) const {

@@ -639,7 +639,7 @@ struct ChannelPrepare {
     // By one warp.
     HEADRACE_DEVICE void write_exactness() const {
         constexpr int own = K / warp_lanes;
-        float energy = 0, squares = 0, kept = 1, lasting = 0, reflects = 0, all_added = 0;
+        float energy = 0, squares = 0, kept = 1, lasting = 0, all_added = 0;
 #pragma unroll
         for (int n = 0; n < own; ++n) {
             const int c = lane() + n * warp_lanes;
@@ -653,11 +653,9 @@ struct ChannelPrepare {
         for (int i = lane(); i < tensor_chunk; i += warp_lanes) {
             const float left = 1 - (2 * beta[i] * k_k[i] - of_token[i]) * share;
             kept *= left < 1 ? left : 1.0f;
-            if (beta[i] * k_k[i] > 1) reflects = 1;
         }
 #pragma unroll
         for (int distance = warp_lanes / 2; distance > 0; distance /= 2) kept *= ptx::shuffle_xor(kept, distance);
-        reflects = sum_of_warp(reflects);
 #pragma unroll
         for (int n = 0; n < own; ++n) {
             const int c = lane() + n * warp_lanes;
@@ -669,7 +667,7 @@ struct ChannelPrepare {
         // Where keys overlap, what is written are small differences. What a forward reads follows from no later token.
         const KeyOverlap overlap = shared->overlap;
         const bool writes = overlap != KeyOverlap::none || (!for_gradients() && shared->with_low != 0) ||
-                            (reflects > 0 ? lasting > 0 : 4 * lasting >= args.K);
+                            (some_reflect() ? lasting > 0 : 4 * lasting >= args.K);
         if (lane() != 0) return;
         float4& numbers = *reinterpret_cast<float4*>(args.prepared.numbers + 4 * shared->place);
         numbers = {kept, writes ? 1.0f : 0.0f, overlap != KeyOverlap::none ? 1.0f : 0.0f, all_added / args.K};

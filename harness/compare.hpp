@@ -43,7 +43,7 @@ struct Judged {
 };
 
 // The error is |values - reference| / max(|reference|, |terms|). Passes only if every value is finite and rel-L2 is
-// within the bar. An oracle that is not finite fails too: NaN never equals NaN, and Inf never equals Inf.
+// within the bar. An oracle, or terms, that are not finite fail too: NaN never equals NaN, and Inf never equals Inf.
 TensorError compare(const Judged& judged);
 
 // The same tensor made 1 % wrong: every value, or the first one by 0.01 too where the oracle is zero throughout or all

@@ -40,44 +40,47 @@ void for_tokens(const Spec& spec, Recurrence& recurrence, std::int64_t n, Order 
 // Of one value head and sequence. A transition is the identity less what each token erases, beta k e^T M, all of it as
 // the maps of the tokens behind leave it: these are its terms, each of which an implementation has within its relative
 // error, independent of the others. Erasures are themselves sums over the channels. Of a prepared gate each log decay g
-// has such an error, so that the decays are off by as much times |g|, all in one direction.
+// has such an error, all in one direction: what becomes of M with g (1 + e) is another term, the derivative by e.
 class TransitionTerms {
   public:
     explicit TransitionTerms(const Spec& spec)
-        : K_(static_cast<std::size_t>(spec.K)), spec_(spec), terms_(K_ * K_), read_(K_) {}
+        : K_(static_cast<std::size_t>(spec.K)), spec_(spec), terms_(K_ * K_), drift_(K_ * K_) {}
 
     void start(const double* identity) {
         for (std::size_t i = 0; i < terms_.size(); ++i) terms_[i] = identity[i] * signs_.next();
     }
     // `before`: the transition up to the current token, which recurrence.advance() has gone past.
     void token(const Recurrence& now, const double* before) {
-        double largest = 0.0;
-        for (std::size_t c = 0; c < K_; ++c) largest = std::max(largest, -std::log(now.decay[c]));
-        if (spec_.gate_form != GateForm::log_decay) decayed_ += largest;
         for (std::size_t j = 0; j < K_; ++j) {
-            double read = 0.0, squares = 0.0;
+            double read = 0.0, read_drift = 0.0, squares = 0.0;
             for (std::size_t c = 0; c < K_; ++c) {
                 const std::size_t at = c * K_ + j;
                 const double left = now.decay[c] * terms_[at], asked = spec_.erase_with_p ? before[at] : now.decayed[at];
+                const double left_drift = now.decay[c] * drift_[at] + prepared_log_decay(now, c) * now.decayed[at];
                 read += now.erase_key[c] * (spec_.erase_with_p ? terms_[at] : left);
+                read_drift += now.erase_key[c] * (spec_.erase_with_p ? drift_[at] : left_drift);
                 squares += now.erase_key[c] * asked * now.erase_key[c] * asked;
-                terms_[at] = left;
+                terms_[at] = left, drift_[at] = left_drift;
             }
-            read_[j] = read + signs_.next() * std::sqrt(squares);
-        }
-        for (std::size_t c = 0; spec_.delta && c < K_; ++c) {
-            for (std::size_t j = 0; j < K_; ++j) terms_[c * K_ + j] -= now.k[c] * now.beta[j] * read_[j];
+            if (!spec_.delta) continue;
+            read += signs_.next() * std::sqrt(squares);
+            for (std::size_t c = 0; c < K_; ++c) {
+                const double erased = now.k[c] * now.beta[j];
+                terms_[c * K_ + j] -= erased * read, drift_[c * K_ + j] -= erased * read_drift;
+            }
         }
     }
-    double size(std::size_t element, double transition) const {
-        return std::hypot(terms_[element], transition == 0.0 ? 0.0 : transition * decayed_);
-    }
+    double size(std::size_t element) const { return std::hypot(terms_[element], drift_[element]); }
 
   private:
+    // Zero where nothing can be off: of a log decay as it was given, and where nothing is left.
+    double prepared_log_decay(const Recurrence& now, std::size_t c) const {
+        return spec_.gate_form == GateForm::log_decay || now.decay[c] == 0.0 ? 0.0 : std::log(now.decay[c]);
+    }
+
     std::size_t K_;
     const Spec& spec_;
-    std::vector<double> terms_, read_;
-    double decayed_ = 0.0;
+    std::vector<double> terms_, drift_;
     RandomSigns signs_;
 };
 
@@ -115,7 +118,7 @@ Summary summarize(const Spec& spec, const Arrays& arrays) {
                 recurrence.advance(transition, before.data());
                 terms.token(recurrence, before.data());
             });
-            for (std::size_t i = 0; i < K * K; ++i) summary.transition_terms[at + i] = terms.size(i, transition[i]);
+            for (std::size_t i = 0; i < K * K; ++i) summary.transition_terms[at + i] = terms.size(i);
         }
     }
     limit_to_identity(spec, summary.transition_terms);

@@ -163,6 +163,10 @@ TEST(compare, sums_are_measured_by_their_terms) {
     judged.terms = {1e-3, 1e-3};  // terms of one sign: the sum is larger than they are
     EXPECT_NEAR(compare(judged).noticeable, compare(judged).bar, 2e-6);  // f16 rounds in steps of 2^-24
     EXPECT_FALSE(compare(perturbed(judged)).ok);
+    judged.terms = {not_a_number, 1};
+    EXPECT_FALSE(compare(judged).ok);
+    judged.terms = {1, infinity};
+    EXPECT_FALSE(compare(judged).ok);
 }
 
 // The gradient of a saturated gate: factors of 1e5 behind a derivative that may count as zero, in f64 and in f32.

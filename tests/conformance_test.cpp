@@ -127,20 +127,21 @@ TEST(conformance, every_implementation_passes_every_line_it_accepts) {
 
 // None is left out for want of lines: what this machine can run appears in some line's candidates.
 TEST(conformance, every_implementation_of_this_machine_is_reached) {
-    std::map<std::string, std::string> refusals;  // the last refusal of those that accepted nothing
+    std::map<std::string, std::string> refusals;  // of those that accepted nothing: what the machine lacks, or the last
     for (const std::string& name : implementations()) refusals[name] = "never asked";
+    const auto lacks = [](const std::string& refusal) { return refusal.find("which this machine lacks") != std::string::npos; };
     for (const ProblemLine& line : all_lines()) {
         if (refusals.empty()) break;
         for (const Candidate& candidate : candidates_of(line)) {
             if (candidate.refusal.empty()) {
                 refusals.erase(candidate.name);
-            } else if (refusals.count(candidate.name)) {
-                refusals[candidate.name] = candidate.refusal;
+            } else if (const auto found = refusals.find(candidate.name); found != refusals.end() && !lacks(found->second)) {
+                found->second = candidate.refusal;
             }
         }
     }
     for (const auto& [name, refusal] : refusals) {
-        EXPECT_NE(refusal.find("which this machine lacks"), std::string::npos) << name << ": " << refusal;
+        EXPECT_TRUE(lacks(refusal)) << name << ": " << refusal;
         std::printf("not run here: %s: %s\n", name.c_str(), refusal.c_str());
     }
 }

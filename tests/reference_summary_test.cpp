@@ -126,5 +126,28 @@ TEST(reference_summary, terms_of_a_transition_lie_between_it_and_the_identity) {
     });
 }
 
+// A_log + e makes each log decay g (1 + e) where softplus prepares it, resets among them.
+TEST(reference_summary, terms_of_a_transition_hold_an_error_of_all_prepared_gates) {
+    int cases = 0;
+    for_each_case(true, [&](const Spec& spec, const Arrays& given, const std::string& what) {
+        if (spec.gate_form != GateForm::softplus) return;
+        Arrays arrays = given;
+        for (std::size_t i = 0; i < arrays.g.size(); i += 7) arrays.g[i] = 2e4;
+        const Summary summary = summarize(spec, arrays);
+        constexpr double error = 1e-6;
+        for (double& rate : arrays.A_log) rate += error;
+        const std::vector<double> moved = summarize(spec, arrays).transition;
+        double left = 0.0, terms = 0.0;
+        for (std::size_t i = 0; i < moved.size(); ++i) {
+            left += std::pow((moved[i] - summary.transition[i]) / error, 2);
+            terms += summary.transition_terms[i] * summary.transition_terms[i];
+        }
+        const double identity = static_cast<double>(spec.sequences() * spec.HV * spec.K);
+        EXPECT_GE(std::sqrt(terms) * (1 + 1e-4), std::sqrt(std::min(left, identity))) << what;
+        ++cases;
+    });
+    EXPECT_GT(cases, 10);
+}
+
 }  // namespace
 }  // namespace headrace::reference

@@ -173,8 +173,9 @@ void draw_options(Drawing& draw, ProblemLine& line) {
 void draw_directions(Drawing& draw, ProblemLine& line) {
     if (!draw.chance(15)) return;
     const std::int64_t directions = draw.pick<std::int64_t>({1, 1, 2, 5, 20});
-    // Backwards whose tokens all reflect whole along few directions miss their bars on a CPU (docs/numerics.md).
-    const bool narrow = line.dtype == DType::f32 || line.dtype == DType::bf16;
+    // Backwards in bf16 whose tokens all reflect whole along few directions miss their bars on a CPU
+    // (docs/numerics.md).
+    const bool narrow = line.dtype == DType::bf16;
     const bool reflects = line.direction == Direction::backward && narrow && line.betas && line.betas->least > 1.9;
     // Behind a reset Comba's transitions become next to nothing, and are right beside the identity only.
     const bool resets = line.gates == GateValues::strong || line.gates == GateValues::reset || line.gates == GateValues::minus_inf;

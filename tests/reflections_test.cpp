@@ -129,6 +129,22 @@ TEST(Reflections, RepeatedKeys) {
     expect_right_everywhere("delta_rule:fwd t4000 h1 k64 v32 l2norm state=inout betas=2,2 directions=20");
 }
 
+// What a chunk adds up of such tokens is small beside its terms; above all the gradients of a head's parameters.
+TEST(Reflections, GradientsOfRepeatedKeys) {
+    for (const char* words :
+         {"gated_delta_rule:bwd b2 t127 h1 k64 v64 gate=head state=out reverse chunk=64",
+          "kda:bwd t200 h1 k16 v64 gate=channel+head gates=lasting chunk=16 state=out", "delta_rule:bwd t300 h2 k128 v32 l2norm",
+          "gated_delta_rule:bwd t200 h2 hv4 k32 v48 gate=step+head rawgate gates=lasting",
+          "kda:bwd h2 k32 v16 varlen=0,30,230 rawgate gates=zero state=inout",
+          "gated_delta_rule:bwd t100 h2 k32 v32 betav rawgate gates=lasting"}) {
+        for (const char* betas : {"2,2", "1.8,2", "1,2", "0,2", "0.9,1"}) {
+            for (const char* directions : {"1", "2", "10"}) {
+                expect_right_everywhere(std::string(words) + " betas=" + betas + " directions=" + directions);
+            }
+        }
+    }
+}
+
 // What later tokens of a chunk erase of its writes, they do not erase of what bf16 rounds of them.
 TEST(Reflections, RepeatedKeysInBf16) {
     for (const char* words :

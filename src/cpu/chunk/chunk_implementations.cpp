@@ -96,8 +96,13 @@ class ChunkImplementation : public IsaImplementation {
         Layout l = ChunkImplementation::layout(problem, carver);
         l.args.value_columns = chunk_value_columns(problem);
         l.args.walk = value_heads_walked(problem, l.args.chunk);
-        l.scratch = take_scratch(carver, problem.threads, kernels(problem).forward_scratch(l.args));
-        l.rest = take_rest_scratch(problem, carver, l.args);
+        // What follows a forward that ended early takes the place of chunks in double.
+        KernelArgs narrow = l.args;
+        narrow.widens = false;
+        const auto forward_scratch = kernels(problem).forward_scratch;
+        const std::size_t before_rest = forward_scratch(narrow), both = before_rest + rest_bytes(l.args);
+        l.scratch = take_scratch(carver, problem.threads, std::max(forward_scratch(l.args), both));
+        l.rest = {l.scratch.base + before_rest, l.scratch.bytes};
         return l;
     }
     bool run_forward(const Problem& problem, const Layout& l) const {

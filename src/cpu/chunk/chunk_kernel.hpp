@@ -4,6 +4,7 @@
 
 #include "cpu/chunk/chunk_ops.hpp"
 #include "cpu/chunk/saved_states.hpp"
+#include "cpu/chunk/wide_chunk.hpp"
 #include "cpu/tiles/reflections.hpp"
 #include "cpu/tiles/token_tiles.hpp"
 
@@ -16,6 +17,16 @@ struct ChunkOf {
 
 enum class Pass { all, adjoint, gradients, queries, keys };
 
+// The same gate in double.
+template <class A, class GateType, bool delta>
+struct ChunkKernel;
+template <class GateType>
+using WideGate = std::conditional_t<GateType::per_channel, ChannelGate<F64>, ScalarGate<F64>>;
+template <class GateType>
+struct WideChunkOf {
+    using type = WideChunk<ChunkKernel<F64, GateType, true>>;
+};
+
 template <class A, class GateType, bool delta>
 struct ChunkKernel {
     using T = typename A::real;
@@ -23,6 +34,9 @@ struct ChunkKernel {
     using Tile = cpu::Tile<T>;
     using State = typename Ops::State;
     using Unit = typename A::unit;
+    static constexpr bool may_widen = delta && std::is_same_v<A, F32>;
+    struct Nothing {};
+    using Widened = typename std::conditional_t<may_widen, WideChunkOf<WideGate<GateType>>, std::type_identity<Nothing>>::type;
 
     const KernelArgs& args;
     int key_columns, value_columns;
@@ -42,6 +56,7 @@ struct ChunkKernel {
     long state_row = 0;
     Tile o, d_o, gate_gradient, d_q_sum, d_k_sum, d_e_sum, saved_adjoint;
     StateKeeper<T> keeper{};
+    std::optional<Widened> wide;  // where args.widens
 
     enum Use { forward_only, with_backward, sweeps_only };  // sweeps_only: two_sweeps, which restores no state
 
@@ -54,7 +69,6 @@ struct ChunkKernel {
         const int C = args.chunk;
         ops.undecayed_error = args.undecayed_error;
         ops.carve(arena, C, key_columns, value_columns, use != forward_only, delta, use == with_backward);
-        const auto keys = [&] { return arena.tile<T>(C, key_columns); };
         const auto value_tile = [&] { return arena.tile<T>(C, value_columns); };
         const auto square = [&] { return arena.tile<T>(C, C); };
         in = {{tokens.q, tokens.q_norm}, {tokens.k, tokens.k_norm}, {tokens.e, tokens.e_norm}, tokens.v, tokens.beta,
@@ -74,7 +88,16 @@ struct ChunkKernel {
             if (use == forward_only) forward_tiles.residual = value_tile();  // a backward saves it
             forward_tiles.d = value_tile();
         }
-        if (use == forward_only) return;
+        if (use != forward_only) carve_gradients(arena, use);
+        if constexpr (may_widen) {
+            if (args.widens) wide.emplace(args, arena, use);  // last: see forward_layout
+        }
+    }
+    void carve_gradients(Arena& arena, Use use) {
+        const int C = args.chunk;
+        const auto keys = [&] { return arena.tile<T>(C, key_columns); };
+        const auto value_tile = [&] { return arena.tile<T>(C, value_columns); };
+        const auto square = [&] { return arena.tile<T>(C, C); };
         auto& t = backward_tiles;
         t.P = forward_tiles.P;
         t.d_P = square();
@@ -197,7 +220,7 @@ struct ChunkKernel {
                 const State state = walking_state(j);
                 const int done = args.ends_early ? reflections[j].count(tokens, range.length) : range.length;
                 const bool stays = done == range.length, last = chunk + 1 == chunks(n);
-                algorithms::chunk_forward<delta>(ops, in, forward_tiles, state, stays ? state : State{spare_state}, o);
+                advance(range, head + j, first, count, state, stays ? state : State{spare_state}, o);
                 store_tokens(args.o, o, range, head + j, first, count);
                 if (!stays) {
                     rest[j] = reflections[j].leave_before(range, done, state.tile);
@@ -211,6 +234,20 @@ struct ChunkKernel {
         for (std::int64_t j = 0; j < heads; ++j) {
             if (!ended(j)) store_state(args.final_state, walking_state(j).tile, n, head + j, args.K, first, count);
         }
+    }
+    // The chunk in the tiles, from state to state.
+    void advance(const ChunkRange& range, std::int64_t head, int first, int count, State entering, State next, Tile outputs) {
+        auto tiles = forward_tiles;
+        if (!outputs) tiles.P = {};
+        algorithms::chunk_scores<delta>(ops, in, tiles);
+        if constexpr (may_widen) {
+            if (wide && wide->cancels(tokens, tiles.solver, range)) {
+                // Outputs follow from no later token, as the choice does: they are those of fp32 either way.
+                if (outputs) algorithms::chunk_states<delta>(ops, in, tiles, entering, State{spare_state}, outputs);
+                return wide->forward(range, head, first, count, entering.tile, next.tile, tiles.residual);
+            }
+        }
+        algorithms::chunk_states<delta>(ops, in, tiles, entering, next, outputs);
     }
     bool starts_group(std::int64_t head) const { return head % args.group == 0; }
     // What a walk reads after head + j of this chunk: the next head, or the first of the next chunk.
@@ -253,7 +290,8 @@ struct ChunkKernel {
                 prefetch_next_head(n, first, args.state_chunk, head, j, heads, 0, args.V, false);
                 if (delta) take_residuals(forward_tiles, slot, index, static_cast<int>(first % args.chunk));
                 const State entering = begins ? place(chunk, j) : walking_state(j);
-                algorithms::chunk_forward<delta>(ops, in, forward_tiles, entering, ends && !last ? place(chunk + 1, j) : walking_state(j), Tile{});
+                const State next = ends && !last ? place(chunk + 1, j) : walking_state(j);
+                advance(range, head + j, 0, args.V, entering, next, Tile{});
             }
         }
     }
@@ -362,11 +400,19 @@ struct ChunkKernel {
                 }
                 if (estimate != nullptr) StateRoundings<T>::refined(estimate, key_columns) = must_refine;
             }
-            if (wanted.adjoint) algorithms::chunk_adjoint<delta>(ops, in, backward_tiles, d_o, D);
+            bool widened = false;
+            if constexpr (may_widen) {
+                widened = wide && wide->cancels(tokens, backward_tiles.solver, range);
+                if (widened) {
+                    const Tile entered = keeper.restore(walking_state(0).tile, slot.states, saved);
+                    wide->backward(range, head, entered, D.tile, backward_tiles, gate_gradient, wanted);
+                }
+            }
+            if (wanted.adjoint && !widened) algorithms::chunk_adjoint<delta>(ops, in, backward_tiles, d_o, D);
             if (pass == Pass::queries) advance_state(state.tile);
             if (wanted.adjoint) store_values(range, head);
             if (wanted.gate) {
-                ops.gate.finish_gradient(gate_gradient, args.undecayed_error);
+                if (!widened) ops.gate.finish_gradient(gate_gradient, args.undecayed_error);
                 tokens.store_gate_gradient(gate_gradient, n, head, range);
             }
             gather(member, wanted, range);

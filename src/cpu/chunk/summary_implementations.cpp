@@ -64,6 +64,7 @@ class ChunkSummary : public IsaImplementation {
         const Direction like = map ? Direction::forward : Direction::backward;
         args.chunk = problem.rule == Rule::additive && problem.chunk == 0 ? default_chunk : chunk_of(problem, isa_.bf16_only, like);
         args.state_chunk = args.chunk;
+        args.widens = false;
         args.state_columns = map ? (problem.summary.state.given() ? round_up_16(problem.V) : 0) : round_up_16(problem.V);
         l.columns = map ? args.state_columns : static_cast<int>(problem.V);
         if (args.delta && problem.summary.transition.given()) l.columns += round_up_16(problem.K);

@@ -84,6 +84,7 @@ KernelArgs make_args(const Problem& problem, Carver& carver) {
     }
     args.delta = problem.rule == Rule::delta;
     args.ends_early = reflections_may_add_up(problem);
+    args.widens = args.delta && problem.dtype == DType::f32;
     args.undecayed_error = problem.erase_with_p;
     args.channel_gate = problem.channel_gate;
     args.l2norm = problem.options.qk_l2norm;

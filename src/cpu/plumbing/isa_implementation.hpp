@@ -72,11 +72,13 @@ class IsaImplementation : public Implementation {
 
     // Forwards in fp32 that may end early: room for their rest in double.
     Scratch take_rest_scratch(const Problem& problem, Carver& carver, const KernelArgs& args) const {
-        if (!args.ends_early) return {};
-        KernelArgs narrow = args;
-        narrow.value_columns = std::min(args.V, rest_columns);
-        narrow.ends_early = false;
-        return take_scratch(carver, problem.threads, isa_.kernels().recurrent[1][1].forward_scratch(narrow));
+        return args.ends_early ? take_scratch(carver, problem.threads, rest_bytes(args)) : Scratch{};
+    }
+    std::size_t rest_bytes(KernelArgs args) const {
+        if (!args.ends_early) return 0;
+        args.value_columns = std::min(args.V, rest_columns);
+        args.ends_early = false;
+        return isa_.kernels().recurrent[1][1].forward_scratch(args);
     }
     // What is left of the values [first, first + values) of a head, if anything is.
     void finish(const KernelArgs& args, std::int64_t n, std::int64_t head, int first, int values, const Unfinished& rest,

@@ -61,6 +61,7 @@ struct KernelArgs {
     Fetching fetching;
     int shares;               // threads that take states one after the other, each its own
     bool ends_early;          // a forward in fp32 may leave its last tokens to kernels in double (Unfinished)
+    bool widens;              // fp32 may leave chunks to double (WideChunk)
     int roundings;            // roundings_size(K)
     bool piece;               // the call's sequences may be parts of longer ones
     int done;                 // recurrent forward: tokens of the sequence before the call's first, modulo cut_tokens

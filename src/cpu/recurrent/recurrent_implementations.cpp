@@ -59,7 +59,14 @@ class Recurrent : public IsaImplementation {
         // with one channel all that is left is its product with a - beta k p; with two, one of 7,500 gradients of
         // initial states was off by 1.7e-5.
         const bool erases_much = problem.rule == Rule::delta && problem.K < fewest_delta_channels;
-        return problem.wide || (problem.direction == Direction::backward && (rests_on_few_sums(problem) || erases_much));
+        // A head's parameter is one sum over all tokens. Where these reflect along one direction its terms keep what
+        // states in fp32 round: up to 4 times the bar after 200 tokens.
+        const Inputs& in = problem.in;
+        const bool has_parameters = in.g_gamma.given() || in.A_log.given() || in.dt_bias.given();
+        const bool may_reflect = problem.rule == Rule::delta && problem.options.beta_form != BetaForm::sigmoid;
+        const bool may_cancel = problem.dtype == DType::f32 && has_parameters && may_reflect;
+        return problem.wide ||
+               (problem.direction == Direction::backward && (rests_on_few_sums(problem) || erases_much || may_cancel));
     }
     const RecurrentKernels& kernels(const Problem& problem) const {
         return isa_.kernels().recurrent[is_double(problem)][problem.rule == Rule::delta];

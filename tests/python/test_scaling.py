@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import has_dot_products
 
 
 def run(*arguments):
@@ -24,10 +25,12 @@ def test_the_table_has_every_strategy(heads):
     for strategy in ("summary", "ring"):
         seconds, share, sent, *modelled = map(float, rows[strategy][1:])
         assert seconds > 0 and share > 0 and sent > 0 and len(modelled) == 2
-    # The busiest rank sends one state, in f32; in a ring with its roundings.
+    # The busiest rank sends one state, in f32; in a ring with its roundings, and in f64 where fp32 kernels leave so few
+    # tokens to the recurrent form.
     state = heads * 64 * 64 * 4
     assert abs(float(rows["summary"][3]) * 2**20 - state) < 2**13
-    assert abs(float(rows["ring"][3]) * 2**20 - (state + heads * 80 * 4)) < 2**13
+    in_ring = state if has_dot_products() else 2 * state
+    assert abs(float(rows["ring"][3]) * 2**20 - (in_ring + heads * 80 * 4)) < 2**13
     assert (rows["heads"][1] == "needs") == (heads == 9)
 
 

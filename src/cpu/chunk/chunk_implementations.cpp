@@ -102,7 +102,7 @@ class ChunkImplementation : public IsaImplementation {
         const auto forward_scratch = kernels(problem).forward_scratch;
         const std::size_t before_rest = forward_scratch(narrow), both = before_rest + rest_bytes(l.args);
         l.scratch = take_scratch(carver, problem.threads, std::max(forward_scratch(l.args), both));
-        l.rest = {l.scratch.base + before_rest, l.scratch.bytes};
+        if (l.scratch.base != nullptr) l.rest = {l.scratch.base + before_rest, l.scratch.bytes};
         return l;
     }
     bool run_forward(const Problem& problem, const Layout& l) const {

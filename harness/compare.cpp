@@ -66,8 +66,11 @@ TensorError& fail(TensorError& result, const std::string& detail) {
 bool finite(const Judged& judged, TensorError& result) {
     std::size_t first = judged.values.size();
     for (std::size_t i = judged.values.size(); i-- > 0;) {
-        const bool of_terms = judged.terms.empty() || std::isfinite(judged.terms[i]);
-        if (!std::isfinite(judged.reference[i]) || !of_terms) {
+        if (!judged.terms.empty() && !std::isfinite(judged.terms[i])) {
+            fail(result, position(judged, i) + ": the oracle's terms are not finite");
+            return false;
+        }
+        if (!std::isfinite(judged.reference[i])) {
             fail(result, position(judged, i) + ": the oracle is not finite, the problem is ill-posed");
             return false;
         }

@@ -175,8 +175,8 @@ void draw_directions(Drawing& draw, ProblemLine& line) {
     const std::int64_t directions = draw.pick<std::int64_t>({1, 1, 2, 5, 20});
     // Backwards in bf16 whose tokens all reflect whole along few directions miss their bars on a CPU
     // (docs/numerics.md).
-    const bool narrow = line.dtype == DType::bf16;
-    const bool reflects = line.direction == Direction::backward && narrow && line.betas && line.betas->least > 1.9;
+    const bool backward = line.direction == Direction::backward;
+    const bool reflects = backward && line.dtype == DType::bf16 && line.betas && line.betas->least > 1.9;
     // Behind a reset Comba's transitions become next to nothing, and are right beside the identity only.
     const bool resets = line.gates == GateValues::strong || line.gates == GateValues::reset || line.gates == GateValues::minus_inf;
     const bool vanishes = line.op == Operator::comba && line.direction == Direction::summarize && resets;

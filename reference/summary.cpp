@@ -44,19 +44,22 @@ void for_tokens(const Spec& spec, Recurrence& recurrence, std::int64_t n, Order 
 class TransitionTerms {
   public:
     explicit TransitionTerms(const Spec& spec)
-        : K_(static_cast<std::size_t>(spec.K)), spec_(spec), terms_(K_ * K_), drift_(K_ * K_) {}
+        : K_(static_cast<std::size_t>(spec.K)), spec_(spec), terms_(K_ * K_), drift_(K_ * K_), log_decay_(K_) {}
 
     void start(const double* identity) {
         for (std::size_t i = 0; i < terms_.size(); ++i) terms_[i] = identity[i] * signs_.next();
     }
     // `before`: the transition up to the current token, which recurrence.advance() has gone past.
     void token(const Recurrence& now, const double* before) {
+        // Zero where nothing can be off: of a log decay as it was given, and where nothing is left.
+        const bool prepared = spec_.gate_form != GateForm::log_decay;
+        for (std::size_t c = 0; c < K_; ++c) log_decay_[c] = prepared && now.decay[c] > 0.0 ? std::log(now.decay[c]) : 0.0;
         for (std::size_t j = 0; j < K_; ++j) {
             double read = 0.0, read_drift = 0.0, squares = 0.0;
             for (std::size_t c = 0; c < K_; ++c) {
                 const std::size_t at = c * K_ + j;
                 const double left = now.decay[c] * terms_[at], asked = spec_.erase_with_p ? before[at] : now.decayed[at];
-                const double left_drift = now.decay[c] * drift_[at] + prepared_log_decay(now, c) * now.decayed[at];
+                const double left_drift = now.decay[c] * drift_[at] + log_decay_[c] * now.decayed[at];
                 read += now.erase_key[c] * (spec_.erase_with_p ? terms_[at] : left);
                 read_drift += now.erase_key[c] * (spec_.erase_with_p ? drift_[at] : left_drift);
                 squares += now.erase_key[c] * asked * now.erase_key[c] * asked;
@@ -73,14 +76,9 @@ class TransitionTerms {
     double size(std::size_t element) const { return std::hypot(terms_[element], drift_[element]); }
 
   private:
-    // Zero where nothing can be off: of a log decay as it was given, and where nothing is left.
-    double prepared_log_decay(const Recurrence& now, std::size_t c) const {
-        return spec_.gate_form == GateForm::log_decay || now.decay[c] == 0.0 ? 0.0 : std::log(now.decay[c]);
-    }
-
     std::size_t K_;
     const Spec& spec_;
-    std::vector<double> terms_, drift_;
+    std::vector<double> terms_, drift_, log_decay_;
     RandomSigns signs_;
 };
 

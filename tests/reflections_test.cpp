@@ -129,7 +129,7 @@ TEST(Reflections, RepeatedKeys) {
     expect_right_everywhere("delta_rule:fwd t4000 h1 k64 v32 l2norm state=inout betas=2,2 directions=20");
 }
 
-// What a chunk adds up of such tokens is small beside its terms; above all the gradients of a head's parameters.
+// What a chunk adds up of tokens that reflect is small beside its terms, above all in the gradients of a head's parameters.
 TEST(Reflections, GradientsOfRepeatedKeys) {
     for (const char* words :
          {"gated_delta_rule:bwd b2 t127 h1 k64 v64 gate=head state=out reverse chunk=64",

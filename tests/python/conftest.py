@@ -81,9 +81,7 @@ def chunks_served(capfd, monkeypatch):
 
     def check(dtype):
         names = set(re.findall(r": served by (\S+)", capfd.readouterr().err))
-        if dtype == torch.bfloat16 and not has_dot_products():
-            return names != set()  # fp32 kernels serve it, and leave other lengths to the recurrent form
-        form = r"avx512_bf16\.chunk" if dtype == torch.bfloat16 else r"\w+\.chunk"
+        form = r"avx512_bf16\.chunk" if dtype == torch.bfloat16 and has_dot_products() else r"\w+\.chunk"
         return names != set() and all(re.match(form, name) for name in names)
 
     return check

@@ -2,6 +2,8 @@
 // over 400 lines: its walks share the tiles that the constructor carves.
 #pragma once
 
+#include <optional>
+
 #include "cpu/chunk/chunk_ops.hpp"
 #include "cpu/chunk/saved_states.hpp"
 #include "cpu/chunk/wide_chunk.hpp"
@@ -17,14 +19,13 @@ struct ChunkOf {
 
 enum class Pass { all, adjoint, gradients, queries, keys };
 
-// The same gate in double.
 template <class A, class GateType, bool delta>
 struct ChunkKernel;
-template <class GateType>
-using WideGate = std::conditional_t<GateType::per_channel, ChannelGate<F64>, ScalarGate<F64>>;
+// In double, and with the same gate in double. A name for it, as no kernel holds one of its own type.
 template <class GateType>
 struct WideChunkOf {
-    using type = WideChunk<ChunkKernel<F64, GateType, true>>;
+    using WideGate = std::conditional_t<GateType::per_channel, ChannelGate<F64>, ScalarGate<F64>>;
+    using type = WideChunk<ChunkKernel<F64, WideGate, true>>;
 };
 
 template <class A, class GateType, bool delta>
@@ -36,7 +37,7 @@ struct ChunkKernel {
     using Unit = typename A::unit;
     static constexpr bool may_widen = delta && std::is_same_v<A, F32>;
     struct Nothing {};
-    using Widened = typename std::conditional_t<may_widen, WideChunkOf<WideGate<GateType>>, std::type_identity<Nothing>>::type;
+    using Widened = typename std::conditional_t<may_widen, WideChunkOf<GateType>, std::type_identity<Nothing>>::type;
 
     const KernelArgs& args;
     int key_columns, value_columns;
@@ -66,9 +67,16 @@ struct ChunkKernel {
           key_columns(round_up(args.K, 16)),
           value_columns(round_up(use == forward_only ? args.value_columns : args.V, 16)),
           tokens(args, arena, args.chunk, value_columns, GateType::per_channel ? Norm::in_rows : Norm::apart) {
+        carve(arena, use);
+        if constexpr (may_widen) {
+            if (args.widens) wide.emplace(args, arena, use != forward_only);  // last: see forward_layout
+        }
+    }
+    void carve(Arena& arena, Use use) {
         const int C = args.chunk;
         ops.undecayed_error = args.undecayed_error;
         ops.carve(arena, C, key_columns, value_columns, use != forward_only, delta, use == with_backward);
+        const auto keys = [&] { return arena.tile<T>(C, key_columns); };
         const auto value_tile = [&] { return arena.tile<T>(C, value_columns); };
         const auto square = [&] { return arena.tile<T>(C, C); };
         in = {{tokens.q, tokens.q_norm}, {tokens.k, tokens.k_norm}, {tokens.e, tokens.e_norm}, tokens.v, tokens.beta,
@@ -88,16 +96,7 @@ struct ChunkKernel {
             if (use == forward_only) forward_tiles.residual = value_tile();  // a backward saves it
             forward_tiles.d = value_tile();
         }
-        if (use != forward_only) carve_gradients(arena, use);
-        if constexpr (may_widen) {
-            if (args.widens) wide.emplace(args, arena, use);  // last: see forward_layout
-        }
-    }
-    void carve_gradients(Arena& arena, Use use) {
-        const int C = args.chunk;
-        const auto keys = [&] { return arena.tile<T>(C, key_columns); };
-        const auto value_tile = [&] { return arena.tile<T>(C, value_columns); };
-        const auto square = [&] { return arena.tile<T>(C, C); };
+        if (use == forward_only) return;
         auto& t = backward_tiles;
         t.P = forward_tiles.P;
         t.d_P = square();
@@ -242,7 +241,8 @@ struct ChunkKernel {
         algorithms::chunk_scores<delta>(ops, in, tiles);
         if constexpr (may_widen) {
             if (wide && wide->cancels(tokens, tiles.solver, range)) {
-                // Outputs follow from no later token, as the choice does: they are those of fp32 either way.
+                // The choice follows from later tokens, outputs must not: they are those of fp32 either way. A forward
+                // that has outputs has the spare state, too.
                 if (outputs) algorithms::chunk_states<delta>(ops, in, tiles, entering, State{spare_state}, outputs);
                 return wide->forward(range, head, first, count, entering.tile, next.tile, tiles.residual);
             }

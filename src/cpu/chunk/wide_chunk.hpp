@@ -1,7 +1,7 @@
 // WideChunk: one chunk of the delta rule in double, between states in fp32.
 #pragma once
 
-#include <optional>
+#include <algorithm>
 
 #include "algorithms/chunk_backward.hpp"
 #include "cpu/tiles/token_tiles.hpp"
@@ -23,13 +23,12 @@ void convert(Tile<To> dst, Tile<From> a, int rows, int columns) {
 
 // Keys of few directions make what a chunk adds up far larger than the sum: tokens that erase more than they find leave
 // states and gradients of alternating sign, of which scores that are rounded once, solves and the sums over pairs of
-// tokens keep rounding errors that grow with the square of the chunk. Chunks that say so of themselves are computed
-// once more in double, from the same states, so that they still depend on no other chunk.
+// tokens keep rounding errors that grow with the square of the chunk. Chunks that say so of themselves are computed in
+// double, from the same states, so that they still depend on no other chunk.
 //
 // Kernel: the ChunkKernel in double of the same gate.
 template <class Kernel>
 struct WideChunk {
-    using Use = typename Kernel::Use;
     using State = typename Kernel::State;
     using Wide = cpu::Tile<double>;
     using Narrow = cpu::Tile<float>;
@@ -45,22 +44,20 @@ struct WideChunk {
 
     KernelArgs args;  // of one value head at a time, which saves nothing
     const std::int64_t group;
-    std::optional<Kernel> kernel;
+    Kernel kernel;
     int columns;  // value channels at once
     State state;
     Wide residual;
     float* k_e;  // [C]
 
-    WideChunk(const KernelArgs& arguments, Arena& arena, int use) : args(arguments), group(arguments.group) {
-        args.group = args.walk = 1;
-        args.state_chunk = 0;
-        args.ends_early = false;
-        args.value_columns = std::min(args.value_columns, forward_columns);
-        kernel.emplace(args, arena, static_cast<Use>(use));
-        columns = kernel->value_columns;
-        state = kernel->walking_state(0);
-        if (use != Kernel::forward_only) kernel->forward_tiles.residual = arena.tile<double>(args.chunk, columns);
-        residual = kernel->backward_tiles.residual = kernel->forward_tiles.residual;
+    WideChunk(const KernelArgs& arguments, Arena& arena, bool backward)
+        : args(of_one_head(arguments)),
+          group(arguments.group),
+          kernel(args, arena, backward ? Kernel::with_backward : Kernel::forward_only),
+          columns(kernel.value_columns),
+          state(kernel.walking_state(0)) {
+        if (backward) kernel.forward_tiles.residual = arena.tile<double>(args.chunk, columns);
+        residual = kernel.backward_tiles.residual = kernel.forward_tiles.residual;
         k_e = arena.take<float>(static_cast<std::size_t>(args.chunk));
     }
 
@@ -82,8 +79,8 @@ struct WideChunk {
                  Narrow narrow_residual) {
         for (int j = 0; j < values; j += columns) {
             run_forward(range, head, first + j, std::min(columns, values - j), entering.from(0, j), state);
-            convert(next.from(0, j), state.tile, kernel->key_columns, kernel->value_columns);
-            convert(narrow_residual.from(0, j), residual, range.rows, kernel->value_columns);
+            convert(next.from(0, j), state.tile, kernel.key_columns, kernel.value_columns);
+            convert(narrow_residual.from(0, j), residual, range.rows, kernel.value_columns);
         }
     }
     // What chunk_gradients and chunk_adjoint make of the same chunk, from the entering state and D, and the gradients of
@@ -91,16 +88,16 @@ struct WideChunk {
     template <class Tiles>
     void backward(const ChunkRange& range, std::int64_t head, Narrow entering, Narrow D, const Tiles& to, Narrow gate_gradient,
                   algorithms::Wanted wanted) {
-        const int rows = range.rows, K = kernel->key_columns, V = kernel->value_columns;
-        auto& own = kernel->backward_tiles;
-        const State adjoint = kernel->adjoint_state(0);
-        run_forward(range, head, 0, args.V, entering, State{kernel->saved_adjoint});
+        const int rows = range.rows, K = kernel.key_columns, V = kernel.value_columns;
+        auto& own = kernel.backward_tiles;
+        const State adjoint = kernel.adjoint_state(0);
+        run_forward(range, head, 0, args.V, entering, State{kernel.saved_adjoint});
         convert(adjoint.tile, D, K, V);
-        load_tokens(kernel->d_o, args.d_o, range, head, 0, args.V);
+        load_tokens(kernel.d_o, args.d_o, range, head, 0, args.V);
         wanted.erase_scores = true;
-        algorithms::chunk_gradients<true>(kernel->ops, kernel->in, own, kernel->d_o, state, adjoint, wanted);
+        algorithms::chunk_gradients<true>(kernel.ops, kernel.in, own, kernel.d_o, state, adjoint, wanted);
         if (wanted.adjoint) {
-            algorithms::chunk_adjoint<true>(kernel->ops, kernel->in, own, kernel->d_o, adjoint);
+            algorithms::chunk_adjoint<true>(kernel.ops, kernel.in, own, kernel.d_o, adjoint);
             convert(D, adjoint.tile, K, V);
             convert(to.z, own.z, rows, V);
             for (int i = 0; i < range.length; ++i) to.d_beta[i] = static_cast<float>(own.d_beta[i]);
@@ -109,11 +106,18 @@ struct WideChunk {
         if (wanted.keys) convert(to.d_k, own.d_k, rows, K);
         if (wanted.queries || wanted.keys) convert(to.d_e, own.d_e, rows, K);
         if (!wanted.gate) return;
-        kernel->ops.gate.finish_gradient(kernel->gate_gradient, args.undecayed_error);
-        convert(gate_gradient, kernel->gate_gradient, args.channel_gate ? rows : 1, args.channel_gate ? K : rows);
+        kernel.ops.gate.finish_gradient(kernel.gate_gradient, args.undecayed_error);
+        convert(gate_gradient, kernel.gate_gradient, args.channel_gate ? rows : 1, args.channel_gate ? K : rows);
     }
 
   private:
+    static KernelArgs of_one_head(KernelArgs args) {
+        args.group = args.walk = 1;
+        args.state_chunk = 0;
+        args.ends_early = false;
+        args.value_columns = std::min(args.value_columns, forward_columns);
+        return args;
+    }
     bool some_reflect(const TokenTiles<float>& tokens, const ChunkRange& range) const {
         const bool unit_keys = args.l2norm && !args.undecayed_error, apart = tokens.k_norm != nullptr;
         if (!unit_keys) row_dots(k_e, tokens.k, tokens.e, range.rows, tokens.key_columns);
@@ -126,12 +130,12 @@ struct WideChunk {
     }
     // From the entering state, which `state` keeps unless it is `leaving`. Leaves the residual.
     void run_forward(const ChunkRange& range, std::int64_t head, int first, int values, Narrow entering, State leaving) {
-        kernel->ops.V = kernel->value_columns = round_up(values, 16);
-        convert(state.tile, entering, kernel->key_columns, kernel->value_columns);
-        kernel->tokens.load_keys(range, head / group);
-        kernel->tokens.load_head(range, head, first, values);
-        kernel->ops.start_chunk(range.length, range.rows, kernel->tokens.log_decay, kernel->in, nullptr, true);
-        algorithms::chunk_forward<true>(kernel->ops, kernel->in, kernel->forward_tiles, state, leaving, Wide{});
+        kernel.ops.V = kernel.value_columns = round_up(values, 16);
+        convert(state.tile, entering, kernel.key_columns, kernel.value_columns);
+        kernel.tokens.load_keys(range, head / group);
+        kernel.tokens.load_head(range, head, first, values);
+        kernel.ops.start_chunk(range.length, range.rows, kernel.tokens.log_decay, kernel.in, nullptr, true);
+        algorithms::chunk_forward<true>(kernel.ops, kernel.in, kernel.forward_tiles, state, leaving, Wide{});
     }
 };
 

@@ -64,6 +64,11 @@ tests() {
     fi
 }
 
+# Under a sanitizer kernels compile for minutes: those that the machine cannot run are left out. Half of the lines of
+# conformance run there, which all run with g++ and clang.
+runnable=(-DHEADRACE_AVX512=ON) share=(HEADRACE_CONFORMANCE_SHARE=0.5)
+[ ! -r /proc/cpuinfo ] || grep -qw avx512vl /proc/cpuinfo || runnable=(-DHEADRACE_AVX512=OFF)
+
 # The library's threads are its own, and the thread sanitizer sees all they do. A test that calls from inside an OpenMP
 # region needs the uninstrumented run-time of OpenMP ignored.
 # Newer kernels place memory where older sanitizers cannot follow, unless address randomisation is off (setarch -R).
@@ -71,8 +76,9 @@ tests() {
 export TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1"
 export UBSAN_OPTIONS="print_stacktrace=1"
 stage_tsan() {
+    local options=("${runnable[@]}")
     build tsan sanitize_tests headrace_cli || return
-    local launcher=(env OMP_NUM_THREADS=3)
+    local launcher=(env OMP_NUM_THREADS=3 "${share[@]}")
     setarch "$(uname -m)" -R true 2>/dev/null && launcher+=(setarch "$(uname -m)" -R)
     tests tsan -L sanitize
 }
@@ -113,11 +119,13 @@ python_tests() {
     printf '    %s\n' "$summary"
 }
 
-# The wheel is built beside the requirements, which keep one core busy.
+# The wheel is built beside the requirements, which keep one core busy; with the flags of the preset ci, whose objects
+# ccache then has.
 wheel_and_requirements() {
-    local status=0
+    local status=0 settings=(--config-settings=build-dir=build/wheel
+                             --config-settings=cmake.define.{HEADRACE_CUDA=OFF,HEADRACE_WERROR=ON,CMAKE_{C,CXX}_FLAGS_RELEASE=-O3})
     pip_install -r tests/python/requirements.txt &
-    "$venv/bin/python" -m pip wheel --no-deps --wheel-dir "$1" --config-settings=cmake.define.HEADRACE_CUDA=OFF . || status=1
+    "$venv/bin/python" -m pip wheel --no-deps --wheel-dir "$1" "${settings[@]}" . || status=1
     wait $! && return $status
 }
 
@@ -163,6 +171,7 @@ stage_clang() {
 }
 
 stage_asan() {
+    local options=("${runnable[@]}") launcher=(env "${share[@]}")
     build asan sanitize_tests headrace_cli fuzzers || return
     tests asan -L sanitize
 }
@@ -180,6 +189,7 @@ fuzz_all() {
 }
 
 stage_fuzz() {
+    local options=("${runnable[@]}")
     [ -x build/asan/tests/fuzz/problem_fuzz ] || build asan fuzzers || return
     step "fuzz: reader, parser and Problem, 60 s" fuzz_all
 }

@@ -4,8 +4,9 @@
     exponentials_test.py PATH_OF_HEADRACE
 
 exp() and expm1() of the CUDA library begin with a product of their argument and log2(e); ptx::exp2_approximate is an
-instruction of its own. Before each such product or instruction the text gets a trap under the condition that the argument is above 0 or NaN; the interpreter then runs the kernels with it,
-module after module, over problems with gates of every strength. A trap below 0 has to be met, or nothing was watched.
+instruction of its own. Before each such product or instruction the text gets a trap under the condition that the argument
+is above 0 or NaN; the interpreter then runs the kernels with it over problems with gates of every strength. In each module
+a trap below 0 has to be met, or nothing was watched.
 """
 
 import os
@@ -73,27 +74,27 @@ def main():
     headrace, failures = sys.argv[1], 0
     with tempfile.TemporaryDirectory() as folder:
         scratch = pathlib.Path(folder)
-        problems, texts, mutant = scratch / "problems.txt", scratch / "texts", scratch / "watched.ptx"
+        problems, texts, all_watched = (scratch / name for name in ("problems.txt", "texts", "watched"))
         texts.mkdir()
+        all_watched.mkdir()
+        problems.write_text(LINES[0] + "\n", encoding="utf-8")
+        check(headrace, problems, DUMP=texts)
         problems.write_text("\n".join(LINES) + "\n", encoding="utf-8")
-        plain = check(headrace, problems, DUMP=texts)
-        if plain.returncode != 0:
-            sys.exit(f"the problems do not pass as they are:\n{plain.stdout}")
         for path in sorted(texts.iterdir()):
             text = path.read_text(encoding="utf-8")
-            outcomes = []
-            for limit in (0, 1):
-                mutant_text, count = watched(text, limit)
-                mutant.write_text(mutant_text, encoding="utf-8")
-                outcomes.append(check(headrace, problems, TEXT=mutant) if count else None)
-            if outcomes[0] is None:
+            (all_watched / path.name).write_text(watched(text, 0)[0], encoding="utf-8")
+            below, count = watched(text, 1)
+            if not count:
                 continue
-            kernel = re.search(r"\.entry (\w+)", text)[1]
-            codes = [outcome.returncode for outcome in outcomes]
-            print(f"{kernel} and others: {count} places, exit codes {codes[0]} and, of numbers above -2, {codes[1]}")
-            if codes[0] != 0 or codes[1] == 0:
-                failures += 1
-                print(outcomes[0].stdout)
+            mutant = scratch / "below.ptx"
+            mutant.write_text(below, encoding="utf-8")
+            kernel, outcome = re.search(r"\.entry (\w+)", text)[1], check(headrace, problems, TEXT=mutant)
+            is_met = outcome.returncode != 0 and "trap" in outcome.stdout
+            print(f"{kernel} and others: {count} places, {'some' if is_met else 'NONE'} met with numbers above -2")
+            failures += not is_met
+        outcome = check(headrace, problems, TEXT=all_watched)
+        print(outcome.stdout)
+        failures += outcome.returncode != 0
     sys.exit(1 if failures else 0)
 
 

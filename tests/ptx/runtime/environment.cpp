@@ -108,7 +108,7 @@ Environment read_environment() {
     if (!unwritten.empty() && unwritten != "allow") throw_fault(prefix, "UNWRITTEN: expected allow, got ", unwritten);
     environment.unwritten_allowed = unwritten == "allow";
     environment.coverage_file = value_of("COVERAGE");
-    environment.text_file = value_of("TEXT");
+    environment.text = value_of("TEXT");
     environment.dump_folder = value_of("DUMP");
     return environment;
 }

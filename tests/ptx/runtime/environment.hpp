@@ -26,7 +26,7 @@ struct Environment {
     bool abort = true;                          // HEADRACE_PTX_ABORT=0|1: a fault ends the process with exit code 86
     bool trace = false;                         // HEADRACE_PTX_TRACE=0|1
     std::vector<InjectedFailure> failures;      // HEADRACE_PTX_FAIL=NAME:N[,NAME:N...]: the Nth call fails, once
-    std::string coverage_file, text_file, dump_folder;  // HEADRACE_PTX_COVERAGE, _TEXT, _DUMP
+    std::string coverage_file, text, dump_folder;  // HEADRACE_PTX_COVERAGE, _TEXT (a file, or a folder of them), _DUMP
 };
 
 // Throws Fault on a value that is not understood, and on a name HEADRACE_PTX_... that nobody reads.

@@ -5,8 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "machine/fault.hpp"
 #include "runtime/fat_binary.hpp"
@@ -20,6 +23,14 @@ std::string contents_of(const std::string& path) {
     text << file.rdbuf();
     if (!file) throw_fault("cannot read ", path);
     return text.str();
+}
+
+// The file itself, or those of a folder.
+std::vector<std::string> files_of(const std::string& path) {
+    if (!std::filesystem::is_directory(path)) return {path};
+    std::vector<std::string> files;
+    for (const auto& file : std::filesystem::directory_iterator(path)) files.push_back(file.path().string());
+    return files;
 }
 
 // Named by its contents: the same text of several test programs is one file.
@@ -94,18 +105,20 @@ const HostVariable* Modules::variable(const void* host_variable) const {
     return found == variables_.end() ? nullptr : &found->second;
 }
 
-// HEADRACE_PTX_TEXT stands for the module whose registered kernels are all in it.
+// HEADRACE_PTX_TEXT, or a file of that folder, stands for the module whose registered kernels are all in it.
 void Modules::choose_text(LoadedModule& module, const Environment& environment) {
-    if (environment.text_file.empty() || module.host_functions.empty()) return;
-    const std::string text = contents_of(environment.text_file);
-    const bool has_all = std::all_of(
-        module.host_functions.begin(), module.host_functions.end(), [&](const void* function) {
-            const std::string name = ".entry " + kernels_.at(function)->name + "(";
-            return text.find(name) != std::string::npos;
-        });
-    if (!has_all) return;
-    module.text = text;
-    replaced_any_ = true;
+    if (environment.text.empty() || module.host_functions.empty()) return;
+    for (const std::string& path : files_of(environment.text)) {
+        const std::string text = contents_of(path);
+        const bool has_all = std::all_of(
+            module.host_functions.begin(), module.host_functions.end(), [&](const void* function) {
+                const std::string name = ".entry " + kernels_.at(function)->name + "(";
+                return text.find(name) != std::string::npos;
+            });
+        if (!has_all) continue;
+        module.text = text;
+        replaced_any_ = true;
+    }
 }
 
 const std::shared_ptr<Program>& Modules::program_of(LoadedModule& module, const Environment& environment,
@@ -138,7 +151,7 @@ std::string Modules::finish(const Environment& environment) {
         append(environment.coverage_file, text.str());
     }
     executed_.clear();
-    const bool unused = !environment.text_file.empty() && loaded_any_ && !replaced_any_;
+    const bool unused = !environment.text.empty() && loaded_any_ && !replaced_any_;
     return unused ? "HEADRACE_PTX_TEXT holds the kernels of no module that was used" : "";
 }
 

@@ -169,8 +169,13 @@ TEST(Files, ATextFromAFileStandsForTheEmbeddedOne) {
     const auto mutant = folder / "mutant";
     std::ofstream(mutant) << text;
     expect_code(0, "basics", "HEADRACE_PTX_TEXT=" + mutant.string());
+    expect_code(0, "basics", "HEADRACE_PTX_TEXT=" + folder.string());
     std::ofstream(mutant) << text.replace(position, 7, "sub.s32");
     EXPECT_NE(run("basics", "HEADRACE_PTX_TEXT=" + mutant.string()).code, 0);
+    const auto mutants = empty_folder("mutants");
+    std::filesystem::copy_file(mutant, mutants / "one");
+    std::ofstream(mutants / "none") << ".version 9.0\n";
+    EXPECT_NE(run("basics", "HEADRACE_PTX_TEXT=" + mutants.string()).code, 0);
     std::ofstream(mutant) << ".version 9.0\n";
     expect_fault("no module that was used", "basics", "HEADRACE_PTX_TEXT=" + mutant.string());
 }

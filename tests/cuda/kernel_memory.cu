@@ -114,7 +114,7 @@ void print_channel(const char* size) {
         print_tensor<ChannelPrepare<K, delta>>(("channel_prepare" + rest).c_str(), delta, true);
         if (delta) print_tensor<ChannelPrepare<K, delta>>(("channel_prepare_low" + rest).c_str(), delta, true);
         print_tensor<ChannelWalk<K, delta>>(("channel_walk" + rest).c_str(), delta, true);
-        if (!delta) print_tensor<ChannelWalk<K, delta>>(("channel_states" + rest).c_str(), delta, false);
+        if (!delta) print_tensor<ChannelWalk<K, delta, false>>(("channel_states" + rest).c_str(), delta, false);
         print_tensor<ChannelSweep<K, delta>>(("channel_sweeps" + rest).c_str(), delta, true,
                                              most_channel_sweep_threads / 2);
         print_tensor<ChannelGradient<K, delta, false>>(("channel_gradients" + rest).c_str(), delta, true);

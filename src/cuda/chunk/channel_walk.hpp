@@ -12,7 +12,8 @@
 
 namespace headrace::cuda {
 
-template <int K, bool delta>
+// gives_outputs: else it is never asked for more than states.
+template <int K, bool delta, bool gives_outputs = true>
 struct ChannelWalk {
     using Ops = ChannelWalkOps<K, delta>;
     static constexpr int threads = channel_walk_threads(delta);
@@ -49,7 +50,7 @@ struct ChannelWalk {
     __host__ __device__ ChannelWalk(const KernelArgs& arguments, Arena& arena) : args(arguments) {
         stage_at(nullptr, with_outputs(), &stage_bytes);
         first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
-        patch.matrix = Matrix<64>::take(arena, args.o.given ? args.value_columns : 0);
+        patch.matrix = Matrix<64>::take(arena, wants_outputs() ? args.value_columns : 0);
         rows = arena.take<Rows>(1);
         totals = arena.take<float4>(delta ? block_threads : 0);
         spare = arena.take<float>(delta ? block_threads * ChannelInputs::spare_floats : 0);
@@ -92,7 +93,8 @@ struct ChannelWalk {
     static constexpr int fetching = delta ? block_warps : 0;  // the first of the warps that fetch: those that have time
     HEADRACE_DEVICE static bool walks() { return !delta || warp() < block_warps; }
     // The delta rule, which has no segments, lays stages out in one way only.
-    __host__ __device__ bool with_outputs() const { return delta || args.o.given; }
+    __host__ __device__ bool with_outputs() const { return delta || wants_outputs(); }
+    __host__ __device__ bool wants_outputs() const { return gives_outputs && args.o.given; }
     HEADRACE_DEVICE Strided segment_states() const {
         const std::int64_t head = static_cast<std::int64_t>(args.K) * args.V;
         return {reinterpret_cast<char*>(args.segments.states), {args.HV * head, head, args.V, 1}, DType::f32, true};
@@ -127,7 +129,7 @@ struct ChannelWalk {
     // The walk's chunks, from the state in registers to that behind them; of `states` alone also their decay.
     template <bool states>
     HEADRACE_DEVICE void run(int first_chunk, int first) {
-        const bool outputs = !states && args.o.given;
+        const bool outputs = !states && wants_outputs();
         const auto compute_and_store = [&](int chunk) {
             const Stage stage = stage_of(chunk);
             if (states) pass(stage);
@@ -198,7 +200,7 @@ struct ChannelWalk {
     // they came and decays less one lie where the decayed rows were, of 16 tokens at a time.
     HEADRACE_DEVICE void advance(int chunk) {
         const Stage stage = stage_of(chunk);
-        const int first_output = args.o.given ? stage.exact[1] : tensor_chunk;
+        const int first_output = wants_outputs() ? stage.exact[1] : tensor_chunk;
         using Recurrence = TokenRecurrence<K, Bf16>;
         constexpr int group = 16;
         const Recurrence recurrence{ops.state};
@@ -298,14 +300,14 @@ struct ChannelWalk {
         copy_rows(stage.v, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk, args.V - first,
                   args.value_columns, fetching);
         const LowerCopy scores{stage.scores, from.scores + place * LowerImage::size};
-        if (!delta && args.o.given) copy_bytes<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
+        if (!delta && wants_outputs()) copy_bytes<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
         if (!delta) copy_bytes<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
         copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K, fetching);
-        if (!delta && args.o.given) copy_lower(scores);
+        if (!delta && wants_outputs()) copy_lower(scores);
         if (delta) {
             const LowerCopy high{stage.solve.high, from.solve_high + place * LowerImage::size},
                 low{stage.solve.low, from.solve_low + place * LowerImage::size};
-            args.o.given ? copy_lower<fetching>(high, low, scores) : copy_lower<fetching>(high, low);
+            wants_outputs() ? copy_lower<fetching>(high, low, scores) : copy_lower<fetching>(high, low);
             copy_bytes<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk, fetching);
             copy_bytes<16>(stage.numbers, from.numbers + place * 4, fetching);
             if (const int own = static_cast<int>(threadIdx.x) - fetching * warp_lanes; own >= 0 && own < 2)

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(block_threads) channel_join(const __grid_const
 
 template <int K>
 ChannelSegmentKernels segment_kernels_of() {
-    using Walk = ChannelWalk<K, false>;
+    using Walk = ChannelWalk<K, false, false>;
     return {{"channel_states", reinterpret_cast<const void*>(&channel_states<Walk>),
              registers_allowed(Walk::threads, states_blocks), &shared_memory_of<Walk>, &channel_states_work<K>},
             {"channel_join", reinterpret_cast<const void*>(&channel_join), registers_allowed(block_threads, 1),

@@ -134,6 +134,7 @@ HEADRACE_DEVICE void sync_threads(int barrier, int threads) {
 
 // ---- between the lanes of a warp; orders no memory ----
 
+HEADRACE_DEVICE bool any_of_warp(bool of_lane) { return __any_sync(0xffffffffu, of_lane) != 0; }
 template <class T>
 HEADRACE_DEVICE T shuffle_xor(T value, int lanes) {
     return __shfl_xor_sync(0xffffffffu, value, lanes);

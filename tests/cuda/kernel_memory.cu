@@ -102,7 +102,7 @@ void print_scalar(const std::string& size) {
     print_tensor<AdditiveKernel<K, false, Format>>(("tensor_forward," + size).c_str(), false, true);
     print_tensor<AdditiveKernel<K, true, Format>>(("tensor_forward_terms," + size).c_str(), false, true);
     print_tensor<AdditiveKernel<K, false, Format>>(("tensor_states," + size).c_str(), false, true);
-    print_tensor<PrepareKernel<K, Format>>(("tensor_prepare," + size).c_str(), true, true);
+    print_tensor<PrepareKernel<K, Format, false>>(("tensor_prepare," + size).c_str(), true, true);
     print_tensor<WalkerKernel<K, Format>>(("tensor_walk," + size).c_str(), true, true);
     print_tensor<WalkerKernel<K, Format>>(("tensor_walk_states," + size).c_str(), true, false);
 }
@@ -128,6 +128,7 @@ void print_channel(const char* size) {
 }
 template <int K>
 void print_backward(const char* size) {
+    print_tensor<PrepareKernel<K, Bf16, true>>((std::string("tensor_prepare,") + size + ",backward").c_str(), true, true);
     print_tensor<SweepKernel<K>>((std::string("tensor_sweeps,") + size).c_str(), true, true);
     print_tensor<GradientKernel<K, false>>((std::string("tensor_gradients,") + size).c_str(), true, true);
     print_tensor<GradientKernel<K, true>>((std::string("tensor_gradients,") + size + ",comba").c_str(), true, true);

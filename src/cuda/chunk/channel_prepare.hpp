@@ -586,7 +586,7 @@ struct ChannelPrepare {
         });
     }
     HEADRACE_DEVICE void store_exactness() const {
-        const int first = shared->reflects != 0 ? first_large_row(inverse, of_warp) : tensor_chunk;
+        const int first = shared->reflects != 0 ? first_large_row(of_warp, inverse) : tensor_chunk;
         if (threadIdx.x == 0)
             *reinterpret_cast<int2*>(args.prepared.exact + 2 * shared->place) = {shared->with_low, first};
     }

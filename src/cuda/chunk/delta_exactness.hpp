@@ -26,13 +26,17 @@ struct ChunkNumbers {
     template <class Format = Bf16>
     HEADRACE_DEVICE void add_up(Matrix<K> k) const {
         const int part = static_cast<int>(threadIdx.x) / (K / 2), c = static_cast<int>(threadIdx.x) % (K / 2) * 2;
-        const int tokens = tensor_chunk / parts;
+        constexpr int tokens = tensor_chunk / parts;
         float low = 0, high = 0;
-#pragma unroll 8
-        for (int i = part * tokens; i < (part + 1) * tokens; ++i) {
-            const std::uint32_t pair = k.pair(i, c);
-            low = fmaf(Format::first(pair), Format::first(pair), low);
-            high = fmaf(Format::second(pair), Format::second(pair), high);
+        const int place = k.place(part * tokens, c);
+#pragma unroll 2
+        for (int first = 0; first < 8; ++first) {  // every eighth at once: at places a constant apart
+#pragma unroll
+            for (int i = first; i < tokens; i += 8) {
+                const std::uint32_t pair = k.pair_below(place, i);
+                low = fmaf(Format::first(pair), Format::first(pair), low);
+                high = fmaf(Format::second(pair), Format::second(pair), high);
+            }
         }
         energy[part * K + c] = low;
         energy[part * K + c + 1] = high;

@@ -13,7 +13,7 @@ namespace headrace::cuda {
 struct GateTermsKernel {
     const KernelArgs& args;
     Tile<float> gradient;  // [1,C]
-    TokenTiles<float, false> tokens;
+    TokenTiles<float, false, Gates::of_tokens> tokens;
 
     __host__ __device__ GateTermsKernel(const KernelArgs& arguments, Arena& arena)
         : args(arguments), gradient(arena.tile<float>(1, tensor_chunk)), tokens(args, arena, 1, 16, true) {}

@@ -525,9 +525,9 @@ struct GradientKernel {
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
             const int j = pair_column() + 8 * tile + at.column;
-            const float4 powers = *reinterpret_cast<const float4*>(decays.powers + j);
             const float2 of_columns = *reinterpret_cast<const float2*>(of_column + j);
-            const ScalarDecays::Power earlier[2] = {{powers.x, powers.y}, {powers.z, powers.w}};
+            ScalarDecays::Power earlier[2];
+            decays.pair_at(earlier, j);
             const float factor[2] = {of_columns.x, of_columns.y};
 #pragma unroll
             for (int block = 0; block < row_blocks; ++block) {

@@ -1,27 +1,29 @@
 // PrepareKernel: a thread block computes what no state enters of a chunk of the delta rule, for a value head
-// (Prepared).
+// (Prepared), of a forward or of a backward.
 #pragma once
 
 #include "cuda/chunk/prepare_ops.hpp"
 #include "cuda/chunk/segments.hpp"
 #include "cuda/chunk/token_recurrence.hpp"
 #include "cuda/tiles/token_matrices.hpp"
+#include "cuda/tiles/unit_lower.hpp"
 
 namespace headrace::cuda {
 
-template <int K, class Format>
+template <int K, class Format, bool for_gradients>
 struct PrepareKernel {
-    using Ops = PrepareOps<K, Format>;
+    using Ops = PrepareOps<K, Format, for_gradients>;
     static_assert(prepared_heads == block_warps);
+    static_assert(!(for_gradients && Format::splits_scores));  // not of f16 tensors
 
     const KernelArgs& args;
     Matrix<K> q, k, e;
     float *q_norm, *k_norm, *e_norm;  // [C]
     float* beta;                      // [prepared_heads,C]
     ScalarDecays decays;              // of the first of them
-    cuda::Tile<float> n, inverse;     // [C,C]; inverse may lie where the rows were
+    cuda::Tile<float> n, inverse;     // [C,C] of a backward; inverse may lie where the rows were
+    float* inverse_beta;              // [prepared_heads,C] of a backward
     ChunkNumbers<K> numbers;
-    float* inverse_beta;  // [prepared_heads,C] of a backward
     int* reflects;        // [prepared_heads] whether some token of the chunk does
     Ops ops;
 
@@ -29,23 +31,23 @@ struct PrepareKernel {
         q = Matrix<K>::take(arena, tensor_chunk);
         k = Matrix<K>::take(arena, tensor_chunk);
         e = args.undecayed_error ? Matrix<K>::take(arena, tensor_chunk) : k;
-        constexpr int row = tensor_chunk + 8;  // lanes of a fragment meet different banks
-        if (K == 128) {
-            inverse = {reinterpret_cast<float*>(q.data), row};
+        if constexpr (for_gradients) {
+            constexpr int row = tensor_chunk + 8;  // lanes of a fragment meet different banks
             static_assert(K < 128 || 2 * K * 2 >= row * 4);
+            const auto take = [&] { return arena.take<float>(std::size_t{tensor_chunk} * row); };
+            inverse = {K == 128 ? reinterpret_cast<float*>(q.data) : take(), row};
+            n = {take(), row};
+            inverse_beta = arena.take<float>(prepared_heads * tensor_chunk);
         } else {
-            inverse = {arena.take<float>(std::size_t{tensor_chunk} * row), row};
+            ops.inverse.carve(arena);
         }
-        n = {arena.take<float>(std::size_t{tensor_chunk} * row), row};
+        numbers.carve(arena, for_gradients ? n.data : ops.inverse.diagonal);
         for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
         e_norm = args.undecayed_error ? arena.take<float>(tensor_chunk) : k_norm;
-        numbers.carve(arena, n.data);
         beta = arena.take<float>(prepared_heads * tensor_chunk);
         decays.powers = arena.take<ScalarDecays::Power>(prepared_heads * tensor_chunk);
-        inverse_beta = arena.take<float>(prepared_heads * tensor_chunk);
         ops.of_warps = arena.take<float>(2 * block_warps);  // half of it for rows of the inverse
         reflects = arena.take<int>(prepared_heads);
-        ops.divide_by_beta = for_gradients();
     }
 
     // Chunk `row` of all sequences' (part_at); value heads [first, first + prepared_heads) of a key head's group.
@@ -67,20 +69,18 @@ struct PrepareKernel {
         ptx::sync_block();
         if (warp() < heads) store_tokens_of(tokens, place + warp());
         // The first three warps have rows behind 48, 32 and 16 tokens, the last two of these also their own block.
-        const LowerBlock block(1);
+        const LowerBlock block(1, warp_of_blocks());
         ops.most_overlap =
             most_overlap(args, block.new_rows ? 16 : block.row < 48 ? block.row + 16 : block.row);
         ops.multiply_rows(q, k, e);
         if (args.l2norm) ops.normalise(q_norm, k_norm, e_norm);
+        ops.finish_products(static_cast<float>(args.scale));
         ptx::sync_block();
         HEADRACE_ROLLED
         for (int i = 0; i < heads; ++i) solve(i, place + i);
     }
 
   private:
-    // Not of f16 tensors.
-    __host__ __device__ bool for_gradients() const { return !Format::splits_scores && args.prepared.of_backward; }
-
     // A lane's two, of a value head.
     struct Tokens {
         float log_decay[2], beta[2];
@@ -106,7 +106,7 @@ struct PrepareKernel {
         for (int token = 0; token < 2; ++token) {
             const int i = 2 * lane() + token;
             beta[warp() * tensor_chunk + i] = tokens.beta[token];
-            if (for_gradients()) inverse_beta[warp() * tensor_chunk + i] = 1 / divisible(tokens.beta[token]);
+            if (for_gradients) inverse_beta[warp() * tensor_chunk + i] = 1 / divisible(tokens.beta[token]);
             factors[0][token] = static_cast<float>(args.scale) * of.start[token] * q_norm[i];
             factors[1][token] = -(args.undecayed_error ? of.before[token] : of.start[token]) * e_norm[i];
             factors[2][token] = of.end[token] * k_norm[i];
@@ -125,26 +125,39 @@ struct PrepareKernel {
     HEADRACE_DEVICE void solve(int head, std::int64_t place) {
         ops.decays = decays_of(head);
         const LowerImage low = LowerImage{args.prepared.scores_low}.of(place);
-        typename Ops::Tile P{LowerImage{args.prepared.scores}.of(place), {}, {}};
-        if (Format::splits_scores || for_gradients()) P.low = low;
+        const typename Ops::Tile P{LowerImage{args.prepared.scores}.of(place), {}, low};
         const typename Ops::Tile l{{}, n, {}};
-        const float scale = static_cast<float>(args.scale);
-        const algorithms::ChunkInputs<Ops> in{
-            {}, {}, {}, {}, beta + head * tensor_chunk, scale, args.undecayed_error};
+        const algorithms::ChunkInputs<Ops> in{{}, {}, {}, {}, beta + head * tensor_chunk, 1.0f, args.undecayed_error};
         algorithms::chunk_scores<true>(ops, in, {P, l, l, {}, {}});
         const float sum = ops.of_warps[0] + ops.of_warps[1] + ops.of_warps[2] + ops.of_warps[3];
-        const bool overlaps = !for_gradients() && sum > 0;
-        if (overlaps) ops.store_low_scores(low, scale);
-        const KeyOverlap of_keys = for_gradients() ? key_overlap(sum, reflects[head] != 0) : KeyOverlap::none;
-        const bool with_rest = of_keys == KeyOverlap::reflected;
-        if (for_gradients() && threadIdx.x == 0) args.prepared.overlap[place] = static_cast<std::int32_t>(of_keys);
-        UnitLowerInverse{n, inverse}.compute(with_rest);
-        if (!for_gradients()) store_exactness(place, overlaps, reflects[head] != 0);
-        store_inverse(place, head, with_rest);
+        const bool some_reflect = reflects[head] != 0;
+        if constexpr (for_gradients) {
+            const KeyOverlap overlap = key_overlap(sum, some_reflect);
+            const bool with_rest = overlap == KeyOverlap::reflected;
+            if (threadIdx.x == 0) args.prepared.overlap[place] = static_cast<std::int32_t>(overlap);
+            UnitLowerInverse{n, inverse}.compute(with_rest);
+            store_inverse(place, head, with_rest);
+        } else {
+            const bool overlaps = sum > 0;
+            if (overlaps) ops.store_low_scores(low);
+            ops.inverse.compute(ops.l_own, {LowerImage{args.prepared.solve_high}.of(place),
+                                            LowerImage{args.prepared.solve_low}.of(place)},
+                                some_reflect);
+            store_exactness(place, overlaps, some_reflect);
+        }
     }
 
     HEADRACE_DEVICE void store_exactness(std::int64_t place, bool overlaps, bool some_reflect) const {
-        const int first = some_reflect ? first_large_row(inverse, ops.of_warps + block_warps) : tensor_chunk;
+        int first = tensor_chunk;
+        if (some_reflect) {
+            ptx::sync_block();
+            first = first_large_row(ops.of_warps + block_warps, [&](int i, int half) {
+                float sum = 0;
+                HEADRACE_ROLLED
+                for (int block = half; block <= i / 16; block += 2) sum += ops.inverse.squares[block * tensor_chunk + i];
+                return sum;
+            });
+        }
         if (threadIdx.x < 2)
             args.prepared.exact[2 * place + threadIdx.x] = threadIdx.x == 1 ? first : overlaps ? 1 : 0;
         ptx::sync_warp();  // or the first warp's lanes stay apart
@@ -174,7 +187,7 @@ struct PrepareKernel {
         const float4 x = reinterpret_cast<const float4*>(from)[0], y = reinterpret_cast<const float4*>(from)[1];
         to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w, to[4] = y.x, to[5] = y.y, to[6] = y.z, to[7] = y.w;
     }
-    // The blocks on and below the diagonal, as high + low, and + rest; of a backward without its ones, and each column
+    // Of a backward: the blocks on and below the diagonal, as high + low, and + rest, without the ones, and each column
     // over beta.
     HEADRACE_DEVICE void store_inverse(std::int64_t place, int head, bool with_rest) const {
         const LowerImage high = LowerImage{args.prepared.solve_high}.of(place),
@@ -182,12 +195,10 @@ struct PrepareKernel {
         each_lower_piece([&](int i, int j) {
             float elements[8];
             eight(elements, &inverse.at(i, j));
-            if (for_gradients()) {
-                float over_beta[8];  // ahead of the choice, which then needs no branch
-                eight(over_beta, inverse_beta + head * tensor_chunk + j);
+            float over_beta[8];  // ahead of the choice, which then needs no branch
+            eight(over_beta, inverse_beta + head * tensor_chunk + j);
 #pragma unroll
-                for (int c = 0; c < 8; ++c) elements[c] = i == j + c ? 0.0f : elements[c] * over_beta[c];
-            }
+            for (int c = 0; c < 8; ++c) elements[c] = i == j + c ? 0.0f : elements[c] * over_beta[c];
             SplitPair pairs[4];
 #pragma unroll
             for (int pair = 0; pair < 4; ++pair) pairs[pair] = split_pair(elements[2 * pair], elements[2 * pair + 1]);

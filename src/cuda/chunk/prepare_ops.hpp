@@ -1,13 +1,13 @@
 // PrepareOps: the primitives of the algorithm page chunk_scores on tensor cores, for scalar gates and the delta rule.
 //
-// Four warps share the ten blocks of 16 x 16 tokens on and below the diagonal. q, k and e enter products as they came,
-// once for all value heads of a key head; decays and norms are factors of the sums.
+// Four warps share the ten blocks of 16 x 16 tokens on and below the diagonal (LowerBlock). q, k and e enter products
+// as they came, once for all value heads of a key head; decays, norms and the scale are factors of the sums.
 #pragma once
 
 #include "algorithms/chunk.hpp"
 #include "cuda/chunk/delta_exactness.hpp"
-#include "cuda/tiles/token_matrices.hpp"
-#include "cuda/tiles/unit_lower.hpp"
+#include "cuda/tiles/unit_lower_blocks.hpp"
+#include "cuda/tiles/warp_products.hpp"
 
 namespace headrace::cuda {
 
@@ -24,48 +24,12 @@ HEADRACE_DEVICE float most_overlap(const KernelArgs& args, int tokens) {
     return (count + 6 * sqrtf(count) + 12) / static_cast<float>(args.K);
 }
 
-// Blocks of 16 x 16 on and below the diagonal of [64,64], up to three for each of four warps that follow each other,
-// one after another; those of the first three warps share their rows.
-struct LowerBlock {
-    static constexpr int turns = 3;
-    int row, column;  // of its first element
-    bool there, new_rows;
-    HEADRACE_DEVICE explicit LowerBlock(int turn) {
-        const int own = ptx::not_before(warp() % block_warps);
-        const bool corners = own == 3;  // of the diagonal
-        row = corners ? 48 * (1 - turn) : 16 * (3 - own);
-        column = corners ? row : 16 * turn;
-        there = corners || own == 2 ? turn < 2 : true;
-        new_rows = turn == 0 || corners;
-    }
-};
-
-// f(turn, block) for the blocks of this warp
-template <class F>
-HEADRACE_DEVICE void each_block(F f) {
-#pragma unroll
-    for (int turn = 0; turn < LowerBlock::turns; ++turn) {
-        const LowerBlock block(turn);
-        if (block.there) f(turn, block);
-    }
-}
-// f(tile, place, i, j) for this lane's accumulators of a block, by two neighbours in a row.
-template <class F>
-HEADRACE_DEVICE void each_pair(LowerBlock block, F f) {
-    const LanePlace at;
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-        for (int place = 0; place < 4; place += 2)
-            f(tile, place, block.row + at.row + place / 2 * 8, block.column + 8 * tile + at.column);
-    }
-}
-
-template <int K, class Format>
+template <int K, class Format, bool for_gradients>
 struct PrepareOps {
     using T = float;
     struct Rows {};  // of which only products are left
-    // P, which is stored at once; or what becomes of l, in fp32.
+    // P, which is stored at once; or what becomes of l, in fp32: of a backward in shared memory, of a forward what is on
+    // the diagonal, the rest stays in registers.
     struct Tile {
         LowerImage image;
         cuda::Tile<float> exact;
@@ -73,38 +37,46 @@ struct PrepareOps {
         HEADRACE_DEVICE explicit operator bool() const { return image || exact; }
     };
     struct State {};
+    static constexpr bool keeps_low = for_gradients || Format::splits_scores;  // all of P's
     using Inputs = algorithms::ChunkInputs<PrepareOps>;
+    using Products = float[LowerBlock::turns][2][4];  // this lane's, of the blocks of its warp
 
-    ScalarDecays decays;                                               // of the value head
-    float q_k[LowerBlock::turns][2][4], e_k[LowerBlock::turns][2][4];  // this lane's products of rows
+    ScalarDecays decays;      // of the value head
+    Products q_k, e_k;        // of rows; behind finish_products with the scale and a minus
+    UnitLowerBlocks inverse;  // of a forward
 
-    bool divide_by_beta;  // of a backward: what is made of the betas in the end, so that none may be zero
-    float most_overlap;   // of this warp's parts of rows
-    float* of_warps;      // [block_warps] behind scale_columns: of a backward sums of squares of l, else the number of
-                          // rows that overlap
-    float l_own[LowerBlock::turns][2][4];  // this lane's part of l
-    float l_energy;                        // sum of its squares
-    bool overlaps[LowerBlock::turns][2];   // this lane's rows of blocks (find_overlapping_rows)
+    float most_overlap;  // of this warp's parts of rows
+    float* of_warps;     // [block_warps] behind scale_columns: of a backward sums of squares of l, else whether rows
+                         // overlap
+    Products l_own;      // this lane's part of -l; behind scale_columns of what becomes of it
+    bool overlaps[LowerBlock::turns][2];  // this lane's rows of blocks (find_overlapping_rows)
 
     // Products of rows, of the blocks of this warp.
     HEADRACE_DEVICE void multiply_rows(Matrix<K> q, Matrix<K> k, Matrix<K> e) {
+        const int own = warp_of_blocks();
+        const LowerBlock blocks[LowerBlock::turns] = {{0, own}, {1, own}, {2, own}};
+        const auto left_q = OperandAt<K>::down(q), left_e = OperandAt<K>::down(e), right = OperandAt<K>::across(k);
 #pragma unroll
-        for (int turn = 0; turn < LowerBlock::turns; ++turn)
-            for (int tile = 0; tile < 2; ++tile)
-                for (int place = 0; place < 4; ++place) q_k[turn][tile][place] = e_k[turn][tile][place] = 0;
-        HEADRACE_ROLLED
+        for (int turn = 0; turn < LowerBlock::turns; ++turn) clear(q_k[turn]), clear(e_k[turn]);
+#pragma unroll
         for (int d = 0; d < K; d += 16) {
-            std::uint32_t left_q[4], left_e[4];
-            each_block([&](int turn, LowerBlock at) {
-                if (at.new_rows) load_a(left_q, q, at.row, d), load_a(left_e, e, at.row, d);
-                std::uint32_t right[4];
-                load_b_transposed(right, k, d, at.column);
+            std::uint32_t of_q[4], of_e[4];
+#pragma unroll
+            for (int turn = 0; turn < LowerBlock::turns; ++turn) {
+                const LowerBlock& block = blocks[turn];
+                if (!block.there) continue;
+                if (block.new_rows) {
+                    ptx::load_matrix(of_q, left_q.from(block.row).at(0, d));
+                    ptx::load_matrix(of_e, left_e.from(block.row).at(0, d));
+                }
+                std::uint32_t of_k[4];
+                ptx::load_matrix(of_k, right.from(block.column).at(0, d));
 #pragma unroll
                 for (int tile = 0; tile < 2; ++tile) {
-                    Format::multiply(q_k[turn][tile], left_q, {right[2 * tile], right[2 * tile + 1]});
-                    Format::multiply(e_k[turn][tile], left_e, {right[2 * tile], right[2 * tile + 1]});
+                    Format::multiply(q_k[turn][tile], of_q, {of_k[2 * tile], of_k[2 * tile + 1]});
+                    Format::multiply(e_k[turn][tile], of_e, {of_k[2 * tile], of_k[2 * tile + 1]});
                 }
-            });
+            }
         }
     }
     // The same of unit vectors.
@@ -116,56 +88,94 @@ struct PrepareOps {
             });
         });
     }
+    HEADRACE_DEVICE void finish_products(float scale) {
+#pragma unroll
+        for (int turn = 0; turn < LowerBlock::turns; ++turn) {
+#pragma unroll
+            for (int n = 0; n < 8; ++n) {
+                q_k[turn][n / 4][n % 4] *= scale;
+                e_k[turn][n / 4][n % 4] *= -1;
+            }
+        }
+    }
 
-    // What 8 bits leave of the rows that overlap, of others zeros, when nothing more follows from l.
-    HEADRACE_DEVICE void store_low_scores(LowerImage low, float scale) {
-        scores_of<false>(scale, [&](int turn, int half, int to, SplitPair pair) {
-            *reinterpret_cast<std::uint32_t*>(low.first + to) = overlaps[turn][half] ? pair.low : 0;
+    // What 8 bits leave of the rows that overlap, of others zeros.
+    HEADRACE_DEVICE void store_low_scores(LowerImage low) {
+        each_block([&](int turn, LowerBlock block) {
+            float of_reads[2][4];
+            find_reads(of_reads, turn, block);
+            each_place(low, block, [&](std::uint32_t& to, int tile, int half) {
+                const SplitPair pair = split_pair(of_reads[tile][2 * half], of_reads[tile][2 * half + 1]);
+                to = overlaps[turn][half] ? pair.low : 0;
+            });
         });
     }
 
     // ---- what the page asks for ----
     HEADRACE_DEVICE void scores(Tile P, Tile, const Inputs& in) {
-        const auto store = [&](int, int, int to, SplitPair pair) {
-            *reinterpret_cast<std::uint32_t*>(P.image.first + to) = pair.high;
-            if (P.low) *reinterpret_cast<std::uint32_t*>(P.low.first + to) = pair.low;
-        };
-        in.undecayed_error ? scores_of<true>(in.scale, store) : scores_of<false>(in.scale, store);
+        each_block([&](int turn, LowerBlock block) {
+            float of_reads[2][4];
+            in.undecayed_error ? find_scores<true>(of_reads, turn, block) : find_scores<false>(of_reads, turn, block);
+            each_place(P.image, block, [&](std::uint32_t& to, int tile, int half) {
+                to = Bf16::round(of_reads[tile][2 * half], of_reads[tile][2 * half + 1]);
+            });
+            if (!keeps_low) return;
+            each_place(P.low, block, [&](std::uint32_t& to, int tile, int half) {
+                to = split_pair(of_reads[tile][2 * half], of_reads[tile][2 * half + 1]).low;
+            });
+        });
     }
     HEADRACE_DEVICE void scale_columns(Tile dst, Tile, const float* factors, float factor) {
-        l_energy = 0;
+        float of_warp = 0;
+        if constexpr (for_gradients) of_warp = energy_of_warp();
+        if constexpr (!keeps_low) of_warp = find_overlapping_rows() ? 1.0f : 0.0f;
+        if (lane() == 0) of_warps[warp()] = of_warp;
         each_block([&](int turn, LowerBlock block) {
             const LanePlace at;
-            const int j = block.column + at.column, below = block.row + at.row - j;  // of the first
-            float* const first = &dst.exact.at(block.row + at.row, j);
+            float(&own)[2][4] = l_own[turn];
 #pragma unroll
             for (int tile = 0; tile < 2; ++tile) {
-                float2 of = *reinterpret_cast<const float2*>(factors + j + 8 * tile);
-                if (divide_by_beta) of = {divisible(of.x), divisible(of.y)};
-                of = {of.x * factor, of.y * factor};
+                float2 of = *reinterpret_cast<const float2*>(factors + block.column + at.column + 8 * tile);
+                // Of a backward, in the end divided by the betas, none may be zero.
+                if (for_gradients) of = {divisible(of.x), divisible(of.y)};
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    own[tile][2 * half] *= of.x * -factor, own[tile][2 * half + 1] *= of.y * -factor;
+            }
+            if (!for_gradients && !block.on_diagonal()) return;
+            // Where l is zero no factor may become another number.
+            if (block.on_diagonal()) clear_from_diagonal<false>(own);
+#pragma unroll
+            for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const float2 own{l_own[turn][tile][2 * half], l_own[turn][tile][2 * half + 1]};
-                    l_energy = fmaf(own.y, own.y, fmaf(own.x, own.x, l_energy));
-                    // Where l is zero none of a factor's may become another number.
-                    const int ahead = 8 * tile - 8 * half;
-                    *reinterpret_cast<float2*>(first + 8 * half * dst.exact.row + 8 * tile) = {
-                        below > ahead ? own.x * of.x : 0.0f, below > ahead + 1 ? own.y * of.y : 0.0f};
+                    const float2 pair{own[tile][2 * half], own[tile][2 * half + 1]};
+                    const int i = at.row + 8 * half, j = at.column + 8 * tile;
+                    if constexpr (for_gradients) {
+                        *reinterpret_cast<float2*>(&dst.exact.at(block.row + i, block.column + j)) = pair;
+                    } else {
+                        inverse.diagonal_pair(block.row / 16, i, j) = pair;
+                    }
                 }
             }
         });
-        const float of_warp = divide_by_beta           ? sum_of_warp(l_energy)
-                              : Format::splits_scores ? 0.0f
-                                                       : find_overlapping_rows();
-        if (lane() == 0) of_warps[warp()] = of_warp;
         ptx::sync_block();
     }
 
   private:
+    // Sum of the squares of the warp's part of l.
+    HEADRACE_DEVICE float energy_of_warp() const {
+        float sum = 0;
+        each_block([&](int turn, LowerBlock) {
+#pragma unroll
+            for (int n = 0; n < 8; ++n) sum = fmaf(l_own[turn][n / 4][n % 4], l_own[turn][n / 4][n % 4], sum);
+        });
+        return sum_of_warp(sum);
+    }
     // Which of this warp's rows of scores need 16 bits: where keys overlap, what is written are small differences, and
     // what scores make of them is, too. Of a row as far as the warp has it, which follows from no later token. Returns
-    // their number.
-    HEADRACE_DEVICE float find_overlapping_rows() {
+    // whether there are any.
+    HEADRACE_DEVICE bool find_overlapping_rows() {
         float squares[LowerBlock::turns][2] = {};
         each_block([&](int turn, LowerBlock) {
 #pragma unroll
@@ -174,49 +184,63 @@ struct PrepareOps {
                 squares[turn][n / 2 % 2] = fmaf(of, of, squares[turn][n / 2 % 2]);
             }
         });
-        const bool own_rows = LowerBlock(1).new_rows;
-        float count = 0;
+        const bool own_rows = LowerBlock(1, warp_of_blocks()).new_rows;
+        bool any = false;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const float all = squares[0][half] + squares[1][half] + squares[2][half];
 #pragma unroll
-            for (int turn = 0; turn < LowerBlock::turns; ++turn) {
+            for (int turn = 0; turn < 2; ++turn) {
                 overlaps[turn][half] = sum_of_quad(own_rows ? squares[turn][half] : all) > most_overlap;
-                count += overlaps[turn][half] ? 1 : 0;
+                any |= overlaps[turn][half];
+            }
+            overlaps[2][half] = overlaps[0][half];
+        }
+        return ptx::any_of_warp(any);
+    }
+
+    // Of a block: scores of reads, and -l.
+    template <bool undecayed_error>
+    HEADRACE_DEVICE void find_scores(float (&of_reads)[2][4], int turn, LowerBlock block) {
+        const Between reads(decays, block, 0), erases(decays, block, undecayed_error ? 1 : 0);
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+            for (int place = 0; place < 4; ++place) {
+                const float decay = reads.decay(tile, place),
+                            erased = undecayed_error ? erases.decay(tile, place) : decay;
+                of_reads[tile][place] = q_k[turn][tile][place] * decay;
+                l_own[turn][tile][place] = e_k[turn][tile][place] * erased;
             }
         }
-        return sum_of_warp(count);
+        if (!block.on_diagonal()) return;
+        clear_from_diagonal<true>(of_reads);
+        clear_from_diagonal<false>(l_own[turn]);
     }
-    // P by store(turn, half, place in a LowerImage, pair), and l.
-    template <bool undecayed_error, class Store>
-    HEADRACE_DEVICE void scores_of(float scale, Store store) {
-        each_block([&](int turn, LowerBlock block) {
-            const Between reads(decays, block, 0), erases(decays, block, undecayed_error ? 1 : 0);
-            const LanePlace at;
-            const int place = LowerImage::place(block.row + at.row, block.column + at.column);
-            const int below = block.row + at.row - block.column - at.column;  // of the first
+    HEADRACE_DEVICE void find_reads(float (&of_reads)[2][4], int turn, LowerBlock block) const {
+        const Between reads(decays, block, 0);
 #pragma unroll
-            for (int tile = 0; tile < 2; ++tile) {
+        for (int n = 0; n < 8; ++n) of_reads[n / 4][n % 4] = q_k[turn][n / 4][n % 4] * reads.decay(n / 4, n % 4);
+        if (block.on_diagonal()) clear_from_diagonal<true>(of_reads);
+    }
+    // Of a block on the diagonal: what lies above it, or on it too.
+    template <bool keeps_diagonal>
+    HEADRACE_DEVICE static void clear_from_diagonal(float (&own)[2][4]) {
+        const LanePlace at;
+        const int below = at.row - at.column;  // of the first
 #pragma unroll
-                for (int own = 0; own < 4; own += 2) {
-                    float of_reads[2];
+        for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
-                    for (int odd = 0; odd < 2; ++odd) {
-                        const int ahead = 8 * tile + odd - 4 * own;
-                        const float decay = reads.decay(tile, own + odd),
-                                    erased = undecayed_error ? erases.decay(tile, own + odd) : decay;
-                        of_reads[odd] = below >= ahead ? scale * q_k[turn][tile][own + odd] * decay : 0.0f;
-                        l_own[turn][tile][own + odd] = below > ahead ? e_k[turn][tile][own + odd] * erased : 0.0f;
-                    }
-                    store(turn, own / 2, place + 8 * tile + 16 * 4 * own, split_pair(of_reads[0], of_reads[1]));
-                }
+            for (int place = 0; place < 4; ++place) {
+                const int ahead = 8 * tile + place % 2 - place / 2 * 8;
+                if (keeps_diagonal ? below < ahead : below <= ahead) own[tile][place] = 0;
             }
-        });
+        }
     }
 
     // Decays of a lane's pairs of tokens in a block, up to `earlier` tokens before that of the row.
     struct Between {
-        ScalarDecays::Power rows[2], columns[4];
+        ScalarDecays::Power rows[2], columns[2][2];
         HEADRACE_DEVICE Between(const ScalarDecays& decays, LowerBlock block, int earlier) {
             const LanePlace at;
 #pragma unroll
@@ -225,13 +249,25 @@ struct PrepareOps {
                 rows[half] = decays.at(i > 0 ? i : 0);
             }
 #pragma unroll
-            for (int c = 0; c < 4; ++c) columns[c] = decays.at(block.column + c / 2 * 8 + at.column + c % 2);
+            for (int tile = 0; tile < 2; ++tile) decays.pair_at(columns[tile], block.column + 8 * tile + at.column);
         }
         HEADRACE_DEVICE float decay(int tile, int place) const {
-            return ScalarDecays::between(rows[place / 2], columns[2 * tile + place % 2]);
+            return ScalarDecays::between(rows[place / 2], columns[tile][place % 2]);
         }
     };
 
+    // f(place in the image, tile, half) for the pairs of this lane's accumulators of a block.
+    template <class F>
+    HEADRACE_DEVICE static void each_place(LowerImage image, LowerBlock block, F f) {
+        const LanePlace at;
+        std::uint16_t* const first = image.first + (256 * block.number + 16 * at.row + at.column);
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                f(*reinterpret_cast<std::uint32_t*>(first + 8 * tile + 16 * 8 * half), tile, half);
+        }
+    }
     // As each_pair, for each of the accumulators.
     template <class F>
     HEADRACE_DEVICE static void each_score(LowerBlock block, F f) {

@@ -95,12 +95,12 @@ class TensorBackward : public PreparingImplementation {
     static std::vector<Launch> prepare(const Problem& problem, const KernelArgs& args) {
         const std::int64_t blocks = args.sums * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
         const Steps once{1, static_cast<double>(blocks)};
-        return {{tensor_kernels<true>(problem.K, problem.dtype).prepare, args, blocks, launched_threads, once}};
+        return {{of(problem).prepare, args, blocks, launched_threads, once}};
     }
     static TensorBackwardKernels of(const Problem& problem) {
         const bool delta = problem.rule == Rule::delta;
         if (problem.channel_gate)
-            return {channel_sweeps_kernel(problem.K, delta), channel_gradients_kernel(problem.K, delta)};
+            return {{}, channel_sweeps_kernel(problem.K, delta), channel_gradients_kernel(problem.K, delta)};
         return tensor_backward_kernels(problem.K, problem.erase_with_p);
     }
     static std::size_t shared(const Kernel& kernel, const KernelArgs& args) { return kernel.memory(args, 0).shared; }

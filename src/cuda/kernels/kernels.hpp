@@ -124,11 +124,11 @@ template <int K>
 BlockWork channel_states_work(const KernelArgs& args, std::size_t shared_limit);
 BlockWork channel_join_work(const KernelArgs& args, std::size_t shared_limit);
 
-// The backward of the delta rule on tensor cores, behind TensorKernels::prepare. Sweeps: blocks as of SplitKernels, of
+// The backward of the delta rule on tensor cores. Prepare: as TensorKernels'. Sweeps: blocks as of SplitKernels, of
 // args.value_columns values, 64 or 32, with a warp for each 16. Gradients: a block for each chunk and key head.
 inline constexpr int most_sweep_threads = 128;
 struct TensorBackwardKernels {
-    Kernel sweeps, gradients;
+    Kernel prepare, sweeps, gradients;
 };
 TensorBackwardKernels tensor_backward_kernels(std::int64_t K, bool comba);
 template <int K>

@@ -1,7 +1,7 @@
 // The kernels of the delta rule's backward on tensor cores: sweeps that save what lies between chunks, and gradients.
 #include "cuda/chunk/gradient_kernel.hpp"
 #include "cuda/chunk/sweep_kernel.hpp"
-#include "cuda/kernels/tensor_memory.hpp"
+#include "cuda/kernels/tensor_entry.hpp"
 
 namespace headrace::cuda {
 
@@ -25,9 +25,12 @@ __global__ void __launch_bounds__(tensor_threads, 1) tensor_gradients(const __gr
 
 template <int K, bool comba>
 TensorBackwardKernels kernels_of() {
+    using Chunk = PrepareKernel<K, Bf16, true>;
     constexpr int of_sweeps = registers_allowed(most_sweep_threads, 1),
                   of_gradients = registers_allowed(tensor_threads, 1);
-    return {{"tensor_sweeps", reinterpret_cast<const void*>(&tensor_sweeps<K>), of_sweeps,
+    return {{"tensor_prepare", reinterpret_cast<const void*>(&tensor_prepare<Chunk>),
+             registers_allowed(block_threads, prepare_blocks), &shared_memory_of<Chunk>, &tensor_prepare_work<K>},
+            {"tensor_sweeps", reinterpret_cast<const void*>(&tensor_sweeps<K>), of_sweeps,
              &shared_memory_of<SweepKernel<K>>, &tensor_sweeps_work<K>},
             {"tensor_gradients", reinterpret_cast<const void*>(&tensor_gradients<K, comba>), of_gradients,
              &shared_memory_of<GradientKernel<K, comba>>, &tensor_gradients_work<K, comba>}};

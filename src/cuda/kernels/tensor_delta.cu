@@ -6,7 +6,7 @@ namespace {
 
 template <int K, class Format>
 TensorKernels delta_kernels() {
-    using Chunk = PrepareKernel<K, Format>;
+    using Chunk = PrepareKernel<K, Format, false>;
     using Block = WalkerKernel<K, Format>;
     TensorKernels kernels{};
     kernels.prepare = {"tensor_prepare", reinterpret_cast<const void*>(&tensor_prepare<Chunk>),

@@ -44,11 +44,9 @@ struct LowerImage {
     static constexpr std::int64_t size = lower_size;
     std::uint16_t* first;
 
-    // Of elements of the matrix.
-    static __host__ __device__ int place(int i, int j) {
-        const int row = i / 16;
-        return 256 * (row * (row + 1) / 2 + j / 16) + i % 16 * 16 + j % 16;
-    }
+    // Of a block, and of an element of the matrix.
+    static __host__ __device__ int first_of(int row, int column) { return 256 * (row * (row + 1) / 2 + column); }
+    static __host__ __device__ int place(int i, int j) { return first_of(i / 16, j / 16) + i % 16 * 16 + j % 16; }
     // The piece of 16 bytes that begins with (i, j).
     HEADRACE_DEVICE uint4& piece(int i, int j) const { return *reinterpret_cast<uint4*>(first + place(i, j)); }
     HEADRACE_DEVICE explicit operator bool() const { return first != nullptr; }

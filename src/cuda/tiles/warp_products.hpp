@@ -51,6 +51,7 @@ struct OperandAt {
     static HEADRACE_DEVICE OperandAt across(Matrix<columns> m, int own = lane()) {
         return {m.piece(own % 8 + own / 16 * 8, own / 8 % 2 * 8)};
     }
+    HEADRACE_DEVICE OperandAt from(int row) const { return {first + 2 * columns * row}; }
     HEADRACE_DEVICE std::uint32_t at(int row, int column) const {
         return (first ^ static_cast<std::uint32_t>(2 * column)) + 2 * columns * row;
     }

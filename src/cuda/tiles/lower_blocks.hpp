@@ -1,0 +1,52 @@
+// lower_blocks: the blocks of a lower triangular [64,64] that four warps hold in accumulators.
+#pragma once
+
+#include "cuda/tiles/token_matrices.hpp"
+
+namespace headrace::cuda {
+
+// Blocks of 16 x 16 on and below the diagonal, up to three for each of four warps that follow each other, one after
+// another. The first three warps have those of rows from 48, 32 and 16 on, from the right, the third the one behind
+// first; without what is left, the first and the last on the diagonal, which are the fourth's.
+struct LowerBlock {
+    static constexpr int turns = 3;
+    int row, column;  // of its first element
+    int number;       // in a LowerImage
+    bool there, new_rows;
+    // Of a warp of the four.
+    HEADRACE_DEVICE LowerBlock(int turn, int own) {
+        const bool corners = own == 3, short_row = own == 2;
+        row = corners ? 48 * (1 - turn) : 16 * (3 - own);
+        column = corners ? row : short_row ? 16 * turn : 16 * (2 - turn);
+        number = corners ? 9 * (1 - turn) : short_row ? 1 + turn : 8 - 3 * own - turn;
+        there = corners || short_row ? turn < 2 : true;
+        new_rows = turn == 0 || corners;
+    }
+    HEADRACE_DEVICE bool on_diagonal() const { return row == column; }
+};
+
+// The number of this warp, anew: what follows from it is not kept, as registers are few.
+HEADRACE_DEVICE int warp_of_blocks() { return ptx::not_before(warp() % block_warps); }
+// f(turn, block) for the blocks of this warp
+template <class F>
+HEADRACE_DEVICE void each_block(F f) {
+    const int own = warp_of_blocks();
+#pragma unroll
+    for (int turn = 0; turn < LowerBlock::turns; ++turn) {
+        const LowerBlock block(turn, own);
+        if (block.there) f(turn, block);
+    }
+}
+// f(tile, place, i, j) for this lane's accumulators of a block, by two neighbours in a row.
+template <class F>
+HEADRACE_DEVICE void each_pair(LowerBlock block, F f) {
+    const LanePlace at;
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+        for (int place = 0; place < 4; place += 2)
+            f(tile, place, block.row + at.row + place / 2 * 8, block.column + 8 * tile + at.column);
+    }
+}
+
+}  // namespace headrace::cuda

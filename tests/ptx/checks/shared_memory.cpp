@@ -1,40 +1,12 @@
-// SharedMemory: a shadow of last writers and readers by granules of two bytes; vector clocks of warps and their lanes.
-#include "checks/shared_memory.hpp"
-
+// SharedMemory: accesses, and what the shadow of last writers and readers says to them.
 #include <algorithm>
 #include <cstring>
-#include <unordered_map>
 
-#include "checks/zeros.hpp"
+#include "checks/shared_shadow.hpp"
 #include "machine/fault.hpp"
 
 namespace headrace::ptx {
 namespace {
-
-// Time. Each warp counts intervals: `clock` grows when the warp meets others at a barrier, or its own lanes at a
-// bar.warp.sync. seen[w][v] is the interval of warp v up to which all that v did is ordered before what any lane of w
-// does next; seen[w][w] is set where all lanes of w met. Where only some lanes met, known[l][m] says the same for lanes
-// of w. The clocks never start again: what a block before this one did lies below `birth`, so that a new block clears
-// nothing. They are signed since vectors of signed numbers are compared faster.
-using Clock = std::int32_t;
-constexpr Clock never =
-    0x7fffffff;  // when a granule in flight, and never - 1 one under atomics, was written: nobody passes
-
-// Who wrote a granule: in flight 1 | atomic 1 | line 20 | warp 5 | lane 5.
-using Entry = std::uint32_t;
-constexpr Entry in_flight = Entry{1} << 31, atomics_only = Entry{1} << 30, thread_bits = 1023;
-
-constexpr int line_of(Entry entry) { return static_cast<int>(entry >> 10 & 0xfffff); }
-constexpr int warp_of(Entry entry) { return static_cast<int>(entry >> 5 & 31); }
-constexpr int lane_of(Entry entry) { return static_cast<int>(entry & 31); }
-struct Actor {
-    int warp, lane, line;  // lane -1: all lanes of the warp
-};
-
-constexpr Entry entry_of(Actor actor) {
-    return static_cast<Entry>(std::clamp(actor.line, 0, 0xfffff)) << 10 | static_cast<Entry>(actor.warp) << 5 |
-           static_cast<Entry>(actor.lane & 31);
-}
 
 [[noreturn]] void race(std::size_t granule, const char* now, const char* before, Actor other) {
     throw_fault("race: ", now, " shared offset ", 2 * granule, ", which warp ", other.warp, " lane ", other.lane, " ",
@@ -42,53 +14,6 @@ constexpr Entry entry_of(Actor actor) {
 }
 
 }  // namespace
-
-struct SharedMemory::Implementation {
-    std::size_t bytes, granules, warps;
-    bool races;
-    Zeros<std::byte> data;
-    Zeros<Clock> written_at;         // [granule]: the writer's interval
-    Zeros<Entry> writer;             // [granule]
-    Zeros<Clock> last_read;          // [granule]: the latest interval of any reader since the last write
-    Zeros<Clock> read_at;            // [warp][granule]: the interval of the warp's latest reader
-    Zeros<std::uint32_t> readers;    // [warp][granule]: the lanes that read then
-    Zeros<std::uint32_t> read_line;  // [warp][granule]
-    Clock birth = 1;
-    std::size_t granules_in_flight = 0;
-    std::vector<Clock> clock, seen, floor;  // [warp], [warp][warp], [warp]: the least of its row of seen
-    std::vector<Clock> known;               // [warp][lane][lane]; counts where it is above seen[warp][warp]
-    struct Arrival {
-        int warp, barrier;
-        Clock clock;
-        std::vector<Clock> seen;
-    };
-    std::vector<Arrival> arrivals;  // of warps that did not wait, until their barrier completes
-    struct Atomic {
-        Clock clock;
-        Actor actor;
-        bool is_plain;  // the last write before the atomics: they have to be ordered behind it, not behind each other
-    };
-    std::unordered_map<std::size_t, std::vector<Atomic>> atomics;  // of granules whose entry says atomics_only
-
-    Implementation(std::size_t size, int warp_count, bool look_for_races);
-    void begin_block();
-    void set_floor(std::size_t warp);
-    std::size_t place(std::uint32_t offset, unsigned size) const;  // the first granule
-    bool knows(Actor actor, int warp, int lane, Clock when) const;
-    bool settled(std::size_t granule, Actor actor) const;
-
-    template <int n>
-    void load(std::size_t first, Actor actor);
-    template <int n>
-    void store(std::size_t first, Actor actor, Clock when, Entry entry);
-
-    void check_writer(std::size_t granule, Actor actor, const char* verb);
-    void check_readers(std::size_t granule, Actor actor, const char* verb);
-    void check_written(std::size_t granule) const;
-    void check_flight(std::size_t granule, const char* verb) const;
-    void keep_older_readers(std::size_t granule, Actor actor);
-    void add_atomic(std::size_t granule, Actor actor);
-};
 
 SharedMemory::Implementation::Implementation(std::size_t size, int warp_count, bool look_for_races)
     : bytes(size),
@@ -130,11 +55,6 @@ void SharedMemory::Implementation::begin_block() {
     for (std::size_t warp = 0; warp < warps; ++warp) set_floor(warp);
 }
 
-void SharedMemory::Implementation::set_floor(std::size_t warp) {
-    const auto row = seen.begin() + static_cast<std::ptrdiff_t>(warp * warps);
-    floor[warp] = races ? *std::min_element(row, row + static_cast<std::ptrdiff_t>(warps)) : never - 1;
-}
-
 std::size_t SharedMemory::Implementation::place(std::uint32_t offset, unsigned size) const {
     if (offset > bytes || size > bytes - offset)
         throw_fault("touches ", size, " bytes at shared offset ", offset, ", outside the block's ", bytes,
@@ -142,15 +62,6 @@ std::size_t SharedMemory::Implementation::place(std::uint32_t offset, unsigned s
     if ((offset & (size - 1)) != 0)
         throw_fault("touches shared offset ", offset, ", which is not aligned to ", size, " bytes");
     return offset / 2;
-}
-
-// Whether what `lane` of `warp` did in its interval `when` is ordered before what the actor does now.
-bool SharedMemory::Implementation::knows(Actor actor, int warp, int lane, Clock when) const {
-    const auto own = static_cast<std::size_t>(actor.warp);
-    if (when <= seen[own * warps + static_cast<std::size_t>(warp)]) return true;
-    if (warp != actor.warp || actor.lane < 0) return false;
-    if (lane == actor.lane) return true;
-    return when <= known[(own * 32 + static_cast<std::size_t>(actor.lane)) * 32 + static_cast<std::size_t>(lane)];
 }
 
 void SharedMemory::Implementation::check_flight(std::size_t granule, const char* verb) const {
@@ -337,63 +248,6 @@ void SharedMemory::land(std::uint32_t offset, const std::byte* contents, unsigne
     std::fill_n(&my.writer[first], (bytes + 1) / 2, entry_of({warp, lane, line}));
     my.granules_in_flight -= (bytes + 1) / 2;
     std::memcpy(&my.data[offset], contents, bytes);
-}
-
-void SharedMemory::warp_sync(int warp, std::uint32_t members) {
-    Implementation& my = *implementation_;
-    const auto own = static_cast<std::size_t>(warp);
-    const Clock now = my.clock[own]++;
-    if (members == ~std::uint32_t{0}) {
-        my.seen[own * my.warps + own] = now;
-        my.set_floor(own);
-        return;
-    }
-    Clock joined[32] = {};
-    Clock* const rows = &my.known[own * 32 * 32];
-    for (std::uint32_t rest = members; rest != 0; rest &= rest - 1)
-        for (int lane = 0; lane < 32; ++lane)
-            joined[lane] = std::max(joined[lane], rows[__builtin_ctz(rest) * 32 + lane]);
-    for (std::uint32_t rest = members; rest != 0; rest &= rest - 1) joined[__builtin_ctz(rest)] = now;
-    for (std::uint32_t rest = members; rest != 0; rest &= rest - 1)
-        std::copy_n(joined, 32, rows + __builtin_ctz(rest) * 32);
-}
-
-void SharedMemory::arrive(int warp, int barrier) {
-    Implementation& my = *implementation_;
-    const auto own = static_cast<std::size_t>(warp);
-    const auto row = my.seen.begin() + static_cast<std::ptrdiff_t>(own * my.warps);
-    my.arrivals.push_back({warp, barrier, my.clock[own]++, {row, row + static_cast<std::ptrdiff_t>(my.warps)}});
-}
-
-void SharedMemory::barrier(const std::vector<int>& arriving, const std::vector<int>& waiting, int barrier) {
-    Implementation& my = *implementation_;
-    const Clock now = *std::max_element(my.clock.begin(), my.clock.end());
-    std::vector<Clock> joined(my.warps);
-    const auto join = [&](const Clock* row) {
-        for (std::size_t i = 0; i < my.warps; ++i) joined[i] = std::max(joined[i], row[i]);
-    };
-    for (const int warp : arriving) {
-        const auto own = static_cast<std::size_t>(warp);
-        const auto early = std::find_if(my.arrivals.begin(), my.arrivals.end(),
-                                        [&](const auto& a) { return a.warp == warp && a.barrier == barrier; });
-        const bool waits = std::find(waiting.begin(), waiting.end(), warp) != waiting.end();
-        if (early != my.arrivals.end() && !waits) {
-            join(early->seen.data());
-            joined[own] = std::max(joined[own], early->clock);
-            my.arrivals.erase(early);
-        } else {
-            join(&my.seen[own * my.warps]);
-            joined[own] = now;
-            my.clock[own] = now + 1;
-        }
-    }
-    for (const int warp : waiting) {
-        const auto own = static_cast<std::size_t>(warp);
-        for (std::size_t i = 0; i < my.warps; ++i)
-            my.seen[own * my.warps + i] = std::max(my.seen[own * my.warps + i], joined[i]);
-        my.clock[own] = now + 1;
-        my.set_floor(own);
-    }
 }
 
 }  // namespace headrace::ptx

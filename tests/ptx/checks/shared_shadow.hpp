@@ -1,0 +1,86 @@
+// The shadow of a block's shared memory, and time in it: for shared_memory.cpp and shared_order.cpp.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "checks/shared_memory.hpp"
+#include "checks/zeros.hpp"
+
+namespace headrace::ptx {
+
+// Time. Each warp counts intervals: `clock` grows when the warp meets others at a barrier, or its own lanes at a
+// bar.warp.sync. seen[w][v] is the interval of warp v up to which all that v did is ordered before what any lane of w
+// does next; seen[w][w] is set where all lanes of w met. Where only some lanes met, known[l][m] says the same for lanes
+// of w. The clocks never start again: what a block before this one did lies below `birth`, so that a new block clears
+// nothing. They are signed since vectors of signed numbers are compared faster.
+using Clock = std::int32_t;
+// When a granule in flight was written, and never - 1: when one under atomics was; nobody passes.
+inline constexpr Clock never = 0x7fffffff;
+
+// Who wrote a granule: in flight 1 | atomic 1 | line 20 | warp 5 | lane 5.
+using Entry = std::uint32_t;
+inline constexpr Entry in_flight = Entry{1} << 31, atomics_only = Entry{1} << 30, thread_bits = 1023;
+
+constexpr int line_of(Entry entry) { return static_cast<int>(entry >> 10 & 0xfffff); }
+constexpr int warp_of(Entry entry) { return static_cast<int>(entry >> 5 & 31); }
+constexpr int lane_of(Entry entry) { return static_cast<int>(entry & 31); }
+struct Actor {
+    int warp, lane, line;  // lane -1: all lanes of the warp
+};
+
+constexpr Entry entry_of(Actor actor) {
+    return static_cast<Entry>(std::clamp(actor.line, 0, 0xfffff)) << 10 | static_cast<Entry>(actor.warp) << 5 |
+           static_cast<Entry>(actor.lane & 31);
+}
+
+struct SharedMemory::Implementation {
+    std::size_t bytes, granules, warps;
+    bool races;
+    Zeros<std::byte> data;
+    Zeros<Clock> written_at;         // [granule]: the writer's interval
+    Zeros<Entry> writer;             // [granule]
+    Zeros<Clock> last_read;          // [granule]: the latest interval of any reader since the last write
+    Zeros<Clock> read_at;            // [warp][granule]: the interval of the warp's latest reader
+    Zeros<std::uint32_t> readers;    // [warp][granule]: the lanes that read then
+    Zeros<std::uint32_t> read_line;  // [warp][granule]
+    Clock birth = 1;
+    std::size_t granules_in_flight = 0;
+    std::vector<Clock> clock, seen, floor;  // [warp], [warp][warp], [warp]: the least of its row of seen
+    std::vector<Clock> known;               // [warp][lane][lane]; counts where it is above seen[warp][warp]
+    struct Arrival {
+        int warp, barrier;
+        Clock clock;
+        std::vector<Clock> seen;
+    };
+    std::vector<Arrival> arrivals;  // of warps that did not wait, until their barrier completes
+    struct Atomic {
+        Clock clock;
+        Actor actor;
+        bool is_plain;  // the last write before the atomics: they have to be ordered behind it, not behind each other
+    };
+    std::unordered_map<std::size_t, std::vector<Atomic>> atomics;  // of granules whose entry says atomics_only
+
+    Implementation(std::size_t size, int warp_count, bool look_for_races);
+    void begin_block();
+    void set_floor(std::size_t warp);
+    std::size_t place(std::uint32_t offset, unsigned size) const;  // the first granule
+    bool knows(Actor actor, int warp, int lane, Clock when) const;
+    bool settled(std::size_t granule, Actor actor) const;
+
+    template <int n>
+    void load(std::size_t first, Actor actor);
+    template <int n>
+    void store(std::size_t first, Actor actor, Clock when, Entry entry);
+
+    void check_writer(std::size_t granule, Actor actor, const char* verb);
+    void check_readers(std::size_t granule, Actor actor, const char* verb);
+    void check_written(std::size_t granule) const;
+    void check_flight(std::size_t granule, const char* verb) const;
+    void keep_older_readers(std::size_t granule, Actor actor);
+    void add_atomic(std::size_t granule, Actor actor);
+};
+
+}  // namespace headrace::ptx

@@ -55,6 +55,10 @@ void SharedMemory::Implementation::begin_block() {
     for (std::size_t warp = 0; warp < warps; ++warp) set_floor(warp);
 }
 
+bool SharedMemory::Implementation::holds(std::uint64_t offset, unsigned size, unsigned alignment) const {
+    return offset <= bytes && size <= bytes - offset && (offset & (alignment - 1)) == 0;
+}
+
 std::size_t SharedMemory::Implementation::place(std::uint32_t offset, unsigned size) const {
     if (offset > bytes || size > bytes - offset)
         throw_fault("touches ", size, " bytes at shared offset ", offset, ", outside the block's ", bytes,
@@ -128,39 +132,77 @@ inline bool SharedMemory::Implementation::settled(std::size_t granule, Actor act
 }
 
 template <class F>
-inline void with_count(unsigned size, F f) {
+inline auto with_count(unsigned size, F f) {
     if (size == 16) return f(std::integral_constant<int, 8>{});
     if (size == 8) return f(std::integral_constant<int, 4>{});
     if (size == 4) return f(std::integral_constant<int, 2>{});
-    f(std::integral_constant<int, 1>{});
+    return f(std::integral_constant<int, 1>{});
+}
+
+// Whether all are written, and the warp has seen everything that any warp did up to then.
+[[gnu::always_inline]] inline bool SharedMemory::Implementation::all_below_floor(std::size_t first, int count,
+                                                                                 int warp) const {
+    const Clock* const wrote = &written_at[first];
+    const Clock since = birth, past = floor[static_cast<std::size_t>(warp)];
+    int open = 0;
+    for (int i = 0; i < count; ++i) open |= (wrote[i] < since) | (wrote[i] > past);
+    return open == 0;
+}
+
+// Whether keep_older_readers has anything to do.
+[[gnu::always_inline]] inline bool SharedMemory::Implementation::any_older_readers(std::size_t first, int count,
+                                                                                   int warp) const {
+    const auto own = static_cast<std::size_t>(warp);
+    const Clock* const when = &read_at[own * granules + first];
+    const Clock now = clock[own], flat = seen[own * warps + own];
+    int older = 0;
+    for (int i = 0; i < count; ++i) older |= (when[i] != now) & (when[i] > flat);
+    return older != 0;
+}
+
+// bits(i): the lanes that read the granule first + i.
+template <class Bits>
+[[gnu::always_inline]] inline void SharedMemory::Implementation::mark_readers(std::size_t first, int count, Actor actor,
+                                                                              Bits bits) {
+    const auto own = static_cast<std::size_t>(actor.warp);
+    const std::size_t at = own * granules + first;
+    const Clock now = clock[own];
+    Clock *const when = &read_at[at], *const latest = &last_read[first];
+    std::uint32_t *const read = &readers[at], *const lines = &read_line[at];
+    for (int i = 0; i < count; ++i) read[i] = (when[i] == now ? read[i] : 0) | bits(i);
+    for (int i = 0; i < count; ++i) when[i] = now;
+    for (int i = 0; i < count; ++i) latest[i] = latest[i] > now ? latest[i] : now;
+    for (int i = 0; i < count; ++i) lines[i] = static_cast<std::uint32_t>(actor.line);
 }
 
 template <int n>
 inline void SharedMemory::Implementation::load(std::size_t first, Actor actor) {
-    const auto own = static_cast<std::size_t>(actor.warp);
-    const Clock* const wrote = &written_at[first];
-    const Clock since = birth, past = floor[own];
-    int open = 0;
-    for (int i = 0; i < n; ++i) open |= (wrote[i] < since) | (wrote[i] > past);
-    for (std::size_t granule = first; open != 0 && granule < first + n; ++granule) {
+    const std::size_t open = all_below_floor(first, n, actor.warp) ? 0 : n;
+    for (std::size_t granule = first; granule < first + open; ++granule) {
         if (settled(granule, actor)) continue;
         check_written(granule);
         check_flight(granule, "reads");
         check_writer(granule, actor, "reads");
     }
     if (!races) return;
-    const Clock now = clock[own], flat = seen[own * warps + own];
-    const std::uint32_t lane_bits = actor.lane < 0 ? ~std::uint32_t{0} : std::uint32_t{1} << actor.lane;
-    const std::size_t at = own * granules + first;
-    Clock *const when = &read_at[at], *const latest = &last_read[first];
-    std::uint32_t *const read = &readers[at], *const lines = &read_line[at];
-    int older = 0;
-    for (int i = 0; i < n; ++i) older |= (when[i] != now) & (when[i] > flat);
-    for (int i = 0; older != 0 && i < n; ++i) keep_older_readers(first + static_cast<std::size_t>(i), actor);
-    for (int i = 0; i < n; ++i) read[i] = (when[i] == now ? read[i] : 0) | lane_bits;
-    for (int i = 0; i < n; ++i) when[i] = now;
-    for (int i = 0; i < n; ++i) latest[i] = latest[i] > now ? latest[i] : now;
-    for (int i = 0; i < n; ++i) lines[i] = static_cast<std::uint32_t>(actor.line);
+    const std::size_t older = any_older_readers(first, n, actor.warp) ? n : 0;
+    for (std::size_t granule = first; granule < first + older; ++granule) keep_older_readers(granule, actor);
+    const std::uint32_t own_bits = actor.lane < 0 ? ~std::uint32_t{0} : std::uint32_t{1} << actor.lane;
+    mark_readers(first, n, actor, [=](int) { return own_bits; });
+}
+
+// By several lanes of the actor's warp. The actor is lane -1: only what all lanes know settles anything. False: not
+// done.
+template <class Bits>
+[[gnu::always_inline]] inline bool SharedMemory::Implementation::load_at_once(std::size_t first, int count, Actor actor,
+                                                                              Bits bits) {
+    const std::size_t open = all_below_floor(first, count, actor.warp) ? 0 : static_cast<std::size_t>(count);
+    for (std::size_t granule = first; granule < first + open; ++granule)
+        if (!settled(granule, actor)) return false;
+    if (!races) return true;
+    if (any_older_readers(first, count, actor.warp)) return false;
+    mark_readers(first, count, actor, bits);
+    return true;
 }
 
 template <int n>
@@ -214,6 +256,26 @@ const std::byte* SharedMemory::load(std::uint32_t offset, unsigned bytes, int wa
     const std::size_t first = my.place(offset, bytes);
     with_count(bytes, [&](auto n) { my.load<n()>(first, {warp, lane, line}); });
     return &my.data[offset];
+}
+
+const std::byte* SharedMemory::load_together(std::uint64_t offset, unsigned bytes, int warp, std::uint32_t readers,
+                                             int line) {
+    Implementation& my = *implementation_;
+    if (!my.holds(offset, bytes, bytes)) return nullptr;
+    const bool done = with_count(bytes, [&](auto n) {
+        return my.load_at_once(offset / 2, n(), {warp, -1, line}, [=](int) { return readers; });
+    });
+    return done ? &my.data[offset] : nullptr;
+}
+
+const std::byte* SharedMemory::load_row(std::uint64_t offset, unsigned bytes, int warp, int lane, int lanes, int line) {
+    Implementation& my = *implementation_;
+    if (bytes < 2 || !my.holds(offset, bytes * static_cast<unsigned>(lanes), bytes)) return nullptr;
+    const bool done = with_count(bytes, [&](auto n) {
+        const auto bits = [=](int i) { return std::uint32_t{1} << (lane + i / n()); };
+        return my.load_at_once(offset / 2, n() * lanes, {warp, -1, line}, bits);
+    });
+    return done ? &my.data[offset] : nullptr;
 }
 
 std::byte* SharedMemory::store(std::uint32_t offset, unsigned bytes, int warp, int lane, int line) {

@@ -66,10 +66,17 @@ struct SharedMemory::Implementation {
     Implementation(std::size_t size, int warp_count, bool look_for_races);
     void begin_block();
     void set_floor(std::size_t warp);
+    bool holds(std::uint64_t offset, unsigned size, unsigned alignment) const;
     std::size_t place(std::uint32_t offset, unsigned size) const;  // the first granule
     bool knows(Actor actor, int warp, int lane, Clock when) const;
     bool settled(std::size_t granule, Actor actor) const;
 
+    bool all_below_floor(std::size_t first, int count, int warp) const;
+    bool any_older_readers(std::size_t first, int count, int warp) const;
+    template <class Bits>
+    void mark_readers(std::size_t first, int count, Actor actor, Bits bits);
+    template <class Bits>
+    bool load_at_once(std::size_t first, int count, Actor actor, Bits bits);
     template <int n>
     void load(std::size_t first, Actor actor);
     template <int n>

@@ -110,20 +110,69 @@ inline T take(const Warp& warp, int slot, int register_bytes, int lane) {
     }
 }
 
+// What lanes loaded: the first at `at`, the next ones `stride` bytes further each.
+template <class T, int width>
+inline void put_all(const Warp& warp, const Step& step, Mask active, const std::byte* at, int stride) {
+    const int first = __builtin_ctz(active);
+    for (int i = 0; i < width; ++i) {
+        const int slot = step.to[static_cast<std::size_t>(i)];
+        if (slot < 0) continue;
+        for_lanes(active, [&](int lane) {
+            T value;
+            std::memcpy(&value, at + (lane - first) * stride + i * static_cast<int>(sizeof(T)), sizeof(T));
+            put(warp, slot, step.other, lane, value);
+        });
+    }
+}
+
+// Lanes that load from one address of shared memory do so together: most loads have one address, or a few. False: one
+// lane of several is alone with its address, or shared memory wants to look at each lane.
+template <class T, int width>
+bool load_together(Warp& warp, const Step& step, const std::uint64_t* addresses, Mask active) {
+    for (Mask rest = active; rest != 0;) {
+        const Mask first = rest & -rest;
+        std::uint64_t offset = addresses[__builtin_ctz(rest)];
+        Mask same = 0;
+        for (int lane = 0; lane < lanes; ++lane) same |= static_cast<Mask>(addresses[lane] == offset) << lane;
+        same &= rest;
+        if ((same == first && active != first) || resolve(step.space, offset) != Space::shared) return false;
+        const std::byte* at =
+            warp.block->shared->load_together(offset, sizeof(T) * width, warp.index, same, step.statement->line);
+        if (at == nullptr) return false;
+        put_all<T, width>(warp, step, same, at, /*stride=*/0);
+        rest &= ~same;
+    }
+    return true;
+}
+
+// The same for neighbouring lanes that load neighbouring values. False: they do not, or as above.
+template <class T, int width>
+bool load_row(Warp& warp, const Step& step, const std::uint64_t* addresses, Mask active) {
+    constexpr unsigned bytes = sizeof(T) * width;
+    const int first = __builtin_ctz(active), count = __builtin_popcount(active);
+    std::uint64_t offset = addresses[first];
+    bool is_row = active >> first == all_lanes >> (lanes - count);
+    for (int i = 0; is_row && i < count; ++i)
+        is_row = addresses[first + i] == offset + static_cast<std::uint64_t>(i) * bytes;
+    if (!is_row || resolve(step.space, offset) != Space::shared) return false;
+    const std::byte* at = warp.block->shared->load_row(offset, bytes, warp.index, first, count, step.statement->line);
+    if (at != nullptr) put_all<T, width>(warp, step, active, at, bytes);
+    return at != nullptr;
+}
+
 template <class T, int width>
 void load(Warp& warp, const Step& step, Mask active) {
     constexpr unsigned bytes = sizeof(T) * width;
     std::uint64_t addresses[lanes] = {};
     gather_addresses(warp, step.from[0], step.offset, (step.variant & wide_base) != 0, active, addresses);
-    for_faulting_lanes(active, [&](int lane) {
-        const std::byte* at = load_from(warp, step, addresses[lane], bytes, lane);
-        for (int i = 0; i < width; ++i) {
-            T value;
-            std::memcpy(&value, at + static_cast<std::size_t>(i) * sizeof(T), sizeof(T));
-            const int slot = step.to[static_cast<std::size_t>(i)];
-            if (slot >= 0) put(warp, slot, step.other, lane, value);
-        }
-    });
+    const bool has_shared = warp.block->shared != nullptr;
+    if (!has_shared || !(load_together<T, width>(warp, step, addresses, active) ||
+                         load_row<T, width>(warp, step, addresses, active))) {
+        for_faulting_lanes(active, [&](int lane) {
+            const std::byte* at = load_from(warp, step, addresses[lane], bytes, lane);
+            put_all<T, width>(warp, step, Mask{1} << lane, at, /*stride=*/0);
+        });
+    }
     if (step.space == Space::shared) count_conflicts(step, addresses, active, bytes);
 }
 
@@ -152,13 +201,7 @@ void load_parameter(Warp& warp, const Step& step, Mask active) {
     bool uniform = true;
     for_lanes(active, [&](int lane) { uniform &= addresses[lane] == first; });
     if (!uniform) return load<T, width>(warp, step, active);
-    const std::byte* at = parameter_at(*warp.block, first, sizeof(T) * width);
-    for (int i = 0; i < width; ++i) {
-        T value;
-        std::memcpy(&value, at + static_cast<std::size_t>(i) * sizeof(T), sizeof(T));
-        const int slot = step.to[static_cast<std::size_t>(i)];
-        if (slot >= 0) for_lanes(active, [&](int lane) { put(warp, slot, step.other, lane, value); });
-    }
+    put_all<T, width>(warp, step, active, parameter_at(*warp.block, first, sizeof(T) * width), /*stride=*/0);
 }
 
 void do_nothing(Warp&, const Step&, Mask) {}

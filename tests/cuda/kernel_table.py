@@ -103,8 +103,8 @@ def short_name(symbol):
     sizes = re.findall(rf"(?:(?:{blocks})<|true, |false, )(\d+)", name + arguments)
     words = [name, *(f"k{value}" for value in sizes)]
     words += [word for type_, word in (("float", "f32"), ("double", "f64")) if type_ in arguments]
-    rules = {"tensor_gradients": ("comba", ""), "tensor_prepare": ("backward", ""), "tensor_forward": ("", ""), "tensor_forward_terms": ("", ""),
-             "tensor_states": ("", "")}.get(name, ("delta", "additive"))
+    rules = {"tensor_gradients": ("comba", ""), "tensor_prepare": ("backward", ""), "tensor_forward": ("", ""),
+             "tensor_forward_terms": ("", ""), "tensor_states": ("", "")}.get(name, ("delta", "additive"))
     words += [rule for value, rule in zip(("true", "false"), rules) if value in arguments and rule]
     words += ["f16"] if "F16" in arguments else []
     words += [gate.lower() for gate in ("Scalar", "Channel") if gate + "Gate" in arguments]

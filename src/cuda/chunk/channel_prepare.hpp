@@ -40,7 +40,8 @@ struct ChannelPrepare {
     float *divisor, *inverse_divisor;      // [C] of a backward: beta, or next to nothing
     float* of_warp;                        // [warps]
     Matrix<64> P, P_low;                   // P_low of the delta rule and of a backward
-    Tile<float> n, inverse;
+    Tile<float> n, inverse;          // inverse of a backward's chunks that are computed in fp32
+    UnitLowerBlocks inverse_blocks;  // lies where it does
     // Rows of a lane's tokens, null past the chunk's end, where four channels of them and of g in fp32 come together.
     struct OwnRows {
         const char *q[2], *g[2];
@@ -73,6 +74,8 @@ struct ChannelPrepare {
             for (Tile<float>* tile : {&n, &inverse})
                 *tile = {arena.take<float>(static_cast<std::size_t>(tensor_chunk) * length), length};
             kept = reinterpret_cast<uint2*>(inverse.data);
+            Arena in_inverse{reinterpret_cast<char*>(inverse.data), nullptr, sizeof(float) * tensor_chunk * length};
+            inverse_blocks.carve(in_inverse, n);
             static_assert(4 * tensor_chunk * length >= 8 * slices * 2 * block_threads);
         }
         if (delta || for_gradients()) P_low = Matrix<64>::take(arena, tensor_chunk);
@@ -105,7 +108,11 @@ struct ChannelPrepare {
                 shared->overlap = overlap;
             }
             if (!for_gradients() && sum > 0) store_low_scores(sums);
-            UnitLowerInverse{n, inverse}.compute(overlap == KeyOverlap::reflected);
+            if (overlap == KeyOverlap::reflected) {
+                UnitLowerInverse{n, inverse}.compute();
+            } else {
+                invert_blocks();
+            }
             if (!for_gradients()) store_exactness();
         }
         write_matrices();
@@ -585,8 +592,22 @@ struct ChannelPrepare {
             if (j >= i) P_low.at(i, j) = 0;
         });
     }
+    HEADRACE_DEVICE UnitLowerBlocks::Images images_of_solve() const {
+        return {LowerImage{args.prepared.solve_high}.of(shared->place),
+                LowerImage{args.prepared.solve_low}.of(shared->place), for_gradients() ? inverse_divisor : nullptr};
+    }
+    HEADRACE_DEVICE void invert_blocks() const {
+        float own[LowerBlock::turns][2][4] = {};
+        each_block([&](int turn, LowerBlock block) {
+            cuda::each_pair(block, [&](int tile, int place, int i, int j) {
+                const float2 pair = *reinterpret_cast<const float2*>(&n.at(i, j));
+                own[turn][tile][place] = pair.x, own[turn][tile][place + 1] = pair.y;
+            });
+        });
+        inverse_blocks.compute(own, images_of_solve(), !for_gradients() && shared->reflects != 0);
+    }
     HEADRACE_DEVICE void store_exactness() const {
-        const int first = shared->reflects != 0 ? first_large_row(of_warp, inverse) : tensor_chunk;
+        const int first = shared->reflects != 0 ? first_large_row(inverse_blocks, of_warp) : tensor_chunk;
         if (threadIdx.x == 0)
             *reinterpret_cast<int2*>(args.prepared.exact + 2 * shared->place) = {shared->with_low, first};
     }
@@ -594,31 +615,15 @@ struct ChannelPrepare {
     // Pieces of 16 bytes on and below the diagonal's blocks of 16.
     HEADRACE_DEVICE void write_matrices() const {
         const auto image = [&](std::uint16_t* all) { return LowerImage{all}.of(shared->place); };
-        const LowerImage scores = image(args.prepared.scores), high = image(args.prepared.solve_high),
-                         low = image(args.prepared.solve_low);
+        const LowerImage scores = image(args.prepared.scores);
         each_lower_piece([&](int i, int j) {
             scores.piece(i, j) = *reinterpret_cast<const uint4*>(&P.pair(i, j));
             if (delta ? shared->with_low != 0 : for_gradients())
                 image(args.prepared.scores_low).piece(i, j) = *reinterpret_cast<const uint4*>(&P_low.pair(i, j));
-            if constexpr (delta) {
-                SplitPair pairs[4];
-#pragma unroll
-                for (int pair = 0; pair < 4; ++pair)
-                    pairs[pair] = split_pair(solve(i, j + 2 * pair), solve(i, j + 2 * pair + 1));
-                high.piece(i, j) = {pairs[0].high, pairs[1].high, pairs[2].high, pairs[3].high};
-                low.piece(i, j) = {pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low};
-                if (shared->overlap == KeyOverlap::reflected)
-                    image(args.prepared.solve_rest).piece(i, j) = {
-                        rest_of_solve(i, j), rest_of_solve(i, j + 2), rest_of_solve(i, j + 4), rest_of_solve(i, j + 6)};
-            }
         });
+        if (delta && shared->overlap == KeyOverlap::reflected)
+            store_exact_inverse(inverse, images_of_solve(), image(args.prepared.solve_rest));
     }
-    // Of a backward without its ones, and each column over beta.
-    HEADRACE_DEVICE float solve(int i, int j) const {
-        const float of = inverse.at(i, j);
-        return !for_gradients() ? of : i == j ? 0.0f : of * inverse_divisor[j];
-    }
-    HEADRACE_DEVICE std::uint32_t rest_of_solve(int i, int j) const { return rest_of_pair(solve(i, j), solve(i, j + 1)); }
     HEADRACE_DEVICE void write_numbers() const {
         float* const factors = args.prepared.factors + shared->place * 4 * tensor_chunk;
         each(tensor_chunk, [&](int i) {

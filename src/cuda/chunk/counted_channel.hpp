@@ -73,16 +73,16 @@ BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limi
     // decays, roundings into high and low: multiplications and differences, as many slots as multiply-adds
     work.fma_flop = 64 * (slices * (delta ? 1567 : 1316) + (delta ? 1380 : 384));
     for (int i = 0; i < 2 * static_cast<int>(slices) + 2; ++i) counter.barrier();
-    work.tile_bytes += 128 * (delta ? 700 : 360);  // scores, element by element, and the matrix that leaves
+    work.tile_bytes += 128 * (delta ? 620 : 360);  // scores, element by element, and the matrix that leaves
     const double matrices = (delta ? 3 : 1) + (exact ? 1 : 0);
     work.saved_bytes = (rows ? delta ? 3 : 2 : 0) * channel_rows_bytes(K) + matrices * lower_matrix_bytes +
                        4 * (4 * C + 2 * K) + (delta ? 4 * (K + 4) : 0) +
                        (args.prepared.log_decays != nullptr ? 4 * C * K : 0);
     if (!delta) return {{}, work};
-    // the inverse: as in tensor_prepare_work
-    work.tile_bytes += 128 * 600;
-    work.tile_waits += 15 + 2 * 3 + 3 * 3 + 3;
-    work.tensor_flop += 3 * (4 * 3 + 8 + 6 + 12 + 10) * WarpProducts::flop_of_product;
+    // the inverse, of n in shared memory: six blocks of it
+    work.tile_bytes += 128 * (CountedInverse::accesses + 6 * 8);
+    work.tile_waits += CountedInverse::waits + 1;
+    work.tensor_flop += CountedInverse::products * WarpProducts::flop_of_product;
     for (int i = 0; i < 3; ++i) counter.barrier();
     return {{}, work};
 }

@@ -196,23 +196,14 @@ BlockWork transition_join_work(const KernelArgs& args, std::size_t /*shared_limi
     return work;
 }
 
-// Of the inverse of a chunk and value head, from what scale_columns leaves in shared memory to images of 16 bits:
-// substitution of two blocks by each of two warps comes first.
-struct InverseWork {
-    double products, accesses, waits;
+// UnitLowerBlocks of a chunk and value head: four blocks of n, substitution of two of them by each of two warps, 2 x 2
+// and 12 products of blocks, of two of high and low by 16 x 8 each.
+struct CountedInverse {
+    static constexpr double operand = 4, block = 2 * operand, of_substitution = 2 * (36 + 2 * block),
+                            of_joins = 2 * (2 * block + block) + 2 * 4 * block + (block + 2 * block + 2 * block),
+                            products = (4 + 12) * 2 * 3, accesses = 4 * 4 + of_substitution + of_joins,
+                            waits = 15 + 3 + 5;
 };
-// -l Diag(beta) as an fp32 tile; 3 x 4 and 7 x 8 and 4 products of such tiles (UnitLowerInverse); their pieces.
-inline InverseWork inverse_of_tiles() {
-    constexpr double of_tile = 10 * 4, of_substitution = 2 * (15 * 8 + 16), of_pieces = 10 * 2 * 4,
-                     of_joins = 4 * (4 + 8 + 4 + 4) + 4 * (1.5 * (4 + 16) + 1.5 * 8 + 8);
-    return {4 * 3 * (3 + 1.5 * 4 + 2 * 1.5), of_tile + of_substitution + of_joins + of_pieces, 15 + 6 + 9 + 2};
-}
-// Four blocks of it (UnitLowerBlocks): 2 x 2 and 12 products of blocks, of two of high and low by 16 x 8 each.
-inline InverseWork inverse_of_blocks() {
-    constexpr double operand = 4, block = 2 * operand, of_substitution = 2 * (36 + 2 * block),
-                     of_joins = 2 * (2 * block + block) + 2 * 4 * block + (block + 2 * block + 2 * block);
-    return {(4 + 12) * 2 * 3, 4 * 4 + of_substitution + of_joins, 15 + 3 + 5};
-}
 
 // Follows PrepareKernel::run: a chunk of some value heads of a key head, on the mean.
 template <int K>
@@ -242,10 +233,9 @@ BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t /*shared_limit
     // decays, factors and numbers, a value head for each warp; scores, and the inverse
     constexpr double of_decays = 2 * 12 + 4 + 8 + 22 + K / 32.0;
     const double of_scores = blocks * ((args.undecayed_error ? 2 : 1) * 2 + 4 + 2);
-    const InverseWork inverse = args.prepared.of_backward ? inverse_of_tiles() : inverse_of_blocks();
-    work.tile_bytes += heads * 128 * (of_decays + of_scores + inverse.accesses);
-    work.tile_waits += 40 + heads * (4 + inverse.waits);
-    work.tensor_flop += heads * inverse.products * WarpProducts::flop_of_product;
+    work.tile_bytes += heads * 128 * (of_decays + of_scores + CountedInverse::accesses);
+    work.tile_waits += 40 + heads * (4 + CountedInverse::waits);
+    work.tensor_flop += heads * CountedInverse::products * WarpProducts::flop_of_product;
     work.barriers += heads * 4;
     const int matrices = args.prepared.of_backward || args.q.dtype == DType::f16 ? 4 : 3;
     work.saved_bytes = heads * prepared_bytes(matrices);

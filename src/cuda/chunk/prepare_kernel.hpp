@@ -21,10 +21,12 @@ struct PrepareKernel {
     float *q_norm, *k_norm, *e_norm;  // [C]
     float* beta;                      // [prepared_heads,C]
     ScalarDecays decays;              // of the first of them
-    cuda::Tile<float> n, inverse;     // [C,C] of a backward; inverse may lie where the rows were
+    // [C,C] of a backward, for chunks whose inverse is computed in fp32: n where ops.inverse has its parts, inverse may
+    // lie where the rows were.
+    cuda::Tile<float> n, inverse;
     float* inverse_beta;              // [prepared_heads,C] of a backward
     ChunkNumbers<K> numbers;
-    int* reflects;        // [prepared_heads] whether some token of the chunk does
+    int* reflects;  // [prepared_heads] whether some token of the chunk does
     Ops ops;
 
     __host__ __device__ PrepareKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
@@ -38,10 +40,12 @@ struct PrepareKernel {
             inverse = {K == 128 ? reinterpret_cast<float*>(q.data) : take(), row};
             n = {take(), row};
             inverse_beta = arena.take<float>(prepared_heads * tensor_chunk);
+            Arena in_n{reinterpret_cast<char*>(n.data), nullptr, sizeof(float) * tensor_chunk * row};
+            ops.inverse.carve(in_n);
         } else {
             ops.inverse.carve(arena);
         }
-        numbers.carve(arena, for_gradients ? n.data : ops.inverse.diagonal);
+        numbers.carve(arena, ops.inverse.diagonal.data);
         for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
         e_norm = args.undecayed_error ? arena.take<float>(tensor_chunk) : k_norm;
         beta = arena.take<float>(prepared_heads * tensor_chunk);
@@ -125,39 +129,35 @@ struct PrepareKernel {
     HEADRACE_DEVICE void solve(int head, std::int64_t place) {
         ops.decays = decays_of(head);
         const LowerImage low = LowerImage{args.prepared.scores_low}.of(place);
-        const typename Ops::Tile P{LowerImage{args.prepared.scores}.of(place), {}, low};
-        const typename Ops::Tile l{{}, n, {}};
+        const typename Ops::Tile P{LowerImage{args.prepared.scores}.of(place), low};
         const algorithms::ChunkInputs<Ops> in{{}, {}, {}, {}, beta + head * tensor_chunk, 1.0f, args.undecayed_error};
-        algorithms::chunk_scores<true>(ops, in, {P, l, l, {}, {}});
+        algorithms::chunk_scores<true>(ops, in, {P, {}, {}, {}, {}});
         const float sum = ops.of_warps[0] + ops.of_warps[1] + ops.of_warps[2] + ops.of_warps[3];
         const bool some_reflect = reflects[head] != 0;
+        const UnitLowerBlocks::Images images{LowerImage{args.prepared.solve_high}.of(place),
+                                             LowerImage{args.prepared.solve_low}.of(place),
+                                             for_gradients ? inverse_beta + head * tensor_chunk : nullptr};
         if constexpr (for_gradients) {
             const KeyOverlap overlap = key_overlap(sum, some_reflect);
-            const bool with_rest = overlap == KeyOverlap::reflected;
             if (threadIdx.x == 0) args.prepared.overlap[place] = static_cast<std::int32_t>(overlap);
-            UnitLowerInverse{n, inverse}.compute(with_rest);
-            store_inverse(place, head, with_rest);
+            ptx::sync_warp();  // or the first warp's lanes stay apart
+            if (overlap == KeyOverlap::reflected) {
+                ops.spread(n);
+                UnitLowerInverse{n, inverse}.compute();
+                store_exact_inverse(inverse, images, LowerImage{args.prepared.solve_rest}.of(place));
+            } else {
+                ops.inverse.compute(ops.l_own, images, false);
+            }
         } else {
             const bool overlaps = sum > 0;
             if (overlaps) ops.store_low_scores(low);
-            ops.inverse.compute(ops.l_own, {LowerImage{args.prepared.solve_high}.of(place),
-                                            LowerImage{args.prepared.solve_low}.of(place)},
-                                some_reflect);
+            ops.inverse.compute(ops.l_own, images, some_reflect);
             store_exactness(place, overlaps, some_reflect);
         }
     }
 
     HEADRACE_DEVICE void store_exactness(std::int64_t place, bool overlaps, bool some_reflect) const {
-        int first = tensor_chunk;
-        if (some_reflect) {
-            ptx::sync_block();
-            first = first_large_row(ops.of_warps + block_warps, [&](int i, int half) {
-                float sum = 0;
-                HEADRACE_ROLLED
-                for (int block = half; block <= i / 16; block += 2) sum += ops.inverse.squares[block * tensor_chunk + i];
-                return sum;
-            });
-        }
+        const int first = some_reflect ? first_large_row(ops.inverse, ops.of_warps + block_warps) : tensor_chunk;
         if (threadIdx.x < 2)
             args.prepared.exact[2 * place + threadIdx.x] = threadIdx.x == 1 ? first : overlaps ? 1 : 0;
         ptx::sync_warp();  // or the first warp's lanes stay apart
@@ -182,35 +182,6 @@ struct PrepareKernel {
         }
         ptx::sync_warp();
         numbers.template add_up<Format>(k);
-    }
-    HEADRACE_DEVICE static void eight(float (&to)[8], const float* from) {
-        const float4 x = reinterpret_cast<const float4*>(from)[0], y = reinterpret_cast<const float4*>(from)[1];
-        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w, to[4] = y.x, to[5] = y.y, to[6] = y.z, to[7] = y.w;
-    }
-    // Of a backward: the blocks on and below the diagonal, as high + low, and + rest, without the ones, and each column
-    // over beta.
-    HEADRACE_DEVICE void store_inverse(std::int64_t place, int head, bool with_rest) const {
-        const LowerImage high = LowerImage{args.prepared.solve_high}.of(place),
-                         low = LowerImage{args.prepared.solve_low}.of(place);
-        each_lower_piece([&](int i, int j) {
-            float elements[8];
-            eight(elements, &inverse.at(i, j));
-            float over_beta[8];  // ahead of the choice, which then needs no branch
-            eight(over_beta, inverse_beta + head * tensor_chunk + j);
-#pragma unroll
-            for (int c = 0; c < 8; ++c) elements[c] = i == j + c ? 0.0f : elements[c] * over_beta[c];
-            SplitPair pairs[4];
-#pragma unroll
-            for (int pair = 0; pair < 4; ++pair) pairs[pair] = split_pair(elements[2 * pair], elements[2 * pair + 1]);
-            high.piece(i, j) = {pairs[0].high, pairs[1].high, pairs[2].high, pairs[3].high};
-            low.piece(i, j) = {pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low};
-            if (!with_rest) return;
-#pragma unroll
-            for (int pair = 0; pair < 4; ++pair)
-                pairs[pair].low = rest_of_pair(elements[2 * pair], elements[2 * pair + 1]);
-            LowerImage{args.prepared.solve_rest}.of(place).piece(i, j) = {pairs[0].low, pairs[1].low, pairs[2].low,
-                                                                          pairs[3].low};
-        });
     }
 };
 

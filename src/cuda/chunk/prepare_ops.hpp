@@ -28,13 +28,10 @@ template <int K, class Format, bool for_gradients>
 struct PrepareOps {
     using T = float;
     struct Rows {};  // of which only products are left
-    // P, which is stored at once; or what becomes of l, in fp32: of a backward in shared memory, of a forward what is on
-    // the diagonal, the rest stays in registers.
+    // P, which is stored at once. What becomes of l stays in registers, on the diagonal it goes to `inverse`.
     struct Tile {
-        LowerImage image;
-        cuda::Tile<float> exact;
-        LowerImage low;  // of P, where the image is not enough
-        HEADRACE_DEVICE explicit operator bool() const { return image || exact; }
+        LowerImage image, low;  // low: where the image is not enough
+        HEADRACE_DEVICE explicit operator bool() const { return static_cast<bool>(image); }
     };
     struct State {};
     static constexpr bool keeps_low = for_gradients || Format::splits_scores;  // all of P's
@@ -43,7 +40,7 @@ struct PrepareOps {
 
     ScalarDecays decays;      // of the value head
     Products q_k, e_k;        // of rows; behind finish_products with the scale and a minus
-    UnitLowerBlocks inverse;  // of a forward
+    UnitLowerBlocks inverse;
 
     float most_overlap;  // of this warp's parts of rows
     float* of_warps;     // [block_warps] behind scale_columns: of a backward sums of squares of l, else whether rows
@@ -94,7 +91,7 @@ struct PrepareOps {
 #pragma unroll
             for (int n = 0; n < 8; ++n) {
                 q_k[turn][n / 4][n % 4] *= scale;
-                e_k[turn][n / 4][n % 4] *= -1;
+                e_k[turn][n / 4][n % 4] = 0 - e_k[turn][n / 4][n % 4];  // once, not at each use
             }
         }
     }
@@ -125,7 +122,7 @@ struct PrepareOps {
             });
         });
     }
-    HEADRACE_DEVICE void scale_columns(Tile dst, Tile, const float* factors, float factor) {
+    HEADRACE_DEVICE void scale_columns(Tile, Tile, const float* factors, float factor) {
         float of_warp = 0;
         if constexpr (for_gradients) of_warp = energy_of_warp();
         if constexpr (!keeps_low) of_warp = find_overlapping_rows() ? 1.0f : 0.0f;
@@ -142,22 +139,24 @@ struct PrepareOps {
                 for (int half = 0; half < 2; ++half)
                     own[tile][2 * half] *= of.x * -factor, own[tile][2 * half + 1] *= of.y * -factor;
             }
-            if (!for_gradients && !block.on_diagonal()) return;
-            // Where l is zero no factor may become another number.
-            if (block.on_diagonal()) clear_from_diagonal<false>(own);
+            if (!block.on_diagonal()) return;
+            clear_from_diagonal<false>(own);  // where l is zero no factor may become another number
 #pragma unroll
             for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const float2 pair{own[tile][2 * half], own[tile][2 * half + 1]};
-                    const int i = at.row + 8 * half, j = at.column + 8 * tile;
-                    if constexpr (for_gradients) {
-                        *reinterpret_cast<float2*>(&dst.exact.at(block.row + i, block.column + j)) = pair;
-                    } else {
-                        inverse.diagonal_pair(block.row / 16, i, j) = pair;
-                    }
-                }
+                for (int half = 0; half < 2; ++half)
+                    inverse.diagonal_pair(block.row / 16, at.row + 8 * half, at.column + 8 * tile) = {
+                        own[tile][2 * half], own[tile][2 * half + 1]};
             }
+        });
+        ptx::sync_block();
+    }
+    // What has become of l.
+    HEADRACE_DEVICE void spread(cuda::Tile<float> to) const {
+        each_block([&](int turn, LowerBlock block) {
+            each_pair(block, [&](int tile, int place, int i, int j) {
+                *reinterpret_cast<float2*>(&to.at(i, j)) = {l_own[turn][tile][place], l_own[turn][tile][place + 1]};
+            });
         });
         ptx::sync_block();
     }

@@ -6,18 +6,19 @@
 #pragma once
 
 #include "cuda/chunk/walker_ops.hpp"
+#include "cuda/tiles/unit_lower_blocks.hpp"
 
 namespace headrace::cuda {
 
 // The squares of a row of the inverse add up to that much at most; else the recurrence takes over from its token on.
 inline constexpr float largest_inverse_row = 16;
 
-// The first such row of the inverse [64,64], tensor_chunk where there is none: by four warps, each of which has 16
-// rows. squares(i, half): the sum of the squares of one half of its elements. of_warps: [4] of the block.
-template <class Squares>
-HEADRACE_DEVICE int first_large_row(float* of_warps, Squares squares) {
+// The first such row of an inverse that was computed with squares, tensor_chunk where there is none: by four warps,
+// each of which has 16 rows. of_warps: [4] of the block.
+HEADRACE_DEVICE int first_large_row(const UnitLowerBlocks& inverse, float* of_warps) {
+    ptx::sync_block();
     const int i = 16 * (warp() % block_warps) + lane() / 2;
-    float sum = squares(i, lane() % 2);
+    float sum = inverse.squares_of(i, lane() % 2);
     sum += ptx::shuffle_xor(sum, 1);
     float first = sum > largest_inverse_row ? static_cast<float>(i) : float{tensor_chunk};
 #pragma unroll
@@ -26,15 +27,6 @@ HEADRACE_DEVICE int first_large_row(float* of_warps, Squares squares) {
     if (lane() == 0) of_warps[ptx::not_before(warp())] = first;
     ptx::sync_block();
     return static_cast<int>(fminf(fminf(of_warps[0], of_warps[1]), fminf(of_warps[2], of_warps[3])));
-}
-
-HEADRACE_DEVICE int first_large_row(float* of_warps, Tile<float> inverse) {
-    return first_large_row(of_warps, [&](int i, int half) {
-        float sum = 0;
-        HEADRACE_ROLLED
-        for (int j = half; j <= i; j += 2) sum = fmaf(inverse.at(i, j), inverse.at(i, j), sum);
-        return sum;
-    });
 }
 
 template <int K, class Format>

@@ -100,6 +100,13 @@ HEADRACE_DEVICE float exp2_approximate(float x) {
     return y;
 }
 
+// The smaller one; NaN where one is.
+HEADRACE_DEVICE float minimum(float a, float b) {
+    float least;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+    return least;
+}
+
 // ---- copies from global to shared memory that go on by themselves ----
 
 // 16 bytes, both addresses aligned to 16; only the first `given` are read, the rest is filled with zeros. Past the L1

@@ -267,6 +267,32 @@ TEST(Ptx, Barriers) {
     }
 }
 
+__global__ void minima(float* x) { x[threadIdx.x] = ptx::minimum(x[threadIdx.x], x[(threadIdx.x + 1) % 4]); }
+
+TEST(Ptx, Minimum) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const OnDevice<float> x(std::vector<float>{-1, 2, nan, -3});
+    minima<<<1, 4>>>(x.data());
+    const std::vector<float> out = x.values();
+    EXPECT_EQ(out[0], -1);
+    EXPECT_TRUE(std::isnan(out[1]));
+    EXPECT_TRUE(std::isnan(out[2]));
+    EXPECT_EQ(out[3], -3);
+}
+
+// Of warps in which no lane, lane w and all lanes say so.
+__global__ void votes(float* out) {
+    const int warp = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
+    out[threadIdx.x] = ptx::any_of_warp(warp == 3 || (warp > 0 && lane == warp)) ? 1.0f : 0.0f;
+}
+
+TEST(Ptx, AnyOfWarp) {
+    const OnDevice<float> target(std::vector<float>(4 * lanes));
+    votes<<<1, 4 * lanes>>>(target.data());
+    const std::vector<float> out = target.values();
+    for (std::size_t i = 0; i < 4 * lanes; ++i) EXPECT_EQ(out[i], i < lanes ? 0.0f : 1.0f) << i;
+}
+
 __global__ void shuffles(double* out) {
     const int i = static_cast<int>(threadIdx.x);
     out[2 * i] = ptx::shuffle_xor(1.5 * i, 9);

@@ -74,9 +74,9 @@ struct ScalarDecays {
             const double power = sums[token] * log2_e;
             const float high = static_cast<float>(power);
             powers[i + token] = {high, static_cast<float>(power - high)};
-            of.start[token] = ptx::exp2_approximate(static_cast<float>(power));
-            of.before[token] = ptx::exp2_approximate(static_cast<float>((sums[token] - own[token]) * log2_e));
-            of.end[token] = ptx::exp2_approximate(static_cast<float>((total - sums[token]) * log2_e));
+            of.start[token] = power_of_two(static_cast<float>(power));
+            of.before[token] = power_of_two(static_cast<float>((sums[token] - own[token]) * log2_e));
+            of.end[token] = power_of_two(static_cast<float>((total - sums[token]) * log2_e));
         }
         of.through = exp(total);
         return of;
@@ -90,13 +90,13 @@ struct ScalarDecays {
         const float4 both = *reinterpret_cast<const float4*>(powers + i);
         of[0] = {both.x, both.y}, of[1] = {both.z, both.w};
     }
-    // e^{G_i - G_j}, j <= i; of later tokens j infinity, too.
-    HEADRACE_DEVICE static float between(Power i, Power j) {
-        return ptx::exp2_approximate((i.high - j.high) + (i.low - j.low));
-    }
+    // e^{G_i - G_j}, j <= i; 1 of later tokens j.
+    HEADRACE_DEVICE static float between(Power i, Power j) { return power_of_two((i.high - j.high) + (i.low - j.low)); }
     HEADRACE_DEVICE float between(int i, int j) const { return between(at(i), at(j)); }
 
   private:
+    // Of a number that is not positive but for roundings; NaN of one.
+    HEADRACE_DEVICE static float power_of_two(float x) { return ptx::exp2_approximate(ptx::minimum(x, 0.0f)); }
     HEADRACE_DEVICE static double limited(float g) { return g < static_cast<float>(reset) ? reset : g; }
 };
 

@@ -199,7 +199,7 @@ BlockWork transition_join_work(const KernelArgs& args, std::size_t /*shared_limi
 // UnitLowerBlocks of a chunk and value head: four blocks of n, substitution of two of them by each of two warps, 2 x 2
 // and 12 products of blocks, of two of high and low by 16 x 8 each.
 struct CountedInverse {
-    static constexpr double operand = 4, block = 2 * operand, of_substitution = 2 * (36 + 2 * block),
+    static constexpr double operand = 4, block = 2 * operand, of_substitution = 2 * (36 * 4 + 2 * block),
                             of_joins = 2 * (2 * block + block) + 2 * 4 * block + (block + 2 * block + 2 * block),
                             products = (4 + 12) * 2 * 3, accesses = 4 * 4 + of_substitution + of_joins,
                             waits = 15 + 3 + 5;
@@ -232,11 +232,12 @@ BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t /*shared_limit
     counter.barrier();
     // decays, factors and numbers, a value head for each warp; scores, and the inverse
     constexpr double of_decays = 2 * 12 + 4 + 8 + 22 + K / 32.0;
-    const double of_scores = blocks * ((args.undecayed_error ? 2 : 1) * 2 + 4 + 2);
+    const double of_overlap = block_warps * (8 + 5),
+                 of_scores = blocks * ((args.undecayed_error ? 2 : 1) * 2 + 2 * 4 + 2) + of_overlap;
     work.tile_bytes += heads * 128 * (of_decays + of_scores + CountedInverse::accesses);
     work.tile_waits += 40 + heads * (4 + CountedInverse::waits);
     work.tensor_flop += heads * CountedInverse::products * WarpProducts::flop_of_product;
-    work.barriers += heads * 4;
+    work.barriers += heads * 3.5;  // the last one of half of the warps
     const int matrices = args.prepared.of_backward || args.q.dtype == DType::f16 ? 4 : 3;
     work.saved_bytes = heads * prepared_bytes(matrices);
     return {{}, work};

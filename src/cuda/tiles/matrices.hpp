@@ -73,45 +73,7 @@ struct PairsAt {
     }
 };
 
-// ---- operands of 16 x 16 (a: rows i, depth d) and two of 16 x 8 (b: depth d, columns j and j + 8) ----
-
-template <int columns>
-HEADRACE_DEVICE void load_a(std::uint32_t (&a)[4], Matrix<columns> m, int i, int d) {
-    ptx::load_matrix(a, m.piece(i + lane() % 16, d + lane() / 16 * 8));
-}
-// of m^T
-template <int columns>
-HEADRACE_DEVICE void load_a_transposed(std::uint32_t (&a)[4], Matrix<columns> m, int i, int d) {
-    ptx::load_matrix_transposed(a, m.piece(d + lane() % 8 + lane() / 16 * 8, i + lane() / 8 % 2 * 8));
-}
-template <int columns>
-HEADRACE_DEVICE void load_b(std::uint32_t (&b)[4], Matrix<columns> m, int d, int j) {
-    ptx::load_matrix_transposed(b, m.piece(d + lane() % 16, j + lane() / 16 * 8));
-}
-// of m^T
-template <int columns>
-HEADRACE_DEVICE void load_b_transposed(std::uint32_t (&b)[4], Matrix<columns> m, int d, int j) {
-    ptx::load_matrix(b, m.piece(j + lane() % 8 + lane() / 16 * 8, d + lane() / 8 % 2 * 8));
-}
-
-// sums[16, 8 tiles] += a b, depth from `begin` to `end`; a(registers, d) and b(registers, d, column) load operands.
-template <int tiles, class A, class B>
-HEADRACE_DEVICE void add_product(float (&sums)[tiles][4], int begin, int end, A load_left, B load_right) {
-#pragma unroll 2
-    for (int d = begin; d < end; d += 16) {
-        std::uint32_t a[4];
-        load_left(a, d);
-#pragma unroll
-        for (int tile = 0; tile < tiles; tile += 2) {
-            std::uint32_t b[4];
-            load_right(b, d, 8 * tile);
-            ptx::multiply_bf16(sums[tile], a, {b[0], b[1]});
-            ptx::multiply_bf16(sums[tile + 1], a, {b[2], b[3]});
-        }
-    }
-}
-
-// ---- the same of fp32 tiles, each operand as high and low: off by 2^-16 ----
+// ---- operands of fp32, each as high and low: products are off by 2^-16 ----
 
 struct SplitA {
     std::uint32_t high[4], low[4];
@@ -123,10 +85,6 @@ struct SplitA {
 };
 struct SplitB {
     std::uint32_t high[2], low[2];
-    HEADRACE_DEVICE void set(int place, float x, float y) {
-        const SplitPair both = split_pair(x, y);
-        high[place] = both.high, low[place] = both.low;
-    }
 };
 HEADRACE_DEVICE void multiply(float (&sums)[4], const SplitA& a, const SplitB& b) {
     ptx::multiply_bf16(sums, a.low, b.high);
@@ -134,31 +92,11 @@ HEADRACE_DEVICE void multiply(float (&sums)[4], const SplitA& a, const SplitB& b
     ptx::multiply_bf16(sums, a.high, b.high);
 }
 
-// Rows i, depth d of a tile; of two accumulators side by side; depth d, columns j of a tile.
-HEADRACE_DEVICE SplitA split_a(Tile<float> tile, int i, int d) {
-    const LanePlace at;
-    SplitA a;
-#pragma unroll
-    for (int place = 0; place < 4; ++place) {
-        const float* x = &tile.at(i + at.row + place % 2 * 8, d + at.column + place / 2 * 8);
-        a.set(place, x[0], x[1]);
-    }
-    return a;
-}
+// Of two accumulators side by side.
 HEADRACE_DEVICE SplitA split_a(const float (&left)[4], const float (&right)[4]) {
     SplitA a;
     a.set(0, left[0], left[1]), a.set(1, left[2], left[3]), a.set(2, right[0], right[1]), a.set(3, right[2], right[3]);
     return a;
-}
-HEADRACE_DEVICE SplitB split_b(Tile<float> tile, int d, int j) {
-    const int t = lane() % 4, g = lane() / 4;
-    SplitB b;
-#pragma unroll
-    for (int place = 0; place < 2; ++place) {
-        const int row = d + 2 * t + place * 8;
-        b.set(place, tile.at(row, j + g), tile.at(row + 1, j + g));
-    }
-    return b;
 }
 
 }  // namespace headrace::cuda

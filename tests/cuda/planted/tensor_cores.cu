@@ -2,7 +2,7 @@
 // triangle, operands of 16 bits.
 #include "core/types.hpp"
 #include "planted.hpp"
-#include "cuda/tiles/matrices.hpp"
+#include "cuda/tiles/warp_products.hpp"
 
 namespace headrace::planted {
 namespace {
@@ -37,19 +37,21 @@ __global__ void scored(float* out, const std::uint16_t* keys) {
         ptx::sync_warp();
         const Matrix<channels> k = stage(chunk);
         float scores[2][4] = {}, sums[2][4] = {};
-        add_product(
-            scores, 0, channels, [&](std::uint32_t(&a)[4], int d) { load_a(a, k, 0, d); },
-            [&](std::uint32_t(&b)[4], int d, int j) {
-                bug == Bug::not_transposed ? load_b(b, k, d % tokens, j) : load_b_transposed(b, k, d, j);
-            });
+        const auto down = OperandAt<channels>::down(k), across = OperandAt<channels>::across(k);
+        std::uint32_t a[4], b[4];
+        for (int d = 0; d < channels; d += 16) {
+            ptx::load_matrix(a, down.at(0, d));
+            bug == Bug::not_transposed ? ptx::load_matrix_transposed(b, down.at(d % tokens, 0))
+                                       : ptx::load_matrix(b, across.at(0, d));
+            for (int tile = 0; tile < 2; ++tile) ptx::multiply_bf16(scores[tile], a, {b[2 * tile], b[2 * tile + 1]});
+        }
         const LanePlace at;
         for (int tile = 0; tile < 2; ++tile)
             for (int place = 0; place < 4; ++place)
                 if (bug != Bug::no_mask && 8 * tile + at.column + place % 2 > at.row + place / 2 * 8)
                     scores[tile][place] = 0;
         const SplitA p = split_a(scores[0], scores[1]);
-        std::uint32_t b[4];
-        load_b(b, k, 0, 0);
+        ptx::load_matrix_transposed(b, down.at(0, 0));
         for (int tile = 0; tile < 2; ++tile) {
             const std::uint32_t right[2] = {b[2 * tile], b[2 * tile + 1]};
             if (bug != Bug::no_low_part) ptx::multiply_bf16(sums[tile], p.low, right);

@@ -6,6 +6,10 @@
 
 namespace headrace::cuda {
 
+// Whether rows of the tensor can be moved in pieces of 16 bytes from `column` on.
+HEADRACE_DEVICE bool in_pieces(const Strided& tensor, const char* first_row) {
+    return tensor.stride[3] == 1 && tensor.stride[1] % 8 == 0 && reinterpret_cast<std::uintptr_t>(first_row) % 16 == 0;
+}
 HEADRACE_DEVICE char* row_of(const Strided& tensor, const ChunkRange& range, int i, std::int64_t head,
                              int first_column) {
     return tensor.data + 2 * offset_of(tensor, range.row, range.token(i), head, first_column);
@@ -162,33 +166,21 @@ HEADRACE_DEVICE void copy_tokens(Matrix<columns> to, const Strided& tensor, cons
     copy_rows<columns, apart>(to, rows_of(tensor, range, head, first_column), range.length, range.rows, count);
 }
 
-// The other way; columns past `count` are left alone. A warp has eight rows at a time, as in copy_pieces.
+// The other way; columns past `count` are left alone.
 template <int columns>
 HEADRACE_DEVICE void store_matrix(const Strided& tensor, Matrix<columns> from, const ChunkRange& range,
                                   std::int64_t head, int first_column, int count) {
-    constexpr int pieces = columns / 8, rows = warp_lanes / pieces;  // of a row; at once
-    const TokenRows to = rows_of(tensor, range, head, first_column);
-    const int in_pieces = to.in_pieces(16) ? count / 8 * 8 : 0, row = lane() / pieces, column = lane() % pieces * 8;
-    if (column < in_pieces) {
-        int place = from.place(8 * warp() + row, column);
-        char* of_eight = to.first + (8 * warp() + row) * to.step + 2 * column;
-        HEADRACE_ROLLED
-        for (int left = range.length - 8 * warp() - row; left > 0; left -= 8 * warps()) {
-            char* of_row = of_eight;
-#pragma unroll
-            for (int i = 0; i < 8; i += rows) {
-                if (i < left)
-                    *reinterpret_cast<uint4*>(of_row) =
-                        *reinterpret_cast<const uint4*>(from.data + ((place ^ 8 * i) + columns * i));
-                of_row += rows * to.step;
-            }
-            of_eight += 8 * warps() * to.step;
-            place += 8 * warps() * columns;
+    const std::int64_t step = 2 * (range.reverse ? -tensor.stride[1] : tensor.stride[1]);
+    char* const first = row_of(tensor, range, 0, head, first_column);
+    const bool pieces = in_pieces(tensor, first);
+    each_piece<columns>(range.length, [&](int i, int j) {
+        if (pieces && j + 8 <= count) {
+            *reinterpret_cast<uint4*>(first + i * step + 2 * j) = *reinterpret_cast<const uint4*>(&from.pair(i, j));
+            return;
         }
-    }
-    each_element(range.length, count - in_pieces, [&](int i, int j) {
-        *reinterpret_cast<std::uint16_t*>(to.first + i * to.step + (in_pieces + j) * to.element) =
-            from.at(i, in_pieces + j);
+        HEADRACE_ROLLED
+        for (int c = 0; c < 8 && j + c < count; ++c)
+            *reinterpret_cast<std::uint16_t*>(first + i * step + 2 * (j + c) * tensor.stride[3]) = from.at(i, j + c);
     });
 }
 

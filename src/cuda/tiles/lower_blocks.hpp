@@ -6,8 +6,8 @@
 namespace headrace::cuda {
 
 // Blocks of 16 x 16 on and below the diagonal, up to three for each of four warps that follow each other, one after
-// another. The first three warps have those of rows from 48, 32 and 16 on, from the right, the third the one behind
-// first; without what is left, the first and the last on the diagonal, which are the fourth's.
+// another. By rows and columns of blocks: (3,2) (3,1) (3,0); (2,2) (2,1) (2,0); (1,0) (1,1); (3,3) (0,0). So a warp's
+// first one is next to the diagonal, or on it, and those of rows 2 and 3 have columns 1 and 0 at the same turn.
 struct LowerBlock {
     static constexpr int turns = 3;
     int row, column;  // of its first element

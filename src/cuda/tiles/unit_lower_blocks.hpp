@@ -44,8 +44,8 @@ struct UnitLowerBlocks {
     HEADRACE_DEVICE float2& diagonal_pair(int block, int i, int j) const {
         return *reinterpret_cast<float2*>(&diagonal_block(block).at(i, j));
     }
-    // `own`: this warp's blocks of n; those on the diagonal are in `diagonal`, behind a barrier. Called by four warps.
-    // The last two may come back while the first two go on.
+    // `own`: this warp's blocks of n; those on the diagonal are in `diagonal`, behind a barrier. Squares are of the inverse
+    // itself: not with factors. Called by four warps. The last two may come back while the first two go on.
     HEADRACE_DEVICE void compute(const float (&own)[LowerBlock::turns][2][4], Images to, bool with_squares) const {
         if (warp() >= 2) invert_diagonal(2 * (warp() - 2) + lane() / size, to, with_squares);
         ptx::sync_block();

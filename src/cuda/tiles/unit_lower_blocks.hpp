@@ -13,9 +13,9 @@ HEADRACE_DEVICE void multiply_transposed(float (&sums)[2][4], const SplitA& a, c
         multiply(sums[half], a, {{b.high[half], b.high[2 + half]}, {b.low[half], b.low[2 + half]}});
 }
 
-// inverse = (I - n)^-1, n [64,64] strictly lower, as high + low in two images. Blocks on the diagonal by substitution in
-// fp32; then [[A, 0], [-B, D]]^-1 = [[A^-1, 0], [D^-1 B A^-1, D^-1]] twice, from 16 to 32 and 64 rows, with operands of
-// 16 bits. What a warp multiplies from the right it has in registers, as it is or as the transpose of a product:
+// inverse = (I - n)^-1, n [64,64] strictly lower, as high + low in two images. Blocks on the diagonal by substitution
+// in fp32; then [[A, 0], [-B, D]]^-1 = [[A^-1, 0], [D^-1 B A^-1, D^-1]] twice, from 16 to 32 and 64 rows, with operands
+// of 16 bits. What a warp multiplies from the right it has in registers, as it is or as the transpose of a product:
 // (B A^-1)^T = A^-T B^T.
 struct UnitLowerBlocks {
     // What is stored: the inverse; with factors, without its ones, each column times its factor.
@@ -44,8 +44,8 @@ struct UnitLowerBlocks {
     HEADRACE_DEVICE float2& diagonal_pair(int block, int i, int j) const {
         return *reinterpret_cast<float2*>(&diagonal_block(block).at(i, j));
     }
-    // `own`: this warp's blocks of n; those on the diagonal are in `diagonal`, behind a barrier. Squares are of the inverse
-    // itself: not with factors. Called by four warps. The last two may come back while the first two go on.
+    // `own`: this warp's blocks of n; those on the diagonal are in `diagonal`, behind a barrier. Squares are of the
+    // inverse itself: not with factors. Called by four warps. The last two may come back while the first two go on.
     HEADRACE_DEVICE void compute(const float (&own)[LowerBlock::turns][2][4], Images to, bool with_squares) const {
         if (warp() >= 2) invert_diagonal(2 * (warp() - 2) + lane() / size, to, with_squares);
         ptx::sync_block();

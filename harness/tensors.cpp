@@ -1,4 +1,5 @@
 // make_tensors, make_shapes and make_call: the tensors that a problem line stands for, and the call on them.
+// over 400 lines: what each tensor of a line holds, in one place.
 #include "harness/tensors.hpp"
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <mutex>
 #include <numeric>
 #include <set>
+#include <thread>
 
 #include "harness/device_call.hpp"
 #include "harness/gate_values.hpp"
@@ -79,17 +81,27 @@ class Maker {
         });
     }
 
-    // row(number of the row, its length, values) for consecutive pieces of `length` elements.
+    // row(number of the row, its length, values) for consecutive pieces of `length` elements, large tensors by several
+    // threads.
     template <typename Row>
     void fill_rows(Tensor& tensor, std::int64_t length, Row row) {
         if (memory_ == Memory::none) return;
-        const std::int64_t total = tensor.numel();
-        std::vector<double> values(static_cast<std::size_t>(length));
-        for (std::int64_t first = 0; first < total; first += length) {
-            const std::int64_t count = std::min(length, total - first);
-            row(first / length, count, values.data());
-            tensor.write(first, count, values.data());
+        const std::int64_t total = tensor.numel(), rows = (total + length - 1) / length;
+        const auto fill_some = [&](std::int64_t begin, std::int64_t end) {
+            std::vector<double> values(static_cast<std::size_t>(length));
+            for (std::int64_t i = begin; i < end; ++i) {
+                const std::int64_t count = std::min(length, total - i * length);
+                row(i, count, values.data());
+                tensor.write(i * length, count, values.data());
+            }
+        };
+        const std::int64_t processors = std::thread::hardware_concurrency(), useful = total >> 22;
+        const std::int64_t parts = std::clamp<std::int64_t>(useful, 1, std::max<std::int64_t>(processors, 1));
+        std::vector<std::jthread> threads;
+        for (std::int64_t part = 1; part < parts; ++part) {
+            threads.emplace_back(fill_some, rows * part / parts, rows * (part + 1) / parts);
         }
+        fill_some(0, rows / parts);
     }
 
     void add_normal(const std::string& name, DType dtype, const Shape& shape, double scale = 1) {
@@ -117,9 +129,9 @@ class Maker {
         if (line_.op != Operator::comba) return;
         // Erase keys point about where k does (cosine 0.9) and are no longer than k: the recurrence stays contractive.
         const Stream noise_stream(line_.seed, "p");
-        std::vector<double> noise(static_cast<std::size_t>(line_.K));
         fill_rows(add("p", line_.dtype, token_shape(line_.H, line_.K)), line_.K,
                   [&](std::int64_t row, std::int64_t count, double* values) {
+                      std::vector<double> noise(static_cast<std::size_t>(count));
                       draw_key(key_stream, row, values);
                       draw_key(noise_stream, row, noise.data());
                       for (std::int64_t c = 0; c < count; ++c) values[c] += 0.5 * noise[static_cast<std::size_t>(c)];

@@ -115,7 +115,8 @@ void* stream_of(const Frame& frame) {
 
 Scratch::Scratch(const Frame& frame, std::size_t bytes) : frame_(frame), bytes_(bytes) {
     if (frame.device == Device::cpu || bytes == 0) return;
-    Allocation allocation = {sizeof(Allocation), nullptr, frame.call.context, bytes, 256, nullptr};
+    constexpr std::size_t alignment = 16;  // the most that XLA lets ask for; a Workspace may begin anywhere
+    Allocation allocation = {sizeof(Allocation), nullptr, frame.call.context, bytes, alignment, nullptr};
     check(frame.call.api->allocate(&allocation));
     data_ = allocation.data;
 }

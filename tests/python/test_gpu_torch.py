@@ -26,7 +26,7 @@ RAGGED = [0, 70, 70, 71, 150]
 
 
 def there(tensors):
-    return {name: x.detach().to(DEVICE) for name, x in tensors.items()}
+    return {name: x.detach().to(DEVICE, non_blocking=True) for name, x in tensors.items()}
 
 
 def d_of(x):

@@ -26,7 +26,8 @@ def _call_type(q: Tensor, k: Tensor, v: Tensor, p: Maybe, device: str) -> Tuple[
     Else it is that of q, k, v and p, of several the least that holds them all. Autocast leaves float64 alone.
     """
     dtype = q.dtype
-    is_autocast = (device == "cpu" or torch.amp.is_autocast_available(device)) and torch.is_autocast_enabled(device)
+    known = device in ("cpu", "cuda")  # of which no question: torch.compile cannot trace it in all releases
+    is_autocast = (known or torch.amp.is_autocast_available(device)) and torch.is_autocast_enabled(device)
     if not is_autocast and k.dtype == dtype and v.dtype == dtype and (p is None or p.dtype == dtype):
         return dtype, False
     for name, x in (("q", q), ("k", k), ("v", v), ("p", p)):

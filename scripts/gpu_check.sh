@@ -204,7 +204,7 @@ python_stages() {
         for name in torch jax; do not_run $name "needs nanobind, numpy, ml_dtypes, the headers of python3, no --build"; done
         return
     fi
-    stage "python package" 120 make_site || return
+    stage "python package" 120 "${shell[@]}" make_site || return
     for name in torch jax; do
         if [ ! -e "tests/python/test_gpu_$name.py" ]; then
             not_run $name "there is no tests/python/test_gpu_$name.py"
@@ -213,7 +213,7 @@ python_stages() {
         elif ! has_gpu $name; then
             not_run $name "no $name with CUDA in python3"
         else
-            stage $name 90 python_tests $name
+            stage $name 90 "${shell[@]}" python_tests $name
         fi
     done
 }
@@ -222,7 +222,7 @@ export check results sanitizer build jobs site
 export -f conformance sanitize make_site python_tests
 shell=(bash -c '"$@"' bash)  # for a function in a process of its own, which timeout can end
 
-reserve=150
+reserve=90
 stage conformance! 100 "${shell[@]}" conformance @seconds &
 stage streams! 70 "$check" streams --seconds @seconds --results "$results" &
 if [ -z "$sanitizer" ]; then

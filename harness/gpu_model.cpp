@@ -12,7 +12,10 @@ constexpr double reserved_shared = 1024;  // of a block: CUDA C++ Programming Gu
 constexpr int registers = 65536, most_threads = 2048, most_blocks = 32;  // of a multiprocessor, ibid.
 constexpr double tensor_cores = 4;                                       // of a multiprocessor, ibid.
 constexpr double bytes_of_cycle = 128;  // that a multiprocessor's load/store units move: 32 banks of 4 bytes
-constexpr double schedulers = 4;        // of a multiprocessor, each issues an instruction of a warp in a cycle, ibid.
+constexpr double schedulers = 4;        // of a multiprocessor, each could issue an instruction in a cycle, ibid.
+// What it does issue, with the one to three warps that the kernels' registers leave it, most of which wait for what
+// came before or for instructions to arrive: 0.25 to 0.43 were measured on an H200 (docs/performance.md).
+constexpr double issued_of_cycle = 0.32;
 
 // Sources. Shared memory: CUDA C++ Programming Guide. Multiprocessors, clock and peaks (dense): NVIDIA's papers on H100
 // and A100, the H200's data sheet. Of the H200 bandwidth and matrix_flop are measured figures: 4.3 of 4.8 TB/s, 790 of
@@ -77,7 +80,8 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
                 {"barriers", work.barriers * gpu.barrier / gpu.clock}};
     };
     const auto units = [&](const KernelWork& work, double beside) {
-        const double issued = up(beside * warps, schedulers) * instructions(work) / warps / gpu.clock,
+        const double issued = up(beside * warps, schedulers) * instructions(work) / warps /
+                              (gpu.clock * issued_of_cycle),
                      shared = std::max({work.tensor_flop / gpu.tensor_flop, work.fma_flop / fma_flop,
                                         work.tile_bytes / tile_bytes});
         return std::max(processors * beside * shared, issued);
@@ -106,7 +110,7 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
                    {"tensor cores", total.tensor_flop / gpu.tensor_flop},
                    {"multiply-adds", total.fma_flop / fma_flop},
                    {"tiles", total.tile_bytes / tile_bytes},
-                   {"issue", instructions(total) / schedulers / gpu.clock / processors},
+                   {"issue", instructions(total) / (schedulers * issued_of_cycle) / gpu.clock / processors},
                    {"chain", chain}};
     time.limit = *std::max_element(time.floors.begin(), time.floors.end(),
                                    [](const Floor& a, const Floor& b) { return a.seconds < b.seconds; });

@@ -11,7 +11,7 @@
 namespace headrace::cli {
 namespace {
 
-constexpr const char* what_it_is = "modelled, not measured; of no GPU yet compared with a run";
+constexpr const char* what_it_is = "a model, not measured: docs/performance.md compares it with an H200";
 
 harness::CallBytes bytes_of(const Call& call) {
     std::vector<PlanEntry> entries;

@@ -33,16 +33,17 @@ FORWARDS = {"gated_delta_rule": ["t256 h1 hv4 v48", "t128 h1 hv4 v48", "t128 h4 
             "gla": ["t256 h1 v64", "t128 h1 v64", "t1088 h1 v64"]}
 SWEPT = ["t128 h4 hv8 v64", "t192 h8 v64", "t128 h8 v64", "t64 h8 v128", "t64 h34 v128"]
 BACKWARDS = {"gated_delta_rule": SWEPT, "comba": SWEPT, "kda": SWEPT, "gla": SWEPT,
-             "simple_gla": ["t128 h8 v{K}", "t64 h8 v{K}", "t64 h1 hv8 v{K}", "t128 h4 hv8 v{K}"]}
+             "simple_gla": ["t128 h8 v{K}", "t192 h8 v{K}", "t64 h8 v{K}", "t64 h1 hv8 v{K}", "t128 h4 hv8 v{K}"]}
 RULES = {"gated_delta_rule": "delta", "kda": "delta", "comba": "comba", "simple_gla": "additive", "gla": "additive"}
 IN_F16 = {("gated_delta_rule", "fwd"), ("comba", "fwd")}
-# The numbers of a row that a kernel has; of others one is enough. BLOCK: walks have few or many warps.
+# The numbers of a row that a kernel has; of others one is enough. BLOCK: walks have few or many warps with values.
 BESIDE, STEP, HEAD, VALUES, BLOCK = range(5)
 NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_key_gradient": (STEP, HEAD),
            **dict.fromkeys(("tensor_gradients", "channel_gradients"), (STEP, HEAD, VALUES)),
            **dict.fromkeys(("tensor_walk", "tensor_sweeps", "channel_sweeps"), (BESIDE, STEP, BLOCK)),
            **dict.fromkeys(("tensor_forward", "tensor_forward_terms", "channel_walk", "channel_estimate"), (BESIDE, STEP))}
 PREPARED_HEADS = 4
+WITH_FETCHING, FETCHING = ("tensor_walk", "tensor_sweeps"), 4  # kernels with more than 64 channels; warps
 # The least share of a warp's lanes that execute an instruction, on the mean, where all tiles are whole: what is lost are
 # lanes that part, at masks, or have nothing to do. Gradients lose up to a fifth, where lanes part on the diagonals of
 # triangles; with 64 channels so do the warps that decay rows for a walk, and prepare where it adds up over tokens.
@@ -111,12 +112,13 @@ def size_of(sizes, name, otherwise):
     return int(found.group(1)) if found else otherwise
 
 
-def times_of(launch, sizes):
-    """How often warps do what the numbers of a row are of."""
+def times_of(launch, sizes, K):
+    """How often warps do what the numbers of a row are of: of blocks where others fetch for them, those with values."""
     heads = size_of(sizes, "h", 1)
     group = size_of(sizes, "hv", heads) // heads
     parts = -(-group // PREPARED_HEADS) if launch["kernel"] == "tensor_prepare" else 1
-    warps, blocks_of_values = launch["threads"] // 32, -(-size_of(sizes, "v", 0) // 64)
+    others = FETCHING if launch["kernel"] in WITH_FETCHING and K > 64 else 0
+    warps, blocks_of_values = launch["threads"] // 32 - others, -(-size_of(sizes, "v", 0) // 64)
     steps = warps * launch["all_steps"]
     if launch["kernel"] == "channel_gradients":  # a value head each; one stores gradients of keys that it does not share
         return [warps * launch["blocks"], steps, steps * (group == 1), steps * blocks_of_values, launch["all_steps"]]
@@ -134,7 +136,7 @@ def measure(runs, quick):
             if not kernel.startswith(("tensor_", "channel_")):
                 continue
             its = [launch for launch in launches if launch["kernel"] == kernel]
-            times = [sum(column) for column in zip(*(times_of(launch, sizes) for launch in its))]
+            times = [sum(column) for column in zip(*(times_of(launch, sizes, K) for launch in its))]
             found = [its for symbol, its in executed.items() if re.search(f"{len(kernel)}{kernel}[IE]", symbol)]
             instructions, lanes = (sum(column) for column in zip(*found))
             swept = direction == "bwd" and operator != "simple_gla"

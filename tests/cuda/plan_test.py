@@ -98,7 +98,7 @@ class Plan(unittest.TestCase):
             tiles = tiles.replace("(32|64)", "32")
         pairs = {
             "products on tensor cores": (launch["tensor_flop"] / 4096, total(r"mma\.sync.*"), EXACT),
-            "barriers": (launch["barriers"], total(r"bar\.sync") / (launch["threads"] / 32), EXACT),
+            "barriers": (launch["barriers"], total(r"bar(rier)?\.sync") / (launch["threads"] / 32), EXACT),
             "accesses": (launch["tile_bytes"] / 128, total(tiles, of_tile), max(2 * below, 0.07)),
             "bytes in": (launch["input_bytes"] + saved_in, moved("ld") + 512 * total(r"cp\.async\.cg\..*") + 128 * total(r"cp\.async\.ca\..*"), EXACT),
             "bytes out": (launch["output_bytes"] + saved_out, moved("st"), EXACT),

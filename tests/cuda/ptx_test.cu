@@ -244,7 +244,7 @@ TEST(Ptx, Copies) {
 
 // ---- barriers and shuffles ----
 
-// Warps 0 and 1 meet at barrier 1, warps 2 and 3 at barrier 2, then all.
+// Warps 0 and 1 meet at barrier 1, warps 2 and 3 at barrier 2, then all, and all again from two places.
 __global__ void meetings(int* out) {
     __shared__ int values[4 * lanes];
     const int i = static_cast<int>(threadIdx.x), half = i / (2 * lanes);
@@ -252,18 +252,30 @@ __global__ void meetings(int* out) {
     ptx::sync_threads(1 + half, 2 * lanes);
     const int partner = values[i ^ lanes];
     ptx::sync_block();
-    out[2 * i] = partner;
-    out[2 * i + 1] = values[4 * lanes - 1 - i];
+    out[3 * i] = partner;
+    out[3 * i + 1] = values[4 * lanes - 1 - i];
+    ptx::sync_block();
+    if (half == 0) {
+        values[i] = 7 * i;
+        ptx::prefetch(out + i);  // changes nothing
+        ptx::meet_threads(3, 4 * lanes);
+        out[3 * i + 2] = values[i + 2 * lanes];
+    } else {
+        values[i] = -i;
+        ptx::meet_threads(3, 4 * lanes);
+        out[3 * i + 2] = values[i - 2 * lanes];
+    }
 }
 
 TEST(Ptx, Barriers) {
-    const OnDevice<int> target(std::vector<int>(8 * lanes));
+    const OnDevice<int> target(std::vector<int>(12 * lanes));
     meetings<<<1, 4 * lanes>>>(target.data());
     const std::vector<int> out = target.values();
     for (int i = 0; i < 4 * lanes; ++i) {
         const int partner = i ^ lanes, last = 4 * lanes - 1 - i;
-        EXPECT_EQ(out[static_cast<std::size_t>(2 * i)], partner * partner);
-        EXPECT_EQ(out[static_cast<std::size_t>(2 * i + 1)], last * last);
+        EXPECT_EQ(out[static_cast<std::size_t>(3 * i)], partner * partner);
+        EXPECT_EQ(out[static_cast<std::size_t>(3 * i + 1)], last * last);
+        EXPECT_EQ(out[static_cast<std::size_t>(3 * i + 2)], i < 2 * lanes ? -(i + 2 * lanes) : 7 * (i - 2 * lanes));
     }
 }
 

@@ -1,5 +1,6 @@
 // AdditiveKernel: a thread block walks the chunks of one sequence or segment, value head and 64 values on tensor cores;
 // four warps have 16 of the values each, four compute the scores of the next chunk meanwhile.
+// over 400 lines: two roles that hand each other chunk after chunk.
 #pragma once
 
 #include "cuda/chunk/additive_ops.hpp"
@@ -39,6 +40,7 @@ struct AdditiveKernel {
         std::int64_t n, head;
         int first_chunk, end_chunk, first_value, last;
         TokenRows q, k, v, partner, o;
+        GateParameters<float> gate;
     };
 
     const KernelArgs& args;
@@ -108,12 +110,13 @@ struct AdditiveKernel {
     }
 
   private:
-    // Of a lane's two, and of the chunk's last where terms cross it.
+    // Gates as they came, of a lane's two tokens, and of the chunk's last where terms cross it.
     struct Tokens {
-        float log_decay[2], last;
+        float gate[2], last;
     };
 
-    // Which warps have values, which of the others the decays.
+    // Which warps have values, and fetch; which of the others the decays.
+    static constexpr Warps fetching{0, block_warps};
     HEADRACE_DEVICE static bool walks() { return warp() < block_warps; }
     HEADRACE_DEVICE static bool knows_decays() { return warp() == 2 * block_warps - 1; }
     HEADRACE_DEVICE bool of_keys() const { return leaves_terms && args.gate_walk.terms == GateTerms::of_keys; }
@@ -153,7 +156,8 @@ struct AdditiveKernel {
                        rows_of(args.k, all, of_keys, 0),
                        v,
                        leaves_terms ? rows_of(args.key_gradient.rows, all, key_head, first) : v,
-                       rows_of(args.o, all, of_values, first)};
+                       rows_of(args.o, all, of_values, first),
+                       gate_parameters<float>(args, head)};
         }
         ptx::sync_block();
     }
@@ -170,37 +174,37 @@ struct AdditiveKernel {
         HEADRACE_ROLLED
         for (int chunk = first_turn(); chunk < end; ++chunk) {
             begin_turn(chunk, outputs);
-            if (lead() == 0) ptx::sync_block();
+            if (lead() == 0) meet_block();
             if (there(chunk)) compute(chunk, outputs);
         }
-        if (leaves_terms) ptx::sync_block();
+        if (leaves_terms) meet_block();
     }
     HEADRACE_DEVICE void prepare_all(bool outputs) {
         const int end = course->end_chunk;
         Tokens next{};
         HEADRACE_ROLLED
         for (int chunk = first_turn(); chunk < end; ++chunk) {
-            begin_turn(chunk, outputs);
             const int prepared = chunk + lead();
-            if (leaves_terms && there(chunk - 1)) store_terms(chunk - 1);
-            if (there(prepared)) prepare(prepared, outputs, next);
+            const Tokens now = next;  // those of the next chunk arrive meanwhile
             if (knows_decays() && there(prepared + 1)) next = tokens_of(prepared + 1);
-            if (lead() == 0) ptx::sync_block();
+            begin_turn(chunk, outputs);
+            if (leaves_terms && there(chunk - 1)) store_terms(chunk - 1);
+            if (there(prepared)) prepare(prepared, outputs, now);
+            if (lead() == 0) meet_block();
         }
         if (!leaves_terms) return;
-        ptx::sync_block();
+        meet_block();
         if (there(end - 1)) store_terms(end - 1);
     }
     HEADRACE_DEVICE void begin_turn(int chunk, bool outputs) const {
         const int prepared = chunk + lead(), arriving = prepared + lead();
-        ptx::wait_for_copies<0>();
-        ptx::sync_block();
-        if (there(arriving)) fetch_keys(arriving, outputs);
-        if (there(prepared)) fetch_values(prepared);
-        ptx::end_copies();
-        if (lead() == 1) return;
-        ptx::wait_for_copies<0>();
-        ptx::sync_block();
+        end_copies_of_block();
+        if (walks()) {  // whose turn is the shorter one
+            if (there(arriving)) fetch_keys(arriving, outputs);
+            if (there(prepared)) fetch_values(prepared);
+            ptx::end_copies();
+        }
+        if (lead() == 0) end_copies_of_block();
     }
 
     // ---- a chunk, by the warps with values ----
@@ -253,7 +257,8 @@ struct AdditiveKernel {
                 row_norm = gradient.row_norms[norm_place(range, i)],
                 value_norm = gradient.value_norms[norm_place(range, i)];
         }
-        if (knows_decays()) of = scores.decays.prepare(tokens.log_decay[0], tokens.log_decay[1]);
+        if (knows_decays()) of = scores.decays.prepare(log_decay_of(chunk, 2 * lane(), tokens.gate[0]),
+                                                       log_decay_of(chunk, 2 * lane() + 1, tokens.gate[1]));
         if (outputs) scores.multiply_rows(keys.q, keys.k);
         if (gradient.row_norms != nullptr) {
             if (score_thread() < tensor_chunk) q_norm[score_thread()] = row_norm, k_norm[score_thread()] = value_norm;
@@ -282,21 +287,31 @@ struct AdditiveKernel {
         if (lane() != 0) return;
         const SplitDecay<float> decay = split_decay<float>(of.through);
         to.whole = decay.whole, to.part = decay.part;
-        if (of_keys()) terms[chunk % 2].decay = static_cast<float>(of.through * exp(static_cast<double>(tokens.last)));
+        if (!of_keys()) return;
+        const double last = log_decay(args, course->gate, tokens.last);
+        terms[chunk % 2].decay = static_cast<float>(of.through * exp(last));
+    }
+    // The token of the sequence whose gate decays this one, and whether there is one.
+    HEADRACE_DEVICE int late() const { return args.late_gate ? 1 : 0; }
+    HEADRACE_DEVICE static bool has_gate(const ChunkRange& range, int token, int gate) {
+        return token < range.length && range.first + gate >= 0;
     }
     HEADRACE_DEVICE Tokens tokens_of(int chunk) const {
-        const ChunkRange range = range_of(chunk);
-        const int late = args.late_gate ? 1 : 0, count = of_keys() ? 3 : 2;
         Tokens of{};
-        HEADRACE_ROLLED
-        for (int number = 0; number < count; ++number) {
-            const int token = number < 2 ? 2 * lane() + number : range.length - 1,
-                      gate = number < 2 ? token - late : token;
-            if (token >= range.length || range.first + gate < 0) continue;
-            const float log_decay = token_log_decay(args, range, gate, course->head);
-            (number == 0 ? of.log_decay[0] : number == 1 ? of.log_decay[1] : of.last) = log_decay;
-        }
+        if (!args.g.given) return of;
+        const ChunkRange range = range_of(chunk);
+        const auto gate = [&](int token, int of) {
+            return has_gate(range, token, of)
+                       ? pre_activation<float>(args, range.row, range.token(of), course->head, 0)
+                       : 0.0f;
+        };
+        const int first = 2 * lane(), last = range.length - 1;
+        of.gate[0] = gate(first, first - late()), of.gate[1] = gate(first + 1, first + 1 - late());
+        if (of_keys()) of.last = gate(last, last);
         return of;
+    }
+    HEADRACE_DEVICE float log_decay_of(int chunk, int token, float gate) const {
+        return has_gate(range_of(chunk), token, token - late()) ? log_decay(args, course->gate, gate) : 0.0f;
     }
     HEADRACE_DEVICE static int score_thread() { return static_cast<int>(threadIdx.x) - block_threads; }
     HEADRACE_DEVICE std::int64_t norm_place(const ChunkRange& range, int i) const {
@@ -337,15 +352,20 @@ struct AdditiveKernel {
     HEADRACE_DEVICE void fetch_keys(int chunk, bool outputs) const {
         const Keys to = keys_of(chunk);
         const ChunkRange range = range_of(chunk);
-        if (outputs) copy_rows(to.q, course->q.from(range.first), range.length, tensor_chunk, args.K);
-        copy_rows(to.k, course->k.from(range.first), range.length, tensor_chunk, args.K);
+        HEADRACE_ROLLED  // the same code for both: what is new to a multiprocessor is slow
+        for (int which = outputs ? 0 : 1; which < 2; ++which) {
+            const TokenRows from = (which == 0 ? course->q : course->k).from(range.first);
+            copy_rows(which == 0 ? to.q : to.k, from, range.length, tensor_chunk, args.K, K, fetching);
+        }
     }
     HEADRACE_DEVICE void fetch_values(int chunk) const {
         const Values to = values_of(chunk);
         const ChunkRange range = range_of(chunk);
         const int count = args.V - course->first_value;
-        copy_rows(to.v, course->v.from(range.first), range.length, tensor_chunk, count);
-        if (leaves_terms) copy_rows(to.partner, course->partner.from(range.first), range.length, tensor_chunk, count);
+        copy_rows(to.v, course->v.from(range.first), range.length, tensor_chunk, count, tensor_values, fetching);
+        if (leaves_terms)
+            copy_rows(to.partner, course->partner.from(range.first), range.length, tensor_chunk, count, tensor_values,
+                      fetching);
     }
 
     // ---- what is left of d_q and d_k, and for a gate's gradient ----

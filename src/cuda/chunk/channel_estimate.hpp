@@ -13,10 +13,12 @@ template <int K>
 struct ChannelEstimate {
     static constexpr int own = K / warp_lanes;  // channels of a lane
     static constexpr float limit = 0.75f;
+    static constexpr int ahead = 4;  // chunks whose numbers are on their way while one is looked at
 
     struct Numbers {
         float kept, added_mean;
-        float added[own], decay[own];
+        float added[own];
+        float2 decay[own];  // as they were prepared: a sum would wait for them
     };
 
     const KernelArgs& args;
@@ -26,23 +28,32 @@ struct ChannelEstimate {
         const std::int64_t chunks = (s.end - s.begin + tensor_chunk - 1) / tensor_chunk,
                            first = saved_place(args, s, n, head, 0, tensor_chunk);
         float held[own] = {}, latest = 0;
-        Numbers next = chunks > 0 ? load(first) : Numbers{};
+        Numbers next[ahead];
+#pragma unroll
+        for (int i = 0; i < ahead; ++i)
+            if (i < chunks) next[i] = load(first + i * args.HV);
         HEADRACE_ROLLED
-        for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-            const Numbers now = next;
-            const std::int64_t place = first + chunk * args.HV;
-            if (chunk + 1 < chunks) next = load(place + args.HV);
-            float sum = 0;
+        for (std::int64_t chunk = 0; chunk < chunks; chunk += ahead) {
 #pragma unroll
-            for (float of_channel : held) sum += of_channel;
-            const bool fine = sum_of_warp(sum) / args.K + latest > limit;
+            for (int i = 0; i < ahead; ++i) {
+                if (chunk + i >= chunks) break;
+                const Numbers now = next[i];
+                const std::int64_t place = first + (chunk + i) * args.HV;
+                if (chunk + i + ahead < chunks) next[i] = load(place + ahead * args.HV);
+                float sum = 0;
 #pragma unroll
-            for (int c = 0; c < own; ++c)
-                held[c] = held[c] * now.kept * now.decay[c] * now.decay[c] + (fine ? 0.0f : now.added[c]);
-            latest = now.added_mean;
-            if (fine && lane() == 0) {
-                float* const numbers = args.prepared.numbers + 4 * place;
-                numbers[1] = numbers[2] = 1;
+                for (float of_channel : held) sum += of_channel;
+                const bool fine = sum_of_warp(sum) / args.K + latest > limit;
+#pragma unroll
+                for (int c = 0; c < own; ++c) {
+                    const float decay = now.decay[c].x + now.decay[c].y;
+                    held[c] = held[c] * now.kept * decay * decay + (fine ? 0.0f : now.added[c]);
+                }
+                latest = now.added_mean;
+                if (fine && lane() == 0) {
+                    float* const numbers = args.prepared.numbers + 4 * place;
+                    numbers[1] = numbers[2] = 1;
+                }
             }
         }
     }
@@ -54,8 +65,8 @@ struct ChannelEstimate {
 #pragma unroll
         for (int i = 0; i < own; ++i) {
             const std::int64_t c = place * K + lane() + i * warp_lanes;
-            const float2 decay = reinterpret_cast<const float2*>(args.prepared.decay)[c];
-            numbers.added[i] = args.prepared.added[c], numbers.decay[i] = decay.x + decay.y;
+            numbers.added[i] = args.prepared.added[c];
+            numbers.decay[i] = reinterpret_cast<const float2*>(args.prepared.decay)[c];
         }
         return numbers;
     }

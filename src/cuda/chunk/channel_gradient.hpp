@@ -82,33 +82,25 @@ struct ChannelGradient {
         if (delta && keys_overlap(args, rows.at->of_head) != fine) return;
         rows.fetch();
         fetch_gates();
-        fetch(0);
-        load_betas();
-        leave_level_operands(W);
-        ptx::wait_for_copies<0>();
-        ptx::sync_block();
-        rows.weigh();
-        ptx::sync_block();
-        begin_head();
         PairSums d_P = {}, d_l = {};
         BorderSums border = {};
-        const int blocks = value_blocks();
+        const int blocks = value_blocks(), ahead = args.stages - 1;  // what arrives, of what is computed
         HEADRACE_ROLLED
-        for (int block = 0; block < blocks; ++block) {
-            const bool more = block + 1 < blocks;
-            if (block > 0) {
-                ptx::wait_for_copies<0>();
+        for (int block = -ahead; block < blocks; ++block) {
+            if (block > -ahead) end_copies_of_block();
+            if (block + ahead < blocks) fetch(block + ahead);
+            if (block == -ahead) load_betas(), leave_level_operands(W);
+            if (ahead == 0) end_copies_of_block();
+            if (block < 0) continue;
+            if (block == 0) {
+                rows.weigh();
                 ptx::sync_block();
+                begin_head();
             }
-            if (more && args.stages == 2) fetch(block + 1);
             const Stage now = stage_of(block);
             multiply_both<true>(d_P, d_l, now, now.d);
             if (fine) add_rest(d_P, d_l, border, now, block);
             add_borders(border, now);
-            if (more && args.stages == 1) {
-                ptx::sync_block();
-                fetch(block + 1);
-            }
         }
         end_head(d_P, d_l, border);
     }
@@ -152,11 +144,14 @@ struct ChannelGradient {
         const ChunkRange& range = rows.at->range;
         const Stage stage = stage_of(block);
         const SweptChunks& from = args.swept;
-        copy_lines(stage.S, from.states + line * K, count);
-        copy_lines(stage.D, from.adjoints + line * K, count);
+        HEADRACE_ROLLED  // here and below, the same code for both: what is new to a multiprocessor is slow
+        for (int which = 0; which < 2; ++which)
+            copy_lines(which == 0 ? stage.S : stage.D, (which == 0 ? from.states : from.adjoints) + line * K, count);
         if (delta) {
-            copy_lines(stage.d, from.residuals + line * tensor_chunk, count);
-            copy_lines(stage.y, from.d_written + line * tensor_chunk, count);
+            HEADRACE_ROLLED
+            for (int which = 0; which < 2; ++which)
+                copy_lines(which == 0 ? stage.d : stage.y,
+                           (which == 0 ? from.residuals : from.d_written) + line * tensor_chunk, count);
         } else {
             copy_tokens<tensor_values, false>(stage.d, args.v, range, head, first, values);
         }

@@ -54,6 +54,28 @@ struct ChannelInputs {
         sources->rate = gate.rate, sources->gamma = gate.gamma;
     }
 
+    // Asks for rows of `count` tokens from `first` on, of so many bytes a channel, before they are read. By
+    // block_threads.
+    template <int K, int size>
+    HEADRACE_DEVICE void prefetch(const Strided& tensor, const Source& source, std::int64_t first, int count) const {
+        constexpr int line = 128, lines = size * K / line;  // of a row, in bytes
+        const int thread = ptx::not_before(static_cast<int>(threadIdx.x)) % block_threads, byte = thread % lines * line;
+        if (!source.together || byte >= size * args.K) return;
+        const char* from = tensor.data + (source.first + (first + thread / lines) * source.step + byte);
+        HEADRACE_ROLLED
+        for (int i = thread / lines; i < count; i += block_threads / lines) {
+            ptx::prefetch(from);
+            from += block_threads / lines * source.step;
+        }
+    }
+    template <int K>
+    HEADRACE_DEVICE void prefetch(std::int64_t first, int count) const {
+        prefetch<K, 2>(args.q, sources->q, first, count);
+        prefetch<K, 2>(args.k, sources->k, first, count);
+        if (args.prepared.log_decays == nullptr && args.g.given && args.g.dtype == DType::f32)
+            prefetch<K, 4>(args.g, sources->g, first, count);
+    }
+
     // Channels [c, c + 4) of a token, zero past the tensor's and the chunk's ends.
     HEADRACE_DEVICE Piece load_piece(const Strided& tensor, const Source& source, std::int64_t i, int c,
                                      std::int64_t length) const {

@@ -48,8 +48,9 @@ struct ChannelKeyRows {
     }
     // Queues copies.
     HEADRACE_DEVICE void fetch() const {
-        copy_tokens<K, false>(q, args.q, at->range, at->key_head, 0, args.K);
-        copy_tokens<K, false>(k, args.k, at->range, at->key_head, 0, args.K);
+        HEADRACE_ROLLED  // the same code for both
+        for (int which = 0; which < 2; ++which)
+            copy_tokens<K, false>(which == 0 ? q : k, which == 0 ? args.q : args.k, at->range, at->key_head, 0, args.K);
     }
     // Of a row, threads side by side.
     HEADRACE_DEVICE void weigh() const {

@@ -87,6 +87,7 @@ struct ChannelPrepare {
     HEADRACE_DEVICE void run(std::int64_t row, std::int64_t head) {
         if (!find_chunk(row, head)) return;
         find_sources(row * args.HV + head);
+        inputs().template prefetch<K>(0, range_.length);
         clear_scores();
         if (rows_together()) find_own_rows();
         weigh_tokens();

@@ -116,12 +116,12 @@ struct ChannelSweep : SweepWalk<K> {
         copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K);
         if (gradients) {
             copy_bytes<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
-            copy_lower(LowerCopy{stage.scores.high, from.scores + place * LowerImage::size},
+            copy_lower(all_warps(), LowerCopy{stage.scores.high, from.scores + place * LowerImage::size},
                        LowerCopy{stage.scores.low, from.scores_low + place * LowerImage::size});
         }
         if (delta) {
             copy_bytes<2 * rows_size>(stage.erases.data, from.erases + place * rows_size);
-            copy_lower(LowerCopy{stage.solve.high, from.solve_high + place * LowerImage::size},
+            copy_lower(all_warps(), LowerCopy{stage.solve.high, from.solve_high + place * LowerImage::size},
                        LowerCopy{stage.solve.low, from.solve_low + place * LowerImage::size});
             copy_bytes<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk);
             copy_bytes<16>(stage.numbers, from.numbers + place * 4);

@@ -152,6 +152,9 @@ struct ChannelWalk {
             fetch(first, chunk);
             const Stage to = stage_of(chunk);
             of.decay({to.reads, to.erases, to.writes}, first_token(chunk), length_of(chunk), place_of(chunk));
+            const int next = ptx::not_before(chunk) + 1;
+            if (next < rows->end_chunk)
+                of.inputs.template prefetch<K>(first_token(next), length_of(next));
         };
         each_chunk(0, [](int) {}, fetch_and_decay);
     }
@@ -159,16 +162,14 @@ struct ChannelWalk {
     template <class Compute, class Arrive>
     HEADRACE_DEVICE void each_chunk(int first_chunk, Compute compute, Arrive arrive) const {
         const int end_chunk = rows->end_chunk;
-        if (first_chunk < end_chunk) arrive(first_chunk);
+        const int ahead = args.stages - 1, first = first_chunk - ahead;
         HEADRACE_ROLLED
-        for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
-            ptx::wait_for_copies<0>();
-            ptx::sync_block();
-            const bool more = chunk + 1 < end_chunk;
+        for (int chunk = first; chunk < end_chunk; ++chunk) {
+            if (chunk > first) end_copies_of_block();
             // What follows from the chunk is computed where it stands, as registers are few.
-            if (more && args.stages == 2) arrive(ptx::not_before(chunk) + 1);
-            compute(ptx::not_before(chunk));
-            if (more && args.stages == 1) ptx::sync_block(), arrive(chunk + 1);
+            if (chunk + ahead < end_chunk) arrive(ptx::not_before(chunk) + ahead);
+            if (ahead == 0) end_copies_of_block();
+            if (chunk >= first_chunk) compute(ptx::not_before(chunk));
         }
     }
     // Threads have a channel each, in double as its decays may all be one and near 1.
@@ -297,19 +298,20 @@ struct ChannelWalk {
         const std::int64_t place = place_of(chunk);
         const Stage stage = stage_of(chunk);
         const Prepared& from = args.prepared;
+        const Warps by = warps_from(fetching);
         copy_rows(stage.v, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk, args.V - first,
-                  args.value_columns, fetching);
+                  args.value_columns, by);
         const LowerCopy scores{stage.scores, from.scores + place * LowerImage::size};
         if (!delta && wants_outputs()) copy_bytes<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
         if (!delta) copy_bytes<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
-        copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K, fetching);
-        if (!delta && wants_outputs()) copy_lower(scores);
+        copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K, by);
+        if (!delta && wants_outputs()) copy_lower(by, scores);
         if (delta) {
             const LowerCopy high{stage.solve.high, from.solve_high + place * LowerImage::size},
                 low{stage.solve.low, from.solve_low + place * LowerImage::size};
-            wants_outputs() ? copy_lower<fetching>(high, low, scores) : copy_lower<fetching>(high, low);
-            copy_bytes<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk, fetching);
-            copy_bytes<16>(stage.numbers, from.numbers + place * 4, fetching);
+            wants_outputs() ? copy_lower(by, high, low, scores) : copy_lower(by, high, low);
+            copy_bytes<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk, by);
+            copy_bytes<16>(stage.numbers, from.numbers + place * 4, by);
             if (const int own = static_cast<int>(threadIdx.x) - fetching * warp_lanes; own >= 0 && own < 2)
                 ptx::copy_4(ptx::shared_address(stage.exact + own), from.exact + place * 2 + own, 4);
         }

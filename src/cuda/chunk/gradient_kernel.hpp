@@ -121,9 +121,10 @@ struct GradientKernel {
         for (int member = 0; member < args.group; ++member)  // a barrier each: the task is there
             clear_parameter_sums(args, row, key_head * args.group + member);
         if (at.part * tensor_chunk >= s.end - s.begin) return;
-        copy_tokens(q, args.q, task->range, key_head, 0, args.K);
-        copy_tokens(k, args.k, task->range, key_head, 0, args.K);
-        if (comba) copy_tokens(e, args.p, task->range, key_head, 0, args.K);
+        HEADRACE_ROLLED  // here and below, the same code for several: what is new to a multiprocessor is slow
+        for (int which = 0; which < (comba ? 3 : 2); ++which)
+            copy_tokens(which == 0 ? q : which == 1 ? k : e, which == 0 ? args.q : which == 1 ? args.k : args.p,
+                        task->range, key_head, 0, args.K);
         Sums d_q = {}, d_k = {}, d_e = {};
         heads(d_q, d_k, d_e);
         store_keys(d_q, d_k, d_e);
@@ -147,13 +148,14 @@ struct GradientKernel {
         BorderDots dots{};
         float crossing = 0;
         bool any_fine = false;
-        fetch(0);
-        take_numbers(0);
+        const int ahead = args.stages - 1;  // what arrives, of what is computed
         HEADRACE_ROLLED
-        for (int step = 0; step < args.group * value_blocks(); ++step) {
-            ptx::wait_for_copies<0>();
-            ptx::sync_block();
-            if (args.stages == 2) fetch(step + 1);
+        for (int step = -ahead; step < args.group * value_blocks(); ++step) {
+            if (step > -ahead) end_copies_of_block();
+            fetch(step + ahead);
+            if (step == -ahead) take_numbers(0);
+            if (ahead == 0) end_copies_of_block();
+            if (step < 0) continue;
             if (step == 0) {
                 weigh_rows();
                 if (!comba && args.gate_gradient) keep_scores();
@@ -172,10 +174,6 @@ struct GradientKernel {
                 end_head(now.member, d_P, d_l, dots, crossing);
                 clear(d_P), clear(d_l);
                 dots = {}, crossing = 0;
-            }
-            if (args.stages == 1) {
-                ptx::sync_block();
-                fetch(step + 1);
             }
         }
         add_pairs(any_fine, d_q, d_k, d_e);
@@ -196,9 +194,13 @@ struct GradientKernel {
         const std::int64_t head = first_head() + values.member, line = first_line(values);
         const Stage stage = stage_of(step);
         const SweptChunks& from = args.swept;
-        copy(stage.S, from.states + line * K, count), copy(stage.D, from.adjoints + line * K, count);
-        copy(stage.r, from.residuals + line * tensor_chunk, count);
-        copy(stage.y, from.d_written + line * tensor_chunk, count);
+        HEADRACE_ROLLED
+        for (int which = 0; which < 2; ++which)
+            copy(which == 0 ? stage.S : stage.D, (which == 0 ? from.states : from.adjoints) + line * K, count);
+        HEADRACE_ROLLED
+        for (int which = 0; which < 2; ++which)
+            copy(which == 0 ? stage.r : stage.y, (which == 0 ? from.residuals : from.d_written) + line * tensor_chunk,
+                 count);
         copy_tokens(stage.d_o, args.d_o, task->range, head, first, count < tensor_values ? count : tensor_values);
         ptx::end_copies();
     }

@@ -60,18 +60,22 @@ struct PrepareKernel {
         const TokenRange sequence = sequence_of(args, at.n);
         if (at.part * tensor_chunk >= sequence.end - sequence.begin) return;
         const ChunkRange range = chunk_range(args, sequence, at.part);
-        copy_tokens(q, args.q, range, key_head, 0, args.K);
-        copy_tokens(k, args.k, range, key_head, 0, args.K);
-        if (args.undecayed_error) copy_tokens(e, args.p, range, key_head, 0, args.K);
+        HEADRACE_ROLLED  // the same code for all: what is new to a multiprocessor is slow
+        for (int which = 0; which < (args.undecayed_error ? 3 : 2); ++which)
+            copy_tokens(which == 0 ? q : which == 1 ? k : e, which == 0 ? args.q : which == 1 ? args.k : args.p, range,
+                        key_head, 0, args.K);
         ptx::end_copies();
         const int heads = args.group - first < prepared_heads ? args.group - first : prepared_heads;
         const std::int64_t head = key_head * args.group + first, place = row * args.HV + head;
-        const Tokens tokens = warp() < heads ? tokens_of(range, head + warp()) : Tokens{};
+        Tokens tokens = warp() < heads ? tokens_of(range, head + warp()) : Tokens{};
         ptx::wait_for_copies<0>();
         ptx::sync_block();
         weigh_rows();
         ptx::sync_block();
-        if (warp() < heads) store_tokens_of(tokens, place + warp());
+        if (warp() < heads) {
+            accept(tokens, range.length, head + warp());
+            store_tokens_of(tokens, place + warp());
+        }
         // The first three warps have rows behind 48, 32 and 16 tokens, the last two of these also their own block.
         const LowerBlock block(1, warp_of_blocks());
         ops.most_overlap =
@@ -85,9 +89,9 @@ struct PrepareKernel {
     }
 
   private:
-    // A lane's two, of a value head.
+    // A lane's two, of a value head, as they came: what follows from them would wait for them.
     struct Tokens {
-        float log_decay[2], beta[2];
+        float gate[2], beta[2];
     };
     HEADRACE_DEVICE Tokens tokens_of(const ChunkRange& range, std::int64_t head) const {
         Tokens of{};
@@ -95,15 +99,27 @@ struct PrepareKernel {
         for (int token = 0; token < 2; ++token) {
             const int i = 2 * lane() + token;
             if (i >= range.length) continue;
-            of.log_decay[token] = token_log_decay(args, range, i, head);
-            of.beta[token] = beta_value<float>(args, range.row, range.token(i), head, 0).value;
+            const std::int64_t at = range.token(i);
+            if (args.g.given) of.gate[token] = pre_activation<float>(args, range.row, at, head, 0);
+            if (args.beta.given) of.beta[token] = given_beta<float>(args, range.row, at, head, 0);
         }
         return of;
+    }
+    HEADRACE_DEVICE void accept(Tokens& tokens, int length, std::int64_t head) const {
+        const GateParameters<float> gate = gate_parameters<float>(args, head);
+#pragma unroll
+        for (int token = 0; token < 2; ++token) {
+            const bool there = 2 * lane() + token < length;
+            tokens.gate[token] = there ? log_decay(args, gate, tokens.gate[token]) : 0.0f;
+            tokens.beta[token] = !there            ? 0.0f
+                                 : args.beta.given ? accepted_beta(args, tokens.beta[token]).value
+                                                   : 1.0f;
+        }
     }
     HEADRACE_DEVICE ScalarDecays decays_of(int head) const { return {decays.powers + head * tensor_chunk}; }
     // What a chunk's tokens and their gates say, of the value head of this warp.
     HEADRACE_DEVICE void store_tokens_of(const Tokens& tokens, std::int64_t place) const {
-        const ScalarDecays::OfLane of = decays_of(warp()).prepare(tokens.log_decay[0], tokens.log_decay[1]);
+        const ScalarDecays::OfLane of = decays_of(warp()).prepare(tokens.gate[0], tokens.gate[1]);
         float* const to = args.prepared.factors + 4 * tensor_chunk * place;
         float factors[4][2];
 #pragma unroll

@@ -46,7 +46,7 @@ struct SweepKernel : SweepWalk<K> {
     HEADRACE_DEVICE void states(std::int64_t n, std::int64_t head, int first) {
         const TokenRange sequence = sequence_of(args, n);
         find_rows<false>(sequence, n, head, first);
-        this->load(args.initial_state, n, head, first);
+        if (this->walks()) this->load(args.initial_state, n, head, first);
         this->template each_chunk<false, int>(
             sequence, [&](int chunk, int turn) { fetch<false>(first, chunk, turn); },
             [&](int chunk, int turn) { advance(stage_of(turn), chunk, first); });
@@ -54,11 +54,11 @@ struct SweepKernel : SweepWalk<K> {
     HEADRACE_DEVICE void adjoints(std::int64_t n, std::int64_t head, int first) {
         const TokenRange sequence = sequence_of(args, n);
         find_rows<true>(sequence, n, head, first);
-        this->load(args.d_final_state, n, head, first);
+        if (this->walks()) this->load(args.d_final_state, n, head, first);
         this->template each_chunk<true, int>(
             sequence, [&](int chunk, int turn) { fetch<true>(first, chunk, turn); },
             [&](int chunk, int turn) { retreat(stage_of(turn), chunk, first); });
-        this->store(args.d_initial_state, of_sequence->n, of_sequence->head, first);
+        if (this->walks()) this->store(args.d_initial_state, of_sequence->n, of_sequence->head, first);
     }
 
   private:
@@ -111,23 +111,27 @@ struct SweepKernel : SweepWalk<K> {
         const Stage stage = stage_of(turn);
         const std::int64_t token = token_of(chunk), place = place_of(chunk), matrix = place * LowerImage::size;
         const int length = length_of(chunk);
-        copy_rows(stage.k, of_sequence->k.from(token), length, tensor_chunk, args.K);
-        if (gradients) copy_rows(stage.q, of_sequence->q.from(token), length, tensor_chunk, args.K);
-        if (args.undecayed_error) copy_rows(stage.e, of_sequence->e.from(token), length, tensor_chunk, args.K);
-        copy_rows(stage.rows, of_sequence->rows.from(token), length, tensor_chunk, args.V - first, args.value_columns);
+        const Warps by = fetching_warps(args);
+        HEADRACE_ROLLED  // the same code for all: what is new to a multiprocessor is slow
+        for (int which = gradients ? 0 : 1; which < (args.undecayed_error ? 3 : 2); ++which) {
+            const Matrix<K> to = which == 0 ? stage.q : which == 1 ? stage.k : stage.e;
+            const TokenRows& from = which == 0 ? of_sequence->q : which == 1 ? of_sequence->k : of_sequence->e;
+            copy_rows(to, from.from(token), length, tensor_chunk, args.K, K, by);
+        }
+        copy_rows(stage.rows, of_sequence->rows.from(token), length, tensor_chunk, args.V - first, args.value_columns,
+                  by);
         const Prepared& from = args.prepared;
         const LowerCopy high{stage.solve.high, from.solve_high + matrix}, low{stage.solve.low, from.solve_low + matrix};
         if constexpr (gradients) {
-            copy_lower(high, low, LowerCopy{stage.P.high, from.scores + matrix},
+            copy_lower(by, high, low, LowerCopy{stage.P.high, from.scores + matrix},
                        LowerCopy{stage.P.low, from.scores_low + matrix});
         } else {
-            copy_lower(high, low);
+            copy_lower(by, high, low);
         }
-        const float* const factors = from.factors + place * 4 * tensor_chunk;
-        each(tensor_chunk, [&](int i) { ptx::copy_16(ptx::shared_address(stage.read + 4 * i), factors + 4 * i, 16); });
-        if (threadIdx.x < 2)
-            ptx::copy_4(ptx::shared_address(stage.decay + threadIdx.x), from.decay + 2 * place + threadIdx.x, 4);
-        if (threadIdx.x == 2) ptx::copy_4(ptx::shared_address(stage.overlap), from.overlap + place, 4);
+        copy_bytes<16 * tensor_chunk>(stage.read, from.factors + place * 4 * tensor_chunk, by);
+        const int own = static_cast<int>(threadIdx.x) - by.first * warp_lanes;
+        if (own < 2) ptx::copy_4(ptx::shared_address(stage.decay + own), from.decay + 2 * place + own, 4);
+        if (own == 2) ptx::copy_4(ptx::shared_address(stage.overlap), from.overlap + place, 4);
         ptx::end_copies();
     }
 

@@ -26,24 +26,23 @@ struct SweepWalk {
         return args.V - first < args.value_columns ? args.V - first : args.value_columns;
     }
 
+    // Which warps have values, and which fetch: those without, where there are any.
+    HEADRACE_DEVICE bool walks() const { return warp() < value_warps(args); }
+    HEADRACE_DEVICE bool fetches() const { return warp() >= fetching_warps(args).first; }
+
     // The chunks of a sequence, from the first one or the last: fetch(chunk, turn) queues copies of what
     // compute(chunk, turn) reads, args.stages turns at once.
     template <bool from_end, class Count = std::int64_t, class Fetch, class Compute>
     HEADRACE_DEVICE void each_chunk(const TokenRange& sequence, Fetch fetch, Compute compute) {
         const Count chunks = static_cast<Count>((sequence.end - sequence.begin + tensor_chunk - 1) / tensor_chunk);
         const auto chunk_of = [&](Count turn) { return from_end ? chunks - 1 - turn : turn; };
-        if (chunks > 0) fetch(chunk_of(0), 0);
+        const Count ahead = args.stages - 1;  // what arrives, of what is computed
         HEADRACE_ROLLED
-        for (Count turn = 0; turn < chunks; ++turn) {
-            const bool more = turn + 1 < chunks;
-            ptx::wait_for_copies<0>();
-            ptx::sync_block();
-            if (more && args.stages == 2) fetch(chunk_of(turn + 1), turn + 1);
-            compute(chunk_of(turn), turn);
-            if (more && args.stages == 1) {
-                ptx::sync_block();
-                fetch(chunk_of(turn + 1), turn + 1);
-            }
+        for (Count turn = -ahead; turn < chunks; ++turn) {
+            if (turn > -ahead) end_copies_of_block();
+            if (fetches() && turn + ahead < chunks) fetch(chunk_of(turn + ahead), turn + ahead);
+            if (ahead == 0) end_copies_of_block();
+            if (walks() && turn >= 0) compute(chunk_of(turn), turn);
         }
     }
 
@@ -72,7 +71,7 @@ struct SweepWalk {
             add_lower_transposed<Left::high>(x, left, low);
         }
         save(args.swept.residuals, x, place, first);
-        save_low(args.swept.residuals_low, x, place, first);
+        if (overlap(find())) save_low(args.swept.residuals_low, x, place, first);
         scale_tokens(x, beta);
     }
     template <class Find>
@@ -89,14 +88,18 @@ struct SweepWalk {
             add_lower<Left::high>(y, left, low);
         }
         save(args.swept.d_written, y, place, first);
-        save_low(args.swept.d_written_low, y, place, first);
+        if (overlap(find())) save_low(args.swept.d_written_low, y, place, first);
         scale_tokens(y, beta);
     }
     HEADRACE_DEVICE static bool reflected(const std::int32_t* overlap) {
         return *overlap == static_cast<std::int32_t>(KeyOverlap::reflected);
     }
+    template <class Stage>
+    HEADRACE_DEVICE static bool overlap(const Stage& stage) {
+        return *stage.overlap != static_cast<std::int32_t>(KeyOverlap::none);
+    }
     HEADRACE_DEVICE void take_rest(Matrix<64> low, std::int64_t place) const {
-        replace_lower(low, LowerImage{args.prepared.solve_rest}.of(place).first, static_cast<int>(blockDim.x));
+        replace_lower(low, LowerImage{args.prepared.solve_rest}.of(place).first, 2 * args.value_columns);
     }
     HEADRACE_DEVICE static void scale_into(TokenSums& to, const TokenSums& from, const float* factors) {
 #pragma unroll
@@ -123,7 +126,6 @@ struct SweepWalk {
         }
     }
     HEADRACE_DEVICE void save_low(std::uint16_t* to, const TokenSums& sums, std::int64_t place, int first) const {
-        if (to == nullptr || !keys_overlap(args, place)) return;
         TokenSums rest;
 #pragma unroll
         for (int tile = 0; tile < token_tiles; ++tile) {

@@ -50,8 +50,9 @@ class TensorBackward : public PreparingImplementation {
         const std::int64_t chunks = args.sums, value_blocks = (args.V + args.value_columns - 1) / args.value_columns,
                            walks = problem.N * problem.HV * value_blocks * (gradients ? 2 : 1);
         std::vector<Launch> launches = problem.channel_gate ? prepare_channels(problem, args) : prepare(problem, args);
-        launches.push_back({backward.sweeps, staged(problem, backward.sweeps, args), walks,
-                            args.value_columns / 16 * 32, steps_along(problem, tensor_chunk, walks)});
+        const int sweep_threads = 2 * args.value_columns + (problem.channel_gate ? 0 : fetching_threads(problem.K));
+        launches.push_back({backward.sweeps, staged(problem, backward.sweeps, args), walks, sweep_threads,
+                            steps_along(problem, tensor_chunk, walks)});
         if (!gradients) return launches;
         const auto once = [&](const Kernel& kernel, const KernelArgs& of, std::int64_t heads, int threads) {
             launches.push_back({kernel, of, chunks * heads, threads,

@@ -162,7 +162,7 @@ class Tensor : public PreparingImplementation {
         const TensorKernels kernels = tensor(problem, args.K);
         args.stages = stages_of(problem, forward_of(kernels, args), args);
         const std::int64_t values = blocks_of(args.V, args.value_columns);
-        const int threads = args.delta ? 2 * args.value_columns : tensor_threads;
+        const int threads = args.delta ? 2 * args.value_columns + fetching_threads(args.K) : tensor_threads;
         KernelArgs of_states = args;
         of_states.o = {}, of_states.value_columns = tensor_values;
         of_states.segments.blocks = blocks_of(args.V) + (args.delta ? blocks_of(args.K) : 0);

@@ -1,5 +1,6 @@
 // WalkerKernel: a thread block walks the chunks of one sequence or segment, value head and some of its values on tensor
-// cores; each warp has 16 of the values and needs no other, while the next chunk arrives.
+// cores; each warp has 16 of the values and needs no other, while the next chunk arrives: of walks to the outputs by
+// warps of their own.
 #pragma once
 
 #include "cuda/chunk/delta_exactness.hpp"
@@ -14,6 +15,7 @@ namespace headrace::cuda {
 template <int K, class Format>
 struct WalkerKernel {
     using Ops = WalkerOps<K, Format>;
+    static constexpr int channels = K;
     // Numbers of a chunk in a stage: factors, the decay, what tells exactness; up to a multiple of a matrix's row.
     static constexpr int decay_at = 4 * tensor_chunk, numbers_at = decay_at + 4, exact_at = numbers_at + 4,
                          stage_numbers = 5 * tensor_chunk;
@@ -63,9 +65,9 @@ struct WalkerKernel {
         const bool in_between = walk.first_chunk > 0;
         const Strided entering = in_between ? segment_tensor(args.segments.states, args.V) : args.initial_state;
         const Columns columns{first, args.V, true};
-        load(entering, in_between ? place : walk.n, head, columns);
+        if (walks()) load(entering, in_between ? place : walk.n, head, columns);
         run(walk, head, columns, args.o.given, false);
-        if (rows->last) store(args.final_state, walk.n, head, columns);
+        if (walks() && rows->last) store(args.final_state, walk.n, head, columns);
     }
 
     // What leaves the segment of a slot: of its own values, value_columns from `first` on; or, behind the blocks of
@@ -95,24 +97,27 @@ struct WalkerKernel {
         return {reinterpret_cast<char*>(data), {args.HV * head, head, columns, 1}, DType::f32, true};
     }
 
+    HEADRACE_DEVICE bool walks() const { return warp() < value_warps(args); }
+    HEADRACE_DEVICE bool fetches() const { return warp() >= fetching_warps(args).first; }
+
     // The walk's chunks, from the state in registers to that behind them. `exact`: in every chunk; else where the
     // numbers of all chunks of the sequence up to it ask for it, as in a walk without segments.
     HEADRACE_DEVICE void run(const Walk& walk, std::int64_t head, Columns columns, bool outputs, bool exact) {
         find_rows(walk, head, columns);
-        if (walk.first_chunk < walk.end_chunk) fetch(columns, walk.first_chunk, outputs);
-        exactness.template pass<Format>(args.prepared.numbers + 4 * rows->first_place, 4 * args.HV, walk.first_chunk);
+        const int ahead = args.stages - 1;  // what arrives, of what is computed
+        const std::int64_t first = walk.first_chunk - ahead;
         HEADRACE_ROLLED
-        for (std::int64_t chunk = walk.first_chunk; chunk < walk.end_chunk; ++chunk) {
-            ptx::wait_for_copies<0>();
-            ptx::sync_block();
-            const bool more = chunk + 1 < walk.end_chunk;
-            if (more && args.stages == 2) fetch(columns, chunk + 1, outputs);
+        for (std::int64_t chunk = first; chunk < walk.end_chunk; ++chunk) {
+            if (chunk > first) end_copies_of_block();
+            if (fetches() && chunk + ahead < walk.end_chunk) fetch(columns, chunk + ahead, outputs);
+            if (ahead == 0) end_copies_of_block();
+            if (!walks()) continue;
+            if (chunk == first)
+                exactness.template pass<Format>(args.prepared.numbers + 4 * rows->first_place, 4 * args.HV,
+                                                walk.first_chunk);
+            if (chunk < walk.first_chunk) continue;
             compute(stage_of(chunk), chunk, outputs, exact);
             if (outputs) store_outputs(chunk, columns);
-            if (more && args.stages == 1) {
-                ptx::sync_block();
-                fetch(columns, chunk + 1, outputs);
-            }
         }
     }
     HEADRACE_DEVICE void compute(const Stage& stage, std::int64_t chunk, bool outputs, bool exact) {
@@ -120,7 +125,7 @@ struct WalkerKernel {
         ops.exact = reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at);
         // Where keys overlap, what is written are small differences.
         ops.exact_reads = exactness.reads, ops.exact_writes = exactness.writes || ops.exact[0] != 0;
-        ops.scores_low = args.prepared.scores_low;
+        ops.scores_low = args.prepared.scores_low, ops.threads = 2 * args.value_columns;
         ops.place = static_cast<int>(rows->first_place + chunk * args.HV);
         const float2 decay = *reinterpret_cast<const float2*>(stage.numbers + decay_at);
         ops.decay = {decay.x, decay.y};
@@ -222,33 +227,36 @@ struct WalkerKernel {
         const Stage stage = stage_of(chunk);
         const std::int64_t first = chunk * tensor_chunk, place = rows->first_place + chunk * args.HV;
         const int length = length_of(chunk), values = columns.of_values ? columns.all - columns.first : 0;
-        copy_rows(stage.k, rows->k.from(first), length, tensor_chunk, args.K);
-        if (args.undecayed_error) copy_rows(stage.e, rows->e.from(first), length, tensor_chunk, args.K);
-        copy_rows(stage.v, rows->v.from(first), length, tensor_chunk, values, args.value_columns);
+        const Warps by = fetching_warps(args);
+        HEADRACE_ROLLED  // the same code for all: what is new to a multiprocessor is slow
+        for (int which = outputs ? 0 : 1; which < (args.undecayed_error ? 3 : 2); ++which) {
+            const Matrix<K> to = which == 0 ? stage.q : which == 1 ? stage.k : stage.e;
+            const TokenRows& from = which == 0 ? rows->q : which == 1 ? rows->k : rows->e;
+            copy_rows(to, from.from(first), length, tensor_chunk, args.K, K, by);
+        }
+        copy_rows(stage.v, rows->v.from(first), length, tensor_chunk, values, args.value_columns, by);
         const LowerCopy high{stage.solve.high, args.prepared.solve_high + place * LowerImage::size},
             low{stage.solve.low, args.prepared.solve_low + place * LowerImage::size},
             scores{stage.scores.high, args.prepared.scores + place * LowerImage::size};
         if (!outputs) {
-            copy_lower(high, low);
+            copy_lower(by, high, low);
         } else if constexpr (Format::splits_scores) {
-            copy_lower(high, low, scores,
+            copy_lower(by, high, low, scores,
                        LowerCopy{stage.scores.low, args.prepared.scores_low + place * LowerImage::size});
         } else {
-            copy_lower(high, low, scores);
+            copy_lower(by, high, low, scores);
         }
-        if (outputs) copy_rows(stage.q, rows->q.from(first), length, tensor_chunk, args.K);
-        copy_numbers(stage.numbers, args.prepared, place);
+        copy_numbers(stage.numbers, args.prepared, place, by);
         ptx::end_copies();
     }
-    HEADRACE_DEVICE static void copy_numbers(float* to, const Prepared& from, std::int64_t place) {
-        each(tensor_chunk, [&](int i) {
-            ptx::copy_16(ptx::shared_address(to + 4 * i), from.factors + 4 * (tensor_chunk * place + i), 16);
-        });
-        if (threadIdx.x < 2)
-            ptx::copy_4(ptx::shared_address(to + decay_at + threadIdx.x), from.decay + 2 * place + threadIdx.x, 4);
-        if (threadIdx.x == 0) ptx::copy_16(ptx::shared_address(to + numbers_at), from.numbers + 4 * place, 16);
-        if (threadIdx.x < 2)
-            ptx::copy_4(ptx::shared_address(to + exact_at + threadIdx.x), from.exact + 2 * place + threadIdx.x, 4);
+    HEADRACE_DEVICE static void copy_numbers(float* to, const Prepared& from, std::int64_t place, Warps by) {
+        copy_bytes<16 * tensor_chunk>(to, from.factors + 4 * tensor_chunk * place, by);
+        const int own = static_cast<int>(threadIdx.x) - by.first * warp_lanes;
+        if (own < 2) {
+            ptx::copy_4(ptx::shared_address(to + decay_at + own), from.decay + 2 * place + own, 4);
+            ptx::copy_4(ptx::shared_address(to + exact_at + own), from.exact + 2 * place + own, 4);
+        }
+        if (own == 0) ptx::copy_16(ptx::shared_address(to + numbers_at), from.numbers + 4 * place, 16);
     }
 
     // ---- what leaves ----

@@ -73,10 +73,10 @@ struct WalkerOps {
     const float *read, *erase, *write;  // [C] factors of the rows
     SplitDecay<float> decay;            // of this chunk
     // Looked up where they are needed, as registers are few: Prepared::exact of this chunk, in shared memory;
-    // scores_low of all chunks, and where this one was prepared.
+    // scores_low of all chunks, and where this one was prepared; the threads that have values.
     const std::int32_t* exact;
     const std::uint16_t* scores_low;
-    int place;
+    int place, threads;
 
     HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
     // Else the state stays as it enters.
@@ -122,7 +122,7 @@ struct WalkerOps {
             for (int turn = 0; turn <= exact[0]; ++turn) {
                 if (turn == 1)
                     replace_lower(P.matrix, scores_low + ptx::not_before(place) * LowerImage::size,
-                                  static_cast<int>(blockDim.x));
+                                  threads);
                 add_lower_transposed<Left::both>(sums, d, P.matrix);
             }
         }

@@ -98,29 +98,36 @@ HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPat
     }
 }
 
+// Of a block that walks, with a warp for each 16 of its values: those warps, and those that fetch, which are the others
+// where there are any: what they wait for holds up none that computes.
+HEADRACE_DEVICE int value_warps(const KernelArgs& args) { return args.value_columns / 16; }
+HEADRACE_DEVICE Warps fetching_warps(const KernelArgs& args) {
+    return warps_from(warps() > value_warps(args) ? value_warps(args) : 0);
+}
+
 // Queues copies of lower triangular matrices; above the diagonal's blocks nothing is written.
 struct LowerCopy {
     Matrix<64> to;
     const std::uint16_t* from;  // LowerImage
 };
-template <int first_warp = 0, class... Copies>
-HEADRACE_DEVICE void copy_lower(Copies... copies) {
+template <class... Copies>
+HEADRACE_DEVICE void copy_lower(Warps by, Copies... copies) {
     const auto copy_piece = [&](int i, int j) {
         const int to = Matrix<64>::place(i, j), from = LowerImage::place(i, j);
         (ptx::copy_16(ptx::shared_address(copies.to.data + to), copies.from + from, 16), ...);
     };
-    each_lower_piece(copy_piece, first_warp);
+    each_lower_piece(copy_piece, by);
 }
 
 // Queues copies of so many bytes, a multiple of 16. A warp copies up to 2 KiB at a time, at distances that are known
 // beforehand.
 template <std::int64_t bytes>
-HEADRACE_DEVICE void copy_bytes(void* to, const void* from, int first_warp = 0) {
+HEADRACE_DEVICE void copy_bytes(void* to, const void* from, Warps by = all_warps()) {
     constexpr int of_warp = 16 * warp_lanes, together = bytes < 4 * of_warp ? of_warp : 4 * of_warp;
     const std::uint32_t to_shared = ptx::shared_address(to);
     HEADRACE_ROLLED
-    for (int first = together * (warp() - first_warp) + 16 * lane(); first < bytes;
-         first += together * (warps() - first_warp)) {
+    for (int first = together * (warp() - by.first) + 16 * lane(); first < bytes;
+         first += together * by.count) {
 #pragma unroll
         for (int piece = 0; piece < together; piece += of_warp)
             ptx::copy_16(to_shared + static_cast<std::uint32_t>(first + piece),

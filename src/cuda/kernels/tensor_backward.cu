@@ -7,7 +7,9 @@ namespace headrace::cuda {
 
 // Of heads and blocks of values: first those of gradients of states, then, where gradients follow, those of states.
 template <int K>
-__global__ void __launch_bounds__(most_sweep_threads, 1) tensor_sweeps(const __grid_constant__ KernelArgs args) {
+inline constexpr int sweep_threads = most_sweep_threads + fetching_threads(K);
+template <int K>
+__global__ void __launch_bounds__(sweep_threads<K>, 1) tensor_sweeps(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     SweepKernel<K> kernel(args, arena);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, heads = args.N * args.HV,
@@ -26,7 +28,7 @@ __global__ void __launch_bounds__(tensor_threads, 1) tensor_gradients(const __gr
 template <int K, bool comba>
 TensorBackwardKernels kernels_of() {
     using Chunk = PrepareKernel<K, Bf16, true>;
-    constexpr int of_sweeps = registers_allowed(most_sweep_threads, 1),
+    constexpr int of_sweeps = registers_allowed(sweep_threads<K>, 1),
                   of_gradients = registers_allowed(tensor_threads, 1);
     return {{"tensor_prepare", reinterpret_cast<const void*>(&tensor_prepare<Chunk>),
              registers_allowed(block_threads, prepare_blocks), &shared_memory_of<Chunk>, &tensor_prepare_work<K>},

@@ -13,7 +13,8 @@ TensorKernels delta_kernels() {
                        registers_allowed(block_threads, prepare_blocks), &shared_memory_of<Chunk>,
                        &tensor_prepare_work<K>};
     kernels.forward = {"tensor_walk", reinterpret_cast<const void*>(&tensor_walk<Block>),
-                       registers_allowed(walker_threads, 1), &shared_memory_of<Block>, &tensor_walk_work<K>};
+                       registers_allowed(walk_threads<K>, 1), &shared_memory_of<Block>,
+                       &tensor_walk_work<K>};
     kernels.states = {"tensor_walk_states", reinterpret_cast<const void*>(&tensor_walk_states<Block>),
                       registers_allowed(walker_threads, 1), &shared_memory_of<Block>, &tensor_walk_states_work<K>};
     kernels.join = {"tensor_join_transitions", reinterpret_cast<const void*>(&tensor_join_transitions<K>),

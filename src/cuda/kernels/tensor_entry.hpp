@@ -45,8 +45,11 @@ __global__ void __launch_bounds__(block_threads, prepare_blocks)
     const std::int64_t parts = (args.group + prepared_heads - 1) / prepared_heads, task = blockIdx.x;
     kernel.run(task / parts / args.H, task / parts % args.H, static_cast<int>(task % parts) * prepared_heads);
 }
+template <int K>
+inline constexpr int walk_threads = walker_threads + fetching_threads(K);
 template <class Kernel>
-__global__ void __launch_bounds__(walker_threads, 1) tensor_walk(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(walk_threads<Kernel::channels>, 1)
+    tensor_walk(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, task = blockIdx.x;

@@ -93,18 +93,42 @@ struct RecurrentKernel {
         if (args.per_token_rows > 0 && (slot < 0 || slot >= args.per_token_rows)) return checked_row(-2);
         return row_of(n, slot);
     }
+    struct alignas(16) Piece {
+        T values[columns];
+    };
+    // The first of the lane's rows of the state.
+    HEADRACE_DEVICE char* place_of_state(const Strided& tensor, std::int64_t row, int first) const {
+        return address_of(tensor, offset_of(tensor, row, head, Ops::row(), first + Ops::column()));
+    }
     // f(i, row of the state, columns inside it) for the lane's rows.
     template <class F>
     HEADRACE_DEVICE void each_row(const Strided& tensor, std::int64_t row, int first, F f) const {
-        const int column = first + Ops::column(), count = args.V - column;
-        char* at = address_of(tensor, offset_of(tensor, row, head, Ops::row(), column));
+        const int count = args.V - first - Ops::column();
+        char* at = place_of_state(tensor, row, first);
         const std::int64_t step = bytes_of(tensor.dtype, tensor.stride[2]);
 #pragma unroll
         for (int i = 0; i < rows; ++i, at += step) f(i, at, Ops::row() + i < args.K && count > 0 ? count : 0);
     }
+    // Whether the lane's part of the state lies there as it does in registers: one branch for all of its rows.
+    HEADRACE_DEVICE bool lies_so(const Strided& tensor, const char* at, int first) const {
+        constexpr DType own_type = sizeof(T) == 8 ? DType::f64 : DType::f32;
+        return tensor.dtype == own_type && tensor.stride[3] == 1 && Ops::row() + rows <= args.K &&
+               first + Ops::column() + columns <= args.V && reinterpret_cast<std::uintptr_t>(at) % sizeof(Piece) == 0 &&
+               tensor.stride[2] % columns == 0;
+    }
     HEADRACE_DEVICE void load_state(std::int64_t row, int first) {
         const Strided& tensor = args.initial_state;
         const bool given = tensor.given && row >= 0;
+        if (const char* at = place_of_state(tensor, row, first); given && lies_so(tensor, at, first)) {
+            const std::int64_t step = tensor.stride[2] * static_cast<std::int64_t>(sizeof(T));
+#pragma unroll
+            for (int i = 0; i < rows; ++i, at += step) {
+                const Piece piece = *reinterpret_cast<const Piece*>(at);
+#pragma unroll
+                for (int j = 0; j < columns; ++j) ops.state[i][j] = piece.values[j];
+            }
+            return;
+        }
         Run<T, columns> of_rows[rows];
         each_row(tensor, row, first, [&](int i, const char* at, int count) {
             of_rows[i].load(at, tensor.dtype, tensor.stride[3], given ? count : 0);
@@ -115,6 +139,17 @@ struct RecurrentKernel {
     HEADRACE_DEVICE void store_state(std::int64_t row, int first) const {
         const Strided& tensor = args.final_state;
         if (!tensor.given || row < 0) return;
+        if (char* at = place_of_state(tensor, row, first); lies_so(tensor, at, first)) {
+            const std::int64_t step = tensor.stride[2] * static_cast<std::int64_t>(sizeof(T));
+#pragma unroll
+            for (int i = 0; i < rows; ++i, at += step) {
+                Piece piece;
+#pragma unroll
+                for (int j = 0; j < columns; ++j) piece.values[j] = ops.state[i][j];
+                *reinterpret_cast<Piece*>(at) = piece;
+            }
+            return;
+        }
         each_row(tensor, row, first, [&](int i, char* at, int count) {
             Run<T, columns> of_row;
             of_row.set(ops.state[i], tensor.dtype);

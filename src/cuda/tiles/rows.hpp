@@ -198,7 +198,8 @@ HEADRACE_DEVICE GateParameters<T> gate_parameters(const KernelArgs& args, std::i
     const auto number = [&](const Strided& tensor) {
         return tensor.given ? load_element<T>(tensor.data, tensor.dtype, head * tensor.stride[0]) : T(0);
     };
-    return {args.gate_formula, static_cast<T>(exp(static_cast<double>(number(args.A_log)))),
+    const bool rated = args.gate_formula != GateFormula::log_decay;
+    return {args.gate_formula, rated ? static_cast<T>(exp(static_cast<double>(number(args.A_log)))) : T(1),
             static_cast<T>(args.lower_bound), number(args.g_gamma)};
 }
 // g and its bias; c is 0 where one gate serves all channels
@@ -242,11 +243,15 @@ HEADRACE_DEVICE Beta<T> accepted_beta(const KernelArgs& args, T given) {
     return {sigmoid(given) * factor, sigmoid_slope(given) * factor};
 }
 template <class T>
+HEADRACE_DEVICE T given_beta(const KernelArgs& args, std::int64_t row, std::int64_t token, std::int64_t head,
+                             int column) {
+    return load_element<T>(args.beta.data, args.beta.dtype, offset_of(args.beta, row, token, head, column));
+}
+template <class T>
 HEADRACE_DEVICE Beta<T> beta_value(const KernelArgs& args, std::int64_t row, std::int64_t token, std::int64_t head,
                                    int column) {
     if (!args.beta.given) return {1, 1};
-    return accepted_beta(
-        args, load_element<T>(args.beta.data, args.beta.dtype, offset_of(args.beta, row, token, head, column)));
+    return accepted_beta(args, given_beta<T>(args, row, token, head, column));
 }
 
 template <class T>

@@ -18,6 +18,21 @@ HEADRACE_DEVICE int lane() { return static_cast<int>(threadIdx.x) % warp_lanes; 
 HEADRACE_DEVICE int warp() { return static_cast<int>(threadIdx.x) / warp_lanes; }
 // Of this kernel's blocks: block_warps, or what the kernel's entry says.
 HEADRACE_DEVICE int warps() { return static_cast<int>(blockDim.x) / warp_lanes; }
+// Those of a block that share some work.
+struct Warps {
+    int first, count;
+};
+HEADRACE_DEVICE Warps all_warps() { return {0, warps()}; }
+HEADRACE_DEVICE Warps warps_from(int first) { return {first, warps() - first}; }
+
+// Between all threads of a block whose warps come from different places in the code, where ptx::sync_block is for one.
+inline constexpr int meeting_barrier = 3;
+HEADRACE_DEVICE void meet_block() { ptx::meet_threads(meeting_barrier, static_cast<int>(blockDim.x)); }
+// What the block's threads have queued is there for all.
+HEADRACE_DEVICE void end_copies_of_block() {
+    ptx::wait_for_copies<0>();
+    meet_block();
+}
 
 // A matrix in shared memory, or where that is full in global memory: element (i, j) at data[i * row + j]. Sizes are
 // multiples of 16, padded with zeros.

@@ -15,15 +15,13 @@ HEADRACE_DEVICE char* row_of(const Strided& tensor, const ChunkRange& range, int
     return tensor.data + 2 * offset_of(tensor, range.row, range.token(i), head, first_column);
 }
 
-// f(i, j) for the first column j of each piece of [tensor_chunk rows, columns]. Here and below the block's warps from
-// first_warp on share the work.
+// f(i, j) for the first column j of each piece of [tensor_chunk rows, columns]. Here and below `by` share the work.
 template <int columns, class F>
-HEADRACE_DEVICE void each_piece(int rows, F f, int first_warp = 0) {
+HEADRACE_DEVICE void each_piece(int rows, F f, Warps by = all_warps()) {
     constexpr int pieces = columns / 8;
-    const int others = first_warp * warp_lanes;
     HEADRACE_ROLLED
-    for (int place = ptx::not_before(static_cast<int>(threadIdx.x)) - others; place < rows * pieces;
-         place += static_cast<int>(blockDim.x) - others)
+    for (int place = ptx::not_before(static_cast<int>(threadIdx.x)) - by.first * warp_lanes; place < rows * pieces;
+         place += by.count * warp_lanes)
         f(place / pieces, place % pieces * 8);
 }
 
@@ -54,12 +52,12 @@ struct LowerImage {
     HEADRACE_DEVICE LowerImage of(std::int64_t place) const { return {first + place * size}; }
 };
 
-// f(i, j) for the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal: ten turns of one of `count` warps.
+// f(i, j) for the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal: ten turns of a warp.
 template <class F>
-HEADRACE_DEVICE void each_lower_piece_of(int first_warp, int count, F f) {
+HEADRACE_DEVICE void each_lower_piece(F f, Warps by = all_warps()) {
     const int own = ptx::not_before(lane());
     HEADRACE_ROLLED
-    for (int turn = ptx::not_before(warp()) - first_warp; turn < 10; turn += count) {
+    for (int turn = ptx::not_before(warp()) - by.first; turn < 10; turn += by.count) {
         // Of rows from 48 on 8 pieces, of those from 16 on the first 4, of the first 16 and of those from 32 on 2 more.
         const int bits = turn < 4   ? 3
                          : turn < 8 ? 2
@@ -71,19 +69,16 @@ HEADRACE_DEVICE void each_lower_piece_of(int first_warp, int count, F f) {
         f(first_row + (own >> bits), 8 * (first_piece + (own & ((1 << bits) - 1))));
     }
 }
-template <class F>
-HEADRACE_DEVICE void each_lower_piece(F f, int first_warp = 0) {
-    each_lower_piece_of(first_warp, warps() - first_warp, f);
-}
 
 // A lower triangular matrix by another (LowerImage), when all warps have read it: of the block's first `threads`, which
 // have values.
 inline constexpr int replacing_barrier = 2;
 HEADRACE_DEVICE void replace_lower(Matrix<64> matrix, const std::uint16_t* by, int threads) {
     ptx::sync_threads(replacing_barrier, threads);
-    each_lower_piece_of(0, threads / warp_lanes, [&](int i, int j) {
+    const auto replace = [&](int i, int j) {
         *reinterpret_cast<uint4*>(&matrix.pair(i, j)) = *reinterpret_cast<const uint4*>(by + LowerImage::place(i, j));
-    });
+    };
+    each_lower_piece(replace, {0, threads / warp_lanes});
     ptx::sync_threads(replacing_barrier, threads);
 }
 
@@ -106,10 +101,10 @@ HEADRACE_DEVICE TokenRows rows_of(const Strided& tensor, const ChunkRange& range
 // `whole`: there is none. A warp has eight rows at a time, as every eighth has its pieces in the same order.
 template <int columns, bool whole>
 HEADRACE_DEVICE void copy_pieces(Matrix<columns> to, const char* from, std::int64_t step, int length, int padded,
-                                 int count, int width, int first_warp) {
+                                 int count, int width, Warps by) {
     constexpr int pieces = columns / 8, rows = warp_lanes / pieces;  // of a row; at once
     const int thread = ptx::not_before(static_cast<int>(threadIdx.x)), own = thread % warp_lanes,
-              of_warp = 8 * (thread / warp_lanes - first_warp), of_all = 8 * (warps() - first_warp), row = own / pieces,
+              of_warp = 8 * (thread / warp_lanes - by.first), of_all = 8 * by.count, row = own / pieces,
               column = own % pieces * 8;
     if (column >= width) return;
     const int left = count - column, bytes = whole || left >= 8 ? 16 : left > 0 ? 2 * left : 0;
@@ -133,18 +128,19 @@ HEADRACE_DEVICE void copy_pieces(Matrix<columns> to, const char* from, std::int6
 // The same of `count` lines of a matrix that lies one line behind the other, up to 64.
 template <int columns>
 HEADRACE_DEVICE void copy_lines(Matrix<columns> to, const std::uint16_t* from, int count) {
-    copy_pieces<columns, false>(to, reinterpret_cast<const char*>(from), 2 * columns, count, 64, columns, columns, 0);
+    copy_pieces<columns, false>(to, reinterpret_cast<const char*>(from), 2 * columns, count, 64, columns, columns,
+                                all_warps());
 }
 
 // The same of rows of any kind. They are there behind ptx::wait_for_copies and a barrier. `apart`: code of its own for
 // whole chunks, which is shorter to run.
 template <int columns, bool apart = true>
 HEADRACE_DEVICE void copy_rows(Matrix<columns> to, TokenRows rows, int length, int padded, int count,
-                               int width = columns, int first_warp = 0) {
+                               int width = columns, Warps by = all_warps()) {
     if (rows.in_pieces(16)) {
         apart&& length == padded&& count >= width
-            ? copy_pieces<columns, true>(to, rows.first, rows.step, length, padded, count, width, first_warp)
-            : copy_pieces<columns, false>(to, rows.first, rows.step, length, padded, count, width, first_warp);
+            ? copy_pieces<columns, true>(to, rows.first, rows.step, length, padded, count, width, by)
+            : copy_pieces<columns, false>(to, rows.first, rows.step, length, padded, count, width, by);
         return;
     }
     const auto copy_piece = [&](int i, int j) {
@@ -157,7 +153,7 @@ HEADRACE_DEVICE void copy_rows(Matrix<columns> to, TokenRows rows, int length, i
                 inside ? *reinterpret_cast<const std::uint16_t*>(from + (j + c) * rows.element) : std::uint16_t{0};
         }
     };
-    each_piece<columns>(padded, copy_piece, first_warp);
+    each_piece<columns>(padded, copy_piece, by);
 }
 // Of the range's tokens, from first_column on.
 template <int columns, bool apart = true>

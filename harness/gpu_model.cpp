@@ -13,8 +13,9 @@ constexpr int registers = 65536, most_threads = 2048, most_blocks = 32;  // of a
 constexpr double tensor_cores = 4;                                       // of a multiprocessor, ibid.
 constexpr double bytes_of_cycle = 128;  // that a multiprocessor's load/store units move: 32 banks of 4 bytes
 constexpr double schedulers = 4;        // of a multiprocessor, each could issue an instruction in a cycle, ibid.
-// What it does issue, with the one to three warps that the kernels' registers leave it, most of which wait for what
-// came before or for instructions to arrive: 0.25 to 0.43 were measured on an H200 (docs/performance.md).
+// What one did issue of the kernels whose instructions were measured, with the one to three warps that their registers
+// leave it, most of which wait for what came before or for instructions to arrive: 0.25 to 0.43 on an H200
+// (docs/performance.md).
 constexpr double issued_of_cycle = 0.32;
 
 // Sources. Shared memory: CUDA C++ Programming Guide. Multiprocessors, clock and peaks (dense): NVIDIA's papers on H100
@@ -35,11 +36,12 @@ const std::vector<Gpu> all = {
 
 double up(double count, double size) { return std::ceil(count / size); }
 
-// Of warps: as measured, at least what is counted: products, multiply-adds, accesses of 16 bytes a lane.
-double instructions(const KernelWork& work) {
+// That schedulers take for a block's instructions: as measured, at least one each for what is counted: products,
+// multiply-adds, accesses of 16 bytes a lane.
+double cycles_of_issue(const KernelWork& work) {
     constexpr double flop_of_product = 4096, flop_of_fma = 64, most_bytes = 512;
-    return std::max(work.issued, work.tensor_flop / flop_of_product + work.fma_flop / flop_of_fma +
-                                     work.tile_bytes / most_bytes);
+    return std::max(work.issued / issued_of_cycle, work.tensor_flop / flop_of_product + work.fma_flop / flop_of_fma +
+                                                       work.tile_bytes / most_bytes);
 }
 
 }  // namespace
@@ -80,8 +82,7 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
                 {"barriers", work.barriers * gpu.barrier / gpu.clock}};
     };
     const auto units = [&](const KernelWork& work, double beside) {
-        const double issued = up(beside * warps, schedulers) * instructions(work) / warps /
-                              (gpu.clock * issued_of_cycle),
+        const double issued = up(beside * warps, schedulers) * cycles_of_issue(work) / warps / gpu.clock,
                      shared = std::max({work.tensor_flop / gpu.tensor_flop, work.fma_flop / fma_flop,
                                         work.tile_bytes / tile_bytes});
         return std::max(processors * beside * shared, issued);
@@ -110,7 +111,7 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
                    {"tensor cores", total.tensor_flop / gpu.tensor_flop},
                    {"multiply-adds", total.fma_flop / fma_flop},
                    {"tiles", total.tile_bytes / tile_bytes},
-                   {"issue", instructions(total) / (schedulers * issued_of_cycle) / gpu.clock / processors},
+                   {"issue", cycles_of_issue(total) / schedulers / gpu.clock / processors},
                    {"chain", chain}};
     time.limit = *std::max_element(time.floors.begin(), time.floors.end(),
                                    [](const Floor& a, const Floor& b) { return a.seconds < b.seconds; });

@@ -150,6 +150,10 @@ HEADRACE_DEVICE void sync_threads(int barrier, int threads) {
 HEADRACE_DEVICE void meet_threads(int barrier, int threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+// This thread is counted there, and does not wait.
+HEADRACE_DEVICE void arrive_threads(int barrier, int threads) {
+    asm volatile("barrier.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 
 // ---- between the lanes of a warp; orders no memory ----
 

@@ -75,7 +75,7 @@ struct ChannelWalkOps {
                 sums, [&](int step) { return left_operand(values, step); }, P.matrix);
             if (exact[0] != 0) {
                 const std::int64_t first = ptx::not_before(place) * LowerImage::size;
-                replace_lower(P.matrix, scores_low + first, block_threads);
+                replace_lower(P.matrix, scores_low + first, {0, block_warps});
                 add_lower_transposed<Left::high>(
                     sums, [&](int step) { return left_operand(values, step); }, P.matrix);
             }

@@ -108,10 +108,17 @@ struct CountedWalkerOps : CountedWarpOps {
         if (split) products.add(3 * exact * lower, 1.5 * exact * lower, 3 * exact);
     }
     void scale_value_rows(Tile, Tile, const float*) { products.access(tiles, 0); }
+    // By others where they fetch, which then take left operands: what they wait for holds up none that walks.
     void read_and_score(Tile, Decayed, State, Tile, Tile) {
+        const bool left = fetching_threads(K) > 0;
+        const double waits = products.counter.work.tile_waits;
         read_state(K, 0);
         products.add((split ? 3 : 2) * lower, split ? lower : lower / 2, split ? 2 : 1);
         products.access(2 * tiles, 0);
+        if (!left) return;
+        products.counter.work.tile_waits = waits;
+        products.add(0, 2 * (K / 16.0 + 2 * steps), 0);
+        products.counter.barrier();
     }
     void decay_and_write(State, State, Decayed, Tile) { write_state(K, exact); }
 };
@@ -143,7 +150,7 @@ KernelWork walk_chunk_work(const KernelArgs& args, double values, bool outputs, 
     algorithms::chunk_states<true>(ops, in, tiles, {}, {}, {outputs});
     if (outputs) {
         counter.work.output_bytes = bytes_of(args.o, C * values);
-        ops.products.add(0, 4, 1);
+        ops.products.add(0, 4, fetching_threads(K) > 0 ? 0 : 1);
     }
     return counter.work;
 }

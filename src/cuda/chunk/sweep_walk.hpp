@@ -27,7 +27,7 @@ struct SweepWalk {
     }
 
     // Which warps have values, and which fetch: those without, where there are any.
-    HEADRACE_DEVICE bool walks() const { return warp() < value_warps(args); }
+    HEADRACE_DEVICE bool walks() const { return warp() < walking_warps(args).count; }
     HEADRACE_DEVICE bool fetches() const { return warp() >= fetching_warps(args).first; }
 
     // The chunks of a sequence, from the first one or the last: fetch(chunk, turn) queues copies of what
@@ -99,7 +99,7 @@ struct SweepWalk {
         return *stage.overlap != static_cast<std::int32_t>(KeyOverlap::none);
     }
     HEADRACE_DEVICE void take_rest(Matrix<64> low, std::int64_t place) const {
-        replace_lower(low, LowerImage{args.prepared.solve_rest}.of(place).first, 2 * args.value_columns);
+        replace_lower(low, LowerImage{args.prepared.solve_rest}.of(place).first, walking_warps(args));
     }
     HEADRACE_DEVICE static void scale_into(TokenSums& to, const TokenSums& from, const float* factors) {
 #pragma unroll

@@ -1,6 +1,6 @@
 // WalkerKernel: a thread block walks the chunks of one sequence or segment, value head and some of its values on tensor
-// cores; each warp has 16 of the values and needs no other, while the next chunk arrives: of walks to the outputs by
-// warps of their own.
+// cores; each warp has 16 of the values and needs no other, while the next chunk arrives. With more than 64 channels
+// walks to the outputs have as many warps more, which fetch and compute outputs.
 #pragma once
 
 #include "cuda/chunk/delta_exactness.hpp"
@@ -41,7 +41,8 @@ struct WalkerKernel {
     Rows* rows;
     char* first_stage;
     std::size_t stage_bytes;
-    OutputPatch patch;  // of this warp
+    OutputPatch patch;             // of this warp, if it computes outputs
+    LeftOperands<K, Format> left;  // of all that walk, where others compute outputs
     DeltaExactness exactness;
     Ops ops;
 
@@ -52,9 +53,10 @@ struct WalkerKernel {
         stage_bytes = column * (of_keys * K + (3 + of_scores) * 64) + 4 * stage_numbers;
         first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
         patch.matrix = Matrix<64>::take(arena, args.value_columns);
+        if (Ops::leaves_outputs && args.o.given) left = LeftOperands<K, Format>::take(arena, args.value_columns / 16);
         rows = arena.take<Rows>(1);
 #ifdef __CUDA_ARCH__
-        patch.matrix.data += Ops::first_value() * 64;
+        patch.matrix.data += (walks() ? warp() : of_other()) * 16 * 64;
 #endif
     }
 
@@ -97,7 +99,9 @@ struct WalkerKernel {
         return {reinterpret_cast<char*>(data), {args.HV * head, head, columns, 1}, DType::f32, true};
     }
 
-    HEADRACE_DEVICE bool walks() const { return warp() < value_warps(args); }
+    HEADRACE_DEVICE bool walks() const { return warp() < walking_warps(args).count; }
+    // The warp that walks with the values whose outputs this one computes, if there is one.
+    HEADRACE_DEVICE int of_other() const { return warp() - walking_warps(args).count; }
     HEADRACE_DEVICE bool fetches() const { return warp() >= fetching_warps(args).first; }
 
     // The walk's chunks, from the state in registers to that behind them. `exact`: in every chunk; else where the
@@ -111,21 +115,49 @@ struct WalkerKernel {
             if (chunk > first) end_copies_of_block();
             if (fetches() && chunk + ahead < walk.end_chunk) fetch(columns, chunk + ahead, outputs);
             if (ahead == 0) end_copies_of_block();
-            if (!walks()) continue;
+            if (!walks()) {
+                if constexpr (Ops::leaves_outputs) {
+                    if (outputs && chunk >= walk.first_chunk && of_other() < walking_warps(args).count)
+                        compute_outputs(stage_of(chunk), chunk, columns);
+                }
+                continue;
+            }
             if (chunk == first)
                 exactness.template pass<Format>(args.prepared.numbers + 4 * rows->first_place, 4 * args.HV,
                                                 walk.first_chunk);
             if (chunk < walk.first_chunk) continue;
-            compute(stage_of(chunk), chunk, outputs, exact);
-            if (outputs) store_outputs(chunk, columns);
+            compute(stage_of(chunk), chunk, columns, outputs, exact);
+            if constexpr (!Ops::leaves_outputs) {
+                if (outputs) store_outputs(stage_of(chunk), chunk, columns, warp());
+            }
         }
     }
-    HEADRACE_DEVICE void compute(const Stage& stage, std::int64_t chunk, bool outputs, bool exact) {
+    // By another warp than that which walks.
+    HEADRACE_DEVICE void compute_outputs(const Stage& stage, std::int64_t chunk, Columns columns) const {
+        const Warps walking = walking_warps(args);
+        const std::int64_t image = (rows->first_place + chunk * args.HV) * LowerImage::size;
+        const ChunkOutputs<K, Format> outputs{stage.q,
+                                              stage.numbers,
+                                              stage.scores,
+                                              reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at),
+                                              args.prepared.scores_low + image,
+                                              {walking.count, walking.count}};
+        const LeftOperands<K, Format> from = left.of_pair(of_other(), stage.solve);
+        TokenSums sums = {};
+        ptx::meet_threads(left_barrier, 2 * walking.count * warp_lanes);
+        outputs.compute(sums, [&](int step) { return from.left_state(step); }, from.left_factors(),
+                        [&](int step) { return from.left_values(step); });
+        patch.template store<Format>(sums);
+        store_outputs(stage, chunk, columns, of_other());
+    }
+    HEADRACE_DEVICE void compute(const Stage& stage, std::int64_t chunk, Columns columns, bool outputs, bool exact) {
         exactness.decide<Format>(*reinterpret_cast<const float4*>(stage.numbers + numbers_at), exact);
         ops.exact = reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at);
         // Where keys overlap, what is written are small differences.
         ops.exact_reads = exactness.reads, ops.exact_writes = exactness.writes || ops.exact[0] != 0;
-        ops.scores_low = args.prepared.scores_low, ops.threads = 2 * args.value_columns;
+        ops.scores_low = args.prepared.scores_low, ops.walking = walking_warps(args);
+        ops.leaves = Ops::leaves_outputs && outputs;
+        if (ops.leaves) ops.left = left.of_pair(warp(), stage.solve);
         ops.place = static_cast<int>(rows->first_place + chunk * args.HV);
         const float2 decay = *reinterpret_cast<const float2*>(stage.numbers + decay_at);
         ops.decay = {decay.x, decay.y};
@@ -135,16 +167,19 @@ struct WalkerKernel {
         const algorithms::ChunkInputs<Ops> in{
             {stage.q}, {stage.k}, {stage.e}, tile(stage.v), factors + 3 * tensor_chunk, 1.0f, args.undecayed_error};
         const algorithms::ForwardTiles<Ops> tiles{
-            {stage.scores.high, stage.scores, {}, true}, {}, {{}, stage.solve, {}, true}, {}, {}};
+            {{}, stage.scores, {}, true}, {}, {{}, stage.solve, {}, true}, {}, {}};
         algorithms::chunk_states<true>(ops, in, tiles, {}, {}, {{}, {}, patch, outputs});
-        if (!ops.writes()) advance(ptx::not_before(static_cast<int>(chunk)), outputs);
+        if (!ops.writes()) advance(ptx::not_before(static_cast<int>(chunk)), columns, outputs);
+    }
+    // The token from which on the recurrence has the chunk's outputs.
+    HEADRACE_DEVICE static int first_of_recurrence(const Stage& stage) {
+        return *reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at + 1);
     }
     // The chunk token by token, from the token on that asks for it also its outputs. What is known of the stage is
     // found again, so that nothing waits in registers for a case that is rare.
-    HEADRACE_DEVICE void advance(int chunk, bool outputs) {
+    HEADRACE_DEVICE void advance(int chunk, Columns columns, bool outputs) {
         const Stage stage = stage_of(chunk);
-        const int first_output = outputs ? *reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at + 1)
-                                         : tensor_chunk;
+        const int first_output = outputs ? first_of_recurrence(stage) : tensor_chunk;
         using Recurrence = TokenRecurrence<K, Format>;
         const Recurrence recurrence{ops.state};
         const int own = ptx::not_before(lane()), length = length_of(chunk),
@@ -156,7 +191,6 @@ struct WalkerKernel {
             if (i < length)
                 gates[odd] = expm1f(token_log_decay(args, rows->sequence, chunk * tensor_chunk + i, rows->head));
         }
-        ptx::sync_warp();  // behind what the chunk's products have put into the patch
         const auto norm = [&](auto row) { return args.l2norm ? Recurrence::inverse_norm(row) : 1.0f; };
         HEADRACE_ROLLED
         for (int i = 0; i < length; ++i) {
@@ -176,9 +210,8 @@ struct WalkerKernel {
             if (i < first_output) continue;
             const float2 found = recurrence.read(q);
             const float factor = static_cast<float>(args.scale) * norm(q);
-            patch.template store_token<Format>(i, factor * found.x, factor * found.y);
+            store_token(rows->o.from(chunk * tensor_chunk + i), columns, own, {factor * found.x, factor * found.y});
         }
-        ptx::sync_warp();
     }
 
     // ---- what arrives ----
@@ -260,10 +293,20 @@ struct WalkerKernel {
     }
 
     // ---- what leaves ----
-    HEADRACE_DEVICE void store_outputs(std::int64_t chunk, Columns columns) const {
+    // Up to those of the recurrence.
+    HEADRACE_DEVICE void store_outputs(const Stage& stage, std::int64_t chunk, Columns columns, int of_warp) const {
+        const int length = length_of(chunk), end = first_of_recurrence(stage);
         ptx::sync_warp();
-        cuda::store_outputs(args.o, rows->o.from(chunk * tensor_chunk), patch, length_of(chunk),
-                            columns.all - columns.first);
+        cuda::store_outputs(args.o, rows->o.from(chunk * tensor_chunk), patch, length < end ? length : end,
+                            columns.all - columns.first, 16 * of_warp);
+    }
+    // Of a token the two values that a lane's quad has.
+    HEADRACE_DEVICE static void store_token(TokenRows o, Columns columns, int own, float2 values) {
+        const int half = own % 4, value = 16 * (ptx::not_before(static_cast<int>(threadIdx.x)) / warp_lanes) +
+                                          own / 4 + 8 * half;
+        if (half < 2 && value < columns.all - columns.first)
+            *reinterpret_cast<std::uint16_t*>(o.first + value * o.element) =
+                static_cast<std::uint16_t>(Format::round(half == 0 ? values.x : values.y, 0));
     }
 
     // ---- the state: from a tensor, or without one zeros, or columns of the unit matrix ----

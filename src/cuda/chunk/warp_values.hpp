@@ -54,14 +54,16 @@ HEADRACE_DEVICE void store_values(const Strided& tensor, const float (&state)[ti
     });
 }
 
-// The warp's outputs of a chunk of `length` tokens, behind a barrier of the warp, to rows of the tensor that begin with
-// the block's values, `count` of them. Values lie in neighbouring lanes, 32 bytes of a token together.
-HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPatch patch, int length, int count) {
-    const int column = 16 * warp() + lane() % 4 * 4, left = count - column;
+// A warp's outputs of a chunk of `length` tokens, behind a barrier of the warp, to rows of the tensor that begin with
+// the block's values, `count` of them, of which the warp has 16 from `first` on. Values lie in neighbouring lanes, 32
+// bytes of a token together.
+HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPatch patch, int length, int count,
+                                   int first = 16 * warp()) {
+    const int column = first + lane() % 4 * 4, left = count - column;
     // From the tensor's address as the kernel got it, so that stores are known to be to global memory.
     o.first = tensor.data + (o.first - tensor.data) + column * o.element + lane() / 4 * o.step;
     const bool pieces = o.in_pieces(8), together = pieces && left >= 4;
-    if (pieces && length == tensor_chunk && count - 16 * warp() >= 16) {  // of all lanes
+    if (pieces && length == tensor_chunk && count - first >= 16) {  // of all lanes
         char* to = o.first;
 #pragma unroll
         for (int turn = 0; turn < token_steps; ++turn) {
@@ -100,9 +102,10 @@ HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPat
 
 // Of a block that walks, with a warp for each 16 of its values: those warps, and those that fetch, which are the others
 // where there are any: what they wait for holds up none that computes.
-HEADRACE_DEVICE int value_warps(const KernelArgs& args) { return args.value_columns / 16; }
+HEADRACE_DEVICE Warps walking_warps(const KernelArgs& args) { return {0, args.value_columns / 16}; }
 HEADRACE_DEVICE Warps fetching_warps(const KernelArgs& args) {
-    return warps_from(warps() > value_warps(args) ? value_warps(args) : 0);
+    const int walking = walking_warps(args).count;
+    return warps_from(warps() > walking ? walking : 0);
 }
 
 // Queues copies of lower triangular matrices; above the diagonal's blocks nothing is written.

@@ -70,16 +70,15 @@ HEADRACE_DEVICE void each_lower_piece(F f, Warps by = all_warps()) {
     }
 }
 
-// A lower triangular matrix by another (LowerImage), when all warps have read it: of the block's first `threads`, which
-// have values.
+// A lower triangular matrix by another (LowerImage), when all of the warps, which have read it, are here.
 inline constexpr int replacing_barrier = 2;
-HEADRACE_DEVICE void replace_lower(Matrix<64> matrix, const std::uint16_t* by, int threads) {
-    ptx::sync_threads(replacing_barrier, threads);
+HEADRACE_DEVICE void replace_lower(Matrix<64> matrix, const std::uint16_t* image, Warps by) {
+    ptx::sync_threads(replacing_barrier, by.count * warp_lanes);
     const auto replace = [&](int i, int j) {
-        *reinterpret_cast<uint4*>(&matrix.pair(i, j)) = *reinterpret_cast<const uint4*>(by + LowerImage::place(i, j));
+        *reinterpret_cast<uint4*>(&matrix.pair(i, j)) = *reinterpret_cast<const uint4*>(image + LowerImage::place(i, j));
     };
-    each_lower_piece(replace, {0, threads / warp_lanes});
-    ptx::sync_threads(replacing_barrier, threads);
+    each_lower_piece(replace, by);
+    ptx::sync_threads(replacing_barrier, by.count * warp_lanes);
 }
 
 // Rows of tokens in running order: the first one's address, bytes to the next one and from an element to the next.

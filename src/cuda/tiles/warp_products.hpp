@@ -122,16 +122,24 @@ HEADRACE_DEVICE void multiply_tiles(float (&sums)[tiles][4], const SplitA& a, in
     }
 }
 
-// sums += S^T rows^T, rows [64,K]; of f16 there must be none before.
-template <Left left, int K, class Format = Bf16>
-HEADRACE_DEVICE void add_read(TokenSums& sums, const float (&state)[K / 8][4], Matrix<K> rows) {
+// sums += S^T rows^T, rows [64,K]; of f16 there must be none before. state(step) gives left operands, of a state whose
+// rows were multiplied by `factors`.
+template <Left left, int K, class Format = Bf16, class State>
+HEADRACE_DEVICE void add_read_of(TokenSums& sums, State state, Matrix<K> rows,
+                                 const typename Format::RowFactors& factors) {
     const auto from = OperandAt<K>::across(rows);
-    const auto factors = Format::RowFactors::of(state);
 #pragma unroll
     for (int d = 0; d < K; d += 16)
-        multiply_tiles<left, Format>(sums, left_operand<Format>(state, d / 16, factors), 0, token_tiles,
+        multiply_tiles<left, Format>(sums, state(d / 16), 0, token_tiles,
                                      [&](auto& b, int j) { ptx::load_matrix(b, from.at(j, d)); });
     factors.take_back(sums);
+}
+// The same of the state in registers.
+template <Left left, int K, class Format = Bf16>
+HEADRACE_DEVICE void add_read(TokenSums& sums, const float (&state)[K / 8][4], Matrix<K> rows) {
+    const auto factors = Format::RowFactors::of(state);
+    add_read_of<left, K, Format>(
+        sums, [&](int step) { return left_operand<Format>(state, step, factors); }, rows, factors);
 }
 
 // S^T = decay S^T + what add(sums, first) adds to 8 tiles from `first` on; decay(tile, odd) gives the SplitDecay of

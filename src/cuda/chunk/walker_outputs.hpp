@@ -1,0 +1,133 @@
+// walker_outputs: a chunk's outputs of a walk on tensor cores, by the warps that walk or by others beside them, so that
+// what leads from state to state does not wait for outputs.
+#pragma once
+
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/tiles/token_matrices.hpp"
+#include "cuda/tiles/warp_products.hpp"
+
+namespace headrace::cuda {
+
+// What a warp's outputs pass through on their way to rows of values: 16 values of 64 tokens. Values lie in such rows
+// that the four pairs which a matrix is loaded from, and the eight values that a store has, lie in all banks.
+struct OutputPatch {
+    Matrix<64> matrix;  // [16,64]
+
+    HEADRACE_DEVICE static int row(int value) { return value ^ (value / 8 * 2); }
+    template <class Format = Bf16>
+    HEADRACE_DEVICE void store(const TokenSums& sums) const {
+        const LanePlace at(ptx::not_before(lane()));  // or its places fill registers
+#pragma unroll
+        for (int tile = 0; tile < token_tiles; ++tile) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                matrix.pair(row(at.row + 8 * half), 8 * tile + at.column) =
+                    Format::round(sums[tile][2 * half], sums[tile][2 * half + 1]);
+        }
+    }
+    // Of one token, the two values that this lane's quad has.
+    template <class Format>
+    HEADRACE_DEVICE void store_token(int i, float first, float second) const {
+        const int own = ptx::not_before(lane()), half = own % 4;
+        if (half < 2)
+            matrix.at(row(own / 4 + 8 * half), i) =
+                static_cast<std::uint16_t>(Format::round(half == 0 ? first : second, 0));
+    }
+    // Values [4 t, 4 t + 4), t = lane % 4, of tokens 16 step + g and 16 step + 8 + g, g = lane / 4: registers 0 and 1,
+    // 2 and 3.
+    HEADRACE_DEVICE void load(std::uint32_t (&values)[4], int step) const {
+        const int of_matrix = lane() % 8, which = lane() / 8;
+        const int value = of_matrix / 2 * 4 + which % 2 * 2 + of_matrix % 2;
+        ptx::load_matrix_transposed(values, matrix.piece(row(value), 16 * step + which / 2 * 8));
+    }
+};
+
+// sums = scale (q e^G) S + P d of a chunk (algorithms/chunk.hpp), for a warp's 16 values.
+template <int K, class Format>
+struct ChunkOutputs {
+    Matrix<K> q;
+    const float* read;   // [C] factors of its rows
+    SplitMatrix P;       // low of f16
+    const std::int32_t* exact;        // Prepared::exact, in shared memory
+    const std::uint16_t* scores_low;  // LowerImage, read where `exact` says that it is there
+    Warps by;                         // that compute outputs of this block
+
+    // state(step) and d(step) give left operands; the state's, of which upper halves do as nothing follows from an
+    // output's own roundings, of rows that were multiplied by `factors`.
+    template <class State, class D>
+    HEADRACE_DEVICE void compute(TokenSums& sums, State state, const typename Format::RowFactors& factors, D d) const {
+        add_read_of<Left::high, K, Format>(sums, state, q, factors);
+        scale_tokens(sums, read);
+        if constexpr (Format::splits_scores) {
+            add_lower_transposed(sums, d, P);
+        } else {
+            HEADRACE_ROLLED
+            for (int turn = 0; turn <= exact[0]; ++turn) {
+                if (turn == 1) replace_lower(P.high, scores_low, by);
+                add_lower_transposed<Left::both>(sums, d, P.high);
+            }
+        }
+    }
+};
+
+// Left operands that a warp with 16 values leaves, as its lanes hold them, to one that computes its outputs: of the
+// state that enters a chunk its upper halves, and d, where the solver was. Both pass the barriers below.
+template <int K, class Format>
+struct LeftOperands {
+    using RowFactors = typename Format::RowFactors;
+    static constexpr int of_step = warp_lanes,  // pieces of 16 bytes
+                         of_state = of_step * (K / 16), of_values = of_step * 2 * token_steps;
+
+    uint4 *state, *values;
+    float2* factors;  // of f16: what the state's rows are multiplied by at last
+
+    static __host__ __device__ LeftOperands take(Arena& arena, int warps) {
+        const auto count = static_cast<std::size_t>(warps);
+        LeftOperands all{arena.take<uint4>(of_state * count), nullptr, nullptr};
+        if (Format::splits_scores) all.factors = arena.take<float2>(warp_lanes * count);
+        return all;
+    }
+    // Of the pair of warps with that number, of all; `solver`: high and low, one behind the other.
+    HEADRACE_DEVICE LeftOperands of_pair(int pair, SplitMatrix solver) const {
+        const int own = ptx::not_before(lane());
+        return {state + pair * of_state + own, reinterpret_cast<uint4*>(solver.high.data) + pair * of_values + own,
+                Format::splits_scores ? factors + pair * warp_lanes + own : nullptr};
+    }
+
+    HEADRACE_DEVICE void leave_state(int step, const SplitA& a) const { leave(state[step * of_step], a.high); }
+    HEADRACE_DEVICE SplitA left_state(int step) const {
+        SplitA a{};
+        take_over(a.high, state[step * of_step]);
+        return a;
+    }
+    HEADRACE_DEVICE void leave_values(int step, const SplitA& a) const {
+        leave(values[2 * step * of_step], a.high);
+        leave(values[(2 * step + 1) * of_step], a.low);
+    }
+    HEADRACE_DEVICE SplitA left_values(int step) const {
+        SplitA a;
+        take_over(a.high, values[2 * step * of_step]);
+        take_over(a.low, values[(2 * step + 1) * of_step]);
+        return a;
+    }
+    HEADRACE_DEVICE void leave_factors(const RowFactors& of) const {
+        if constexpr (Format::splits_scores) *factors = {of.inverse[0], of.inverse[1]};
+    }
+    HEADRACE_DEVICE RowFactors left_factors() const {
+        RowFactors of{};
+        if constexpr (Format::splits_scores) of.inverse[0] = factors->x, of.inverse[1] = factors->y;
+        return of;
+    }
+
+  private:
+    HEADRACE_DEVICE static void leave(uint4& to, const std::uint32_t (&a)[4]) { to = {a[0], a[1], a[2], a[3]}; }
+    HEADRACE_DEVICE static void take_over(std::uint32_t (&a)[4], const uint4& from) {
+        const uint4 of = from;
+        a[0] = of.x, a[1] = of.y, a[2] = of.z, a[3] = of.w;
+    }
+};
+
+// Between `threads` that walk: all have read the solver. Between them and as many others: left operands are there.
+inline constexpr int solved_barrier = 4, left_barrier = 5;
+
+}  // namespace headrace::cuda

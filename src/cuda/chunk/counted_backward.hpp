@@ -24,10 +24,14 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
     copied(back, 2 + of_erases, 4);
     back.work.output_bytes = bytes_of(args.d_v, C * values);
     WarpProducts products{back, warps};
+    const bool beside = fetching_threads(K) > 0;              // others leave d_o^T P and what q reads
     products.add(2 * tiles * K / 16, tiles / 2 * K / 16, 2);  // read
-    products.add(2 * lower, lower + 2 * steps, 2);            // d_o^T P
-    products.add(3 * lower, lower, 2);                        // solve
-    products.add(4 * steps * K / 8, 2 * steps * K / 16 + steps * K / 64, 2.0 + K / 64);
+    products.add(2 * lower, lower + 2 * steps, beside ? 0 : 2);
+    products.add(3 * lower, lower, 2);  // solve
+    const double writes = 2 * steps * K / 8, operands = steps * K / 16 + steps * K / 64 / 2, waits = 1 + K / 128.0;
+    products.add(writes, operands, waits);
+    products.add(writes, operands, beside ? 0 : waits);
+    if (beside) products.add(0, 2 * tiles * (1 + K / 64), 2), back.barrier(), back.barrier();
     products.access(4 * tiles + 2 * steps * K / 64 + (args.d_v.given ? 2 * tiles : 0), 0);
     products.add(0, args.d_v.given ? steps : 0, 1);
     back.fma(warps * 2 * K / 8 * 4);

@@ -1,5 +1,6 @@
 // SweepKernel: the walks of a backward of the delta rule on tensor cores: states from the first chunk to the last, and
 // their gradients back, by warps that own 16 values each. They leave SweptChunks, d_v and the initial state's gradient.
+// With more than 64 channels warps beside them fetch, and compute what no gradient of a state enters.
 #pragma once
 
 #include "cuda/chunk/sweep_walk.hpp"
@@ -12,6 +13,10 @@ template <int K>
 struct SweepKernel : SweepWalk<K> {
     using Base = SweepWalk<K>;
     using Base::args, Base::patches, Base::state, Base::state_tiles, Base::warp_value;
+
+    static constexpr bool has_others = fetching_threads(K) > 0;
+    // Of 64 channels; barriers of the warps beside, or of them and those that walk back.
+    static constexpr int groups = K / 64, beside_barrier = 4, scored_barrier = 5, taken_barrier = 6, reads_barrier = 7;
 
     // Of a chunk: rows as they came, and what was prepared.
     struct Stage {
@@ -57,7 +62,8 @@ struct SweepKernel : SweepWalk<K> {
         if (this->walks()) this->load(args.d_final_state, n, head, first);
         this->template each_chunk<true, int>(
             sequence, [&](int chunk, int turn) { fetch<true>(first, chunk, turn); },
-            [&](int chunk, int turn) { retreat(stage_of(turn), chunk, first); });
+            [&](int chunk, int turn) { retreat(stage_of(turn), chunk, first); },
+            [&](int, int turn) { leave_scored(stage_of(turn)); }, [&](int, int turn) { leave_reads(stage_of(turn)); });
         if (this->walks()) this->store(args.d_initial_state, of_sequence->n, of_sequence->head, first);
     }
 
@@ -155,27 +161,37 @@ struct SweepKernel : SweepWalk<K> {
         TokenSums y = {};
         add_read<Left::both, K>(y, state, now.k);
         scale_tokens(y, now.write);
-        Base::add_lower_of_rows(y, now.rows, warp_value(), now.P);
+        if constexpr (has_others) {
+            meet(scored_barrier);
+            add_sums(y, left_sums(now.P.high, warp()));
+            ptx::arrive_threads(taken_barrier, 2 * walking_threads());
+        } else {
+            Base::add_lower_of_rows(y, now.rows, warp_value(), now.P);
+        }
         this->solve_gradients(y, now.solve, now.beta, [&] { return now; }, place_of(chunk), first);
         if (args.d_v.given)
             this->store_rows(y, of_sequence->d_v.from(token_of(chunk)), length_of(chunk), first);
         scale_tokens(y, now.erase);
         decay_and_add_both(y, now);
     }
-    // D = decay D + d_o^T (reads q) + z^T (erases e); left operands are made once, for all channels.
+    // D = decay D + d_o^T (reads q) + z^T (erases e)
     HEADRACE_DEVICE void decay_and_add_both(const TokenSums& erased, const Stage& now) {
-        const auto q = OperandAt<K>::down(now.q), e = OperandAt<K>::down(now.e);
+        const auto e = OperandAt<K>::down(now.e);
         const SplitDecay<float> decay{now.decay[0], now.decay[1]};
-        float sums[K / 64][8][4] = {};
+        float sums[groups][8][4] = {};
+        if constexpr (has_others) {
+            meet(reads_barrier);
+#pragma unroll
+            for (int group = 0; group < groups; ++group)
+                add_sums(sums[group], left_sums(left_reads(now, group), warp()));
+        } else {
+            add_reads(sums, now, warp_value());
+        }
 #pragma unroll
         for (int step = 0; step < token_steps; ++step) {
-            const SplitA of_reads = read_rows(now, step);
-#pragma unroll
-            for (int group = 0; group < K / 64; ++group)
-                add_written<Left::both>(sums[group], of_reads, q, step, 8 * group);
             const SplitA of_erases = left_operand(erased, step);
 #pragma unroll
-            for (int group = 0; group < K / 64; ++group)
+            for (int group = 0; group < groups; ++group)
                 add_written<Left::both>(sums[group], of_erases, e, step, 8 * group);
         }
 #pragma unroll
@@ -187,9 +203,20 @@ struct SweepKernel : SweepWalk<K> {
             }
         }
     }
+    // sums += d_o^T (reads q) of the values from `value` on; left operands are made once, for all channels.
+    HEADRACE_DEVICE static void add_reads(float (&sums)[groups][8][4], const Stage& now, int value) {
+        const auto q = OperandAt<K>::down(now.q);
+#pragma unroll
+        for (int step = 0; step < token_steps; ++step) {
+            const SplitA of_reads = read_rows(now, step, value);
+#pragma unroll
+            for (int group = 0; group < groups; ++group)
+                add_written<Left::both>(sums[group], of_reads, q, step, 8 * group);
+        }
+    }
     // d_o^T Diag(read)
-    HEADRACE_DEVICE static SplitA read_rows(const Stage& now, int step) {
-        const SplitA rows = left_operand(now.rows, warp_value(), step);
+    HEADRACE_DEVICE static SplitA read_rows(const Stage& now, int step, int value) {
+        const SplitA rows = left_operand(now.rows, value, step);
         const LanePlace at;
         SplitA scaled;
 #pragma unroll
@@ -198,6 +225,51 @@ struct SweepKernel : SweepWalk<K> {
             scaled.set(pair, low_half(rows.high[pair]) * read.x, high_half(rows.high[pair]) * read.y);
         }
         return scaled;
+    }
+
+    // ---- what the warps beside leave to those that walk back: sums as lanes hold them, where the operands were ----
+    HEADRACE_DEVICE int walking_threads() const { return walking_warps(args).count * warp_lanes; }
+    HEADRACE_DEVICE void meet(int barrier) const { ptx::meet_threads(barrier, 2 * walking_threads()); }
+    // The warp that has the values which this one's sums are of, or none.
+    HEADRACE_DEVICE int of_other() const { return warp() - walking_warps(args).count; }
+    HEADRACE_DEVICE bool is_beside() const { return has_others && of_other() < walking_warps(args).count; }
+    HEADRACE_DEVICE static float4* left_sums(Matrix<64> memory, int pair) {
+        return reinterpret_cast<float4*>(memory.data) + pair * token_tiles * warp_lanes + ptx::not_before(lane());
+    }
+    // In place of q's first half, and of P.
+    HEADRACE_DEVICE static Matrix<64> left_reads(const Stage& now, int group) {
+        return group == 0 ? Matrix<64>{now.q.data} : now.P.high;
+    }
+    HEADRACE_DEVICE static void leave_sums(float4* to, const float (&sums)[8][4]) {
+#pragma unroll
+        for (int tile = 0; tile < 8; ++tile)
+            to[tile * warp_lanes] = {sums[tile][0], sums[tile][1], sums[tile][2], sums[tile][3]};
+    }
+    HEADRACE_DEVICE static void add_sums(float (&sums)[8][4], const float4* from) {
+#pragma unroll
+        for (int tile = 0; tile < 8; ++tile) {
+            const float4 of = from[tile * warp_lanes];
+            sums[tile][0] += of.x, sums[tile][1] += of.y, sums[tile][2] += of.z, sums[tile][3] += of.w;
+        }
+    }
+    // d_o^T P
+    HEADRACE_DEVICE void leave_scored(const Stage& now) const {
+        if (!is_beside()) return;
+        TokenSums y = {};
+        Base::add_lower_of_rows(y, now.rows, 16 * of_other(), now.P);
+        ptx::sync_threads(beside_barrier, walking_threads());  // all have read P
+        leave_sums(left_sums(now.P.high, of_other()), y);
+        ptx::arrive_threads(scored_barrier, 2 * walking_threads());
+    }
+    HEADRACE_DEVICE void leave_reads(const Stage& now) const {
+        if (!is_beside()) return;
+        float sums[groups][8][4] = {};
+        add_reads(sums, now, 16 * of_other());
+        meet(taken_barrier);  // all have read q, and what was left before is taken
+#pragma unroll
+        for (int group = 0; group < groups; ++group)
+            leave_sums(left_sums(left_reads(now, group), of_other()), sums[group]);
+        ptx::arrive_threads(reads_barrier, 2 * walking_threads());
     }
 };
 

@@ -15,6 +15,10 @@ HEADRACE_DEVICE bool keys_overlap(const KernelArgs& args, std::int64_t place) {
 // With the state in registers, or the gradient of one.
 template <int K>
 struct SweepWalk {
+    struct Nothing {
+        template <class Count>
+        HEADRACE_DEVICE void operator()(Count, Count) const {}
+    };
     static constexpr int state_tiles = K / 8;
 
     const KernelArgs& args;
@@ -31,18 +35,29 @@ struct SweepWalk {
     HEADRACE_DEVICE bool fetches() const { return warp() >= fetching_warps(args).first; }
 
     // The chunks of a sequence, from the first one or the last: fetch(chunk, turn) queues copies of what
-    // compute(chunk, turn) reads, args.stages turns at once.
-    template <bool from_end, class Count = std::int64_t, class Fetch, class Compute>
-    HEADRACE_DEVICE void each_chunk(const TokenRange& sequence, Fetch fetch, Compute compute) {
+    // compute(chunk, turn) reads, args.stages turns at once. Beside it the warps that do not walk have before(chunk,
+    // turn), where there are two stages before they fetch, and behind(chunk, turn).
+    template <bool from_end, class Count = std::int64_t, class Fetch, class Compute, class Before = Nothing,
+              class Behind = Nothing>
+    HEADRACE_DEVICE void each_chunk(const TokenRange& sequence, Fetch fetch, Compute compute, Before before = {},
+                                    Behind behind = {}) {
         const Count chunks = static_cast<Count>((sequence.end - sequence.begin + tensor_chunk - 1) / tensor_chunk);
         const auto chunk_of = [&](Count turn) { return from_end ? chunks - 1 - turn : turn; };
         const Count ahead = args.stages - 1;  // what arrives, of what is computed
         HEADRACE_ROLLED
         for (Count turn = -ahead; turn < chunks; ++turn) {
             if (turn > -ahead) end_copies_of_block();
-            if (fetches() && turn + ahead < chunks) fetch(chunk_of(turn + ahead), turn + ahead);
-            if (ahead == 0) end_copies_of_block();
-            if (walks() && turn >= 0) compute(chunk_of(turn), turn);
+            HEADRACE_ROLLED
+            for (int step = 0; step < 2; ++step) {
+                if (step != static_cast<int>(ahead)) {
+                    if (!walks() && turn >= 0) before(chunk_of(turn), turn);
+                    continue;
+                }
+                if (fetches() && turn + ahead < chunks) fetch(chunk_of(turn + ahead), turn + ahead);
+                if (ahead == 0) end_copies_of_block();
+            }
+            if (turn < 0) continue;
+            walks() ? compute(chunk_of(turn), turn) : behind(chunk_of(turn), turn);
         }
     }
 

@@ -18,10 +18,11 @@ struct OutputPatch {
     HEADRACE_DEVICE void store(const TokenSums& sums) const {
         const LanePlace at(ptx::not_before(lane()));  // or its places fill registers
 #pragma unroll
-        for (int tile = 0; tile < token_tiles; ++tile) {
+        for (int half = 0; half < 2; ++half) {
+            const int first = Matrix<64>::place(row(at.row + 8 * half), at.column);
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
-                matrix.pair(row(at.row + 8 * half), 8 * tile + at.column) =
+            for (int tile = 0; tile < token_tiles; ++tile)
+                *reinterpret_cast<std::uint32_t*>(matrix.data + (first ^ 8 * tile)) =
                     Format::round(sums[tile][2 * half], sums[tile][2 * half + 1]);
         }
     }

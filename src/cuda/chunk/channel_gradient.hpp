@@ -170,32 +170,22 @@ struct ChannelGradient {
                 tensor.given && tensor.dtype == DType::f32 && tensor.stride[3] == 1 && tensor.stride[1] % 4 == 0 &&
                     args.K % 4 == 0 && reinterpret_cast<std::uintptr_t>(tensor.data + 4 * first) % 16 == 0};
     }
-    // As given; begin_head makes decays of them.
+    // Log decays; begin_head makes decays of them.
     HEADRACE_DEVICE void fetch_gates() const {
-        const GateRows from_rows = gate_rows(args.g);
+        const GateRows from_rows = gate_rows(args.log_decays);
         const int length = rows.at->range.length;
-        if (from_rows.in_pieces) {
-            constexpr int pieces = K / 4, step = threads / pieces;
-            const int own_piece = ptx::not_before(static_cast<int>(threadIdx.x)), i = own_piece / pieces,
-                      c = own_piece % pieces * 4;
-            const float* const from = reinterpret_cast<const float*>(args.g.data) + from_rows.first;
-            const float* const own = from + i * from_rows.step + c;
-            const std::uint32_t first = ptx::shared_address(&gates.at(i, c));
-            each_own_row<threads, pieces>([&](int row, int n) {
-                const bool inside = row < length && c < args.K;
-                ptx::copy_16(first + 4 * (K + 4) * step * n, inside ? own + n * step * from_rows.step : from,
-                             inside ? 16 : 0);
-            });
-            ptx::end_copies();
-            return;
-        }
-        each(tensor_chunk * K, [&](int place) {
-            const int i = place / K, c = place % K;
-            const bool inside = args.g.given && i < length && c < args.K;
-            gates.at(i, c) = inside ? load_element<float>(args.g.data, args.g.dtype,
-                                                          from_rows.first + i * from_rows.step + c * args.g.stride[3])
-                                    : 0.0f;
+        constexpr int pieces = K / 4, step = threads / pieces;
+        const int own_piece = ptx::not_before(static_cast<int>(threadIdx.x)), i = own_piece / pieces,
+                  c = own_piece % pieces * 4;
+        const float* const from = reinterpret_cast<const float*>(args.log_decays.data) + from_rows.first;
+        const float* const own = from + i * from_rows.step + c;
+        const std::uint32_t first = ptx::shared_address(&gates.at(i, c));
+        each_own_row<threads, pieces>([&](int row, int n) {
+            const bool inside = row < length && c < args.K;
+            ptx::copy_16(first + 4 * (K + 4) * step * n, inside ? own + n * step * from_rows.step : from,
+                         inside ? 16 : 0);
         });
+        ptx::end_copies();
     }
     HEADRACE_DEVICE void load_betas() const {
         if (!delta) return;
@@ -209,41 +199,24 @@ struct ChannelGradient {
     }
     // Factors of tokens, and decays of the gates.
     HEADRACE_DEVICE void begin_head() const {
-        const std::int64_t head = rows.at->head;
         const int length = rows.at->range.length;
         each_token([&](int i) {
             const float key = delta ? rows.k_norm[i] * write[i] : rows.k_norm[i];
             read[i] = static_cast<float>(args.scale) * rows.q_norm[i];
             erase[i] = -key, write[i] = key;
         });
-        const GateParameters<float> gate = gate_parameters<float>(args, head);
-        const bool formula = args.g.given && gate.formula != GateFormula::log_decay;
         constexpr float log2_e = 1.4426950408889634f;
         const int c = ptx::not_before(static_cast<int>(threadIdx.x)) % (K / 4) * 4;
         each_own_row<threads, K / 4>([&](int i, int) {
             const int count = i < length ? args.K - c : 0;
             float4& all = *reinterpret_cast<float4*>(&gates.at(i, c));
-            if (formula) apply_formula(&all.x, count, head, c, gate);
             const float4 of = all;
             const auto decay = [&](float log_decay, int n) {
-                const float sum = log_decay + gate.gamma;
-                return n < count ? ptx::exp2_approximate((sum < 0 ? sum : 0.0f) * log2_e) : 1.0f;
+                return n < count ? ptx::exp2_approximate((log_decay < 0 ? log_decay : 0.0f) * log2_e) : 1.0f;
             };
             all = {decay(of.x, 0), decay(of.y, 1), decay(of.z, 2), decay(of.w, 3)};
         });
         ptx::sync_block();
-    }
-    // One channel after the other, as the code of a formula is long.
-    HEADRACE_DEVICE void apply_formula(float* of, int count, std::int64_t head, int c,
-                                       const GateParameters<float>& gate) const {
-        HEADRACE_ROLLED
-        for (int n = 0; n < 4 && n < count; ++n) {
-            const std::int64_t bias =
-                head * args.dt_bias.stride[0] + (args.bias_per_channel ? (c + n) * args.dt_bias.stride[1] : 0);
-            float x = of[n];
-            if (args.dt_bias.given) x += load_element<float>(args.dt_bias.data, args.dt_bias.dtype, bias);
-            of[n] = gate_value(x, gate);
-        }
     }
 
     // ---- of 64 values ----
@@ -490,6 +463,7 @@ struct ChannelGradient {
             begun[2 * c] = begun[2 * c + 1] = crossing(border, c) * through.behind(0, c) * through.at(0, c);
 #pragma unroll
         for (int group = 0; group < token_groups; ++group) {
+            if ((!delta || group == token_groups - 1) && !goes_on(args.V)) return;
             const int first = group_tokens * group;
             GroupDecays decays;
             decays.load(pairs.decays.from(first, 0));

@@ -42,9 +42,9 @@ struct ChannelPrepare {
     Matrix<64> P, P_low;                   // P_low of the delta rule and of a backward
     Tile<float> n, inverse;          // inverse of a backward's chunks that are computed in fp32
     UnitLowerBlocks inverse_blocks;  // lies where it does
-    // Rows of a lane's tokens, null past the chunk's end, where four channels of them and of g in fp32 come together.
+    // Rows of a lane's tokens, null past the chunk's end.
     struct OwnRows {
-        const char *q[2], *g[2];
+        const char *q[2], *log_decays[2];
     };
     OwnRows* own_rows;  // [block_threads]
     float4* dots;       // [block_threads] q.k of a lane's tokens and q.q, over its channels: registers are few
@@ -67,7 +67,6 @@ struct ChannelPrepare {
         of_warp = arena.take<float>(block_warps);
         dots = arena.take<float4>(block_threads);
         own_rows = arena.take<OwnRows>(block_threads);
-        spare_ = arena.take<float>(block_threads * ChannelInputs::spare_floats);
         shared = arena.take<Shared>(1);
         if (delta) {
             constexpr int length = tensor_chunk + 8;  // rows 8 banks apart: lanes of an operand meet different ones
@@ -89,7 +88,7 @@ struct ChannelPrepare {
         find_sources(row * args.HV + head);
         inputs().template prefetch<K>(0, range_.length);
         clear_scores();
-        if (rows_together()) find_own_rows();
+        find_own_rows();
         weigh_tokens();
         Sums sums{};
         switch (find_precision()) {
@@ -126,7 +125,7 @@ struct ChannelPrepare {
         const float* const numbers = args.prepared.numbers + 4 * place;
         if (numbers[1] == 0 && numbers[2] == 0) return;
         find_sources(place);
-        if (rows_together()) find_own_rows();
+        find_own_rows();
         weigh_tokens();
         HEADRACE_ROLLED
         for (int slice = 0; slice < slices; ++slice) {
@@ -148,7 +147,6 @@ struct ChannelPrepare {
     int block_;  // of 16 tokens: this warp's
     ChunkRange range_;
     int head_;
-    float* spare_;    // [block_threads, ChannelInputs::spare_floats]
     bool fine_[2];    // rows of scores of the lane's tokens
     // Bits of the parts of rows that this lane shares, those with tokens of other warps and the levels inside, where
     // scores need 16 bits (PrepareOps).
@@ -177,12 +175,12 @@ struct ChannelPrepare {
     }
     HEADRACE_DEVICE void find_sources(std::int64_t place) const {
         if (threadIdx.x == 0) {
-            inputs().find(range_);
+            inputs().find(range_, head_);
             shared->place = place, shared->length = range_.length;
         }
         ptx::sync_block();
     }
-    HEADRACE_DEVICE ChannelInputs inputs() const { return {args, &shared->sources, spare_, head_}; }
+    HEADRACE_DEVICE ChannelInputs inputs() const { return {args, &shared->sources}; }
 
     // ---- inputs ----
     // Betas, norms, and what each of the lane's tokens adds to the estimate of roundings (ChannelEstimate).
@@ -320,13 +318,7 @@ struct ChannelPrepare {
             const Piece k = key_piece(i, slice, which);
             Piece q{};
             float gates[lane_channels] = {};
-            if (rows_together()) {
-                load_together(q, gates, which, c);
-            } else {
-                q = inputs().load_piece(args.q, shared->sources.q, i, c, shared->length);
-                inputs().load_gates(gates, i, c, shared->length);
-            }
-            if (args.prepared.log_decays != nullptr) keep_gates(gates, i, c);
+            load_own(q, gates, which, c);
 #pragma unroll
             for (int n = 0; n < lane_channels; ++n) {
                 rows.q[which][n] = q.at(n), rows.k[which][n] = k.at(n);
@@ -339,10 +331,6 @@ struct ChannelPrepare {
         const int value = summed_value<2 * lane_channels>(), at = block_ * K + c + value % lane_channels;
         (value < lane_channels ? log_sums : energies)[at] = of_channels[0];
     }
-    HEADRACE_DEVICE bool rows_together() const {
-        const ChannelInputs::Sources& from = shared->sources;
-        return from.gates_together && from.q.together && args.K % lane_channels == 0;
-    }
     HEADRACE_DEVICE void find_own_rows() const {
         const ChannelInputs::Sources& from = shared->sources;
         OwnRows& own = own_rows[threadIdx.x];
@@ -351,22 +339,16 @@ struct ChannelPrepare {
             const int i = row_of_token(which);
             const bool there = i < shared->length;
             own.q[which] = there ? args.q.data + (from.q.first + i * from.q.step) : nullptr;
-            own.g[which] = args.g.data + (from.g.first + i * from.g.step);
+            own.log_decays[which] = args.log_decays.data + (from.log_decays.first + i * from.log_decays.step);
         }
     }
-    HEADRACE_DEVICE void load_together(Piece& q, float (&gates)[lane_channels], int which, int c) const {
+    HEADRACE_DEVICE void load_own(Piece& q, float (&gates)[lane_channels], int which, int c) const {
         const OwnRows& own = own_rows[threadIdx.x];
         const char* const row = own.q[which];
         if (row == nullptr || c >= args.K) return;
         const uint2 pairs = *reinterpret_cast<const uint2*>(row + 2 * c);
-        const float4 of = *reinterpret_cast<const float4*>(own.g[which] + 4 * c);
         q.pairs[0] = pairs.x, q.pairs[1] = pairs.y;
-        gates[0] = of.x, gates[1] = of.y, gates[2] = of.z, gates[3] = of.w;
-        inputs().check_gates(gates, c);
-    }
-    HEADRACE_DEVICE void keep_gates(const float (&gates)[lane_channels], int i, int c) const {
-        *reinterpret_cast<float4*>(args.prepared.log_decays + (shared->place * tensor_chunk + i) * K + c) = {
-            gates[0], gates[1], gates[2], gates[3]};
+        inputs().take(gates, own.log_decays[which] + 4 * c);
     }
     HEADRACE_DEVICE Piece key_piece(int i, int slice, int which) const {
         if constexpr (!delta)

@@ -31,7 +31,7 @@ struct ChannelRows {
     HEADRACE_DEVICE void decay(const To& to, std::int64_t first, int length, std::int64_t place) const {
         const float* const factors = inputs.args.prepared.factors + place * 4 * tensor_chunk;
         Own own;
-        together() ? load(own, first, length, place) : load_singly(own, to, first, length, place);
+        load(own, first, length);
         float through[lane_channels] = {1, 1, 1, 1};
 #pragma unroll
         for (int n = 0; n < tokens; ++n) multiply(through, own.decays[n]);
@@ -51,26 +51,17 @@ struct ChannelRows {
     HEADRACE_DEVICE static int channel() { return thread() % pieces * lane_channels; }
 
     // ---- what arrives ----
-    HEADRACE_DEVICE bool together() const {
-        const ChannelInputs::Sources& from = *inputs.sources;
-        const bool gates = inputs.args.prepared.log_decays != nullptr || from.gates_together;
-        return gates && from.q.together && from.k.together && inputs.args.K % lane_channels == 0;
-    }
-    HEADRACE_DEVICE const float* prepared_gates(std::int64_t place) const {
-        return inputs.args.prepared.log_decays + (place * tensor_chunk + first_token()) * K + channel();
-    }
-    HEADRACE_DEVICE void load(Own& own, std::int64_t first, int length, std::int64_t place) const {
+    HEADRACE_DEVICE void load(Own& own, std::int64_t first, int length) const {
         const ChannelInputs::Sources& from = *inputs.sources;
         const KernelArgs& args = inputs.args;
         const int left = channel() < args.K ? length - first_token() : 0;  // of the thread's tokens
-        const bool made = args.prepared.log_decays != nullptr;
         const std::int64_t token = first + first_token();
         const auto row = [&](const Strided& tensor, const ChannelInputs::Source& source, int size) {
             return tensor.data + (source.first + token * source.step + size * channel());
         };
-        const char *g = made ? reinterpret_cast<const char*>(prepared_gates(place)) : row(args.g, from.g, 4),
-                   *k = row(args.k, from.k, 2), *q = row(args.q, from.q, 2);
-        const std::int64_t g_step = made ? 4 * K : from.g.step, k_step = from.k.step, q_step = from.q.step;
+        const char *g = row(args.log_decays, from.log_decays, 4), *k = row(args.k, from.k, 2),
+                   *q = row(args.q, from.q, 2);
+        const std::int64_t g_step = from.log_decays.step, k_step = from.k.step, q_step = from.q.step;
         float most = 0;
 #pragma unroll
         for (int n = 0; n < tokens; ++n) {
@@ -94,49 +85,6 @@ struct ChannelRows {
 #pragma unroll
         for (auto& of_token : own.decays)
             for (float& decay : of_token) decay = ChannelInputs::not_a_number();
-    }
-    // Of any inputs, through the matrices' memory, where those of erases lie behind those of reads: no thread needs
-    // another's.
-    HEADRACE_DEVICE void load_singly(Own& own, const To& to, std::int64_t first, int length,
-                                     std::int64_t place) const {
-        const bool made = inputs.args.prepared.log_decays != nullptr;
-        float4* const decays = reinterpret_cast<float4*>(to.reads.data) + thread();
-        uint2* const rows = reinterpret_cast<uint2*>(to.writes.data) + thread();
-        const ChannelInputs::Sources& from = *inputs.sources;
-        const std::int64_t own_first = first + first_token(), end = first + length;
-        HEADRACE_ROLLED
-        for (int n = 0; n < tokens; ++n) {
-            float gates[lane_channels];
-            if (made) {
-                for (int c = 0; c < lane_channels; ++c) gates[c] = prepared_gates(place)[n * K + c];
-            } else {
-                inputs.load_gates(gates, own_first + n, channel(), end);
-            }
-            decays[n * block_threads] = {
-                ptx::exp2_approximate(gates[0] * log2_e), ptx::exp2_approximate(gates[1] * log2_e),
-                ptx::exp2_approximate(gates[2] * log2_e), ptx::exp2_approximate(gates[3] * log2_e)};
-        }
-#pragma unroll
-        for (int n = 0; n < tokens; ++n) {
-            const float4 of = decays[n * block_threads];
-            own.decays[n][0] = of.x, own.decays[n][1] = of.y, own.decays[n][2] = of.z, own.decays[n][3] = of.w;
-        }
-        load_rows_singly(own.k, rows, inputs.args.k, from.k, own_first, end);
-        load_rows_singly(own.q, rows, inputs.args.q, from.q, own_first, end);
-    }
-    HEADRACE_DEVICE void load_rows_singly(Piece (&own)[tokens], uint2* by, const Strided& tensor,
-                                          const ChannelInputs::Source& source, std::int64_t first,
-                                          std::int64_t end) const {
-        HEADRACE_ROLLED
-        for (int n = 0; n < tokens; ++n) {
-            const Piece piece = inputs.load_piece(tensor, source, first + n, channel(), end);
-            by[n * block_threads] = {piece.pairs[0], piece.pairs[1]};
-        }
-#pragma unroll
-        for (int n = 0; n < tokens; ++n) {
-            const uint2 of = by[n * block_threads];
-            own[n].pairs[0] = of.x, own[n].pairs[1] = of.y;
-        }
     }
 
     // ---- what leaves ----

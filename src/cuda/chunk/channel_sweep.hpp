@@ -14,7 +14,8 @@ namespace headrace::cuda {
 template <int K, bool delta>
 struct ChannelSweep : SweepWalk<K> {
     using Base = SweepWalk<K>;
-    using Base::args, Base::patches, Base::state, Base::state_tiles, Base::warp_value;
+    using Base::args, Base::patches, Base::of_sequence, Base::state, Base::state_tiles, Base::warp_value;
+    using Base::length_of, Base::place_of, Base::token_of;
     static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk, rows_size = tensor_chunk * K;
 
     struct Stage {
@@ -26,13 +27,14 @@ struct ChannelSweep : SweepWalk<K> {
     };
 
     Stage first_stage{};
-    std::int64_t stage_bytes;  // from a stage to the next
+    int stage_bytes;  // from a stage to the next
 
-    __host__ __device__ ChannelSweep(const KernelArgs& arguments, Arena& arena) : Base{arguments, {}, {}} {
+    __host__ __device__ ChannelSweep(const KernelArgs& arguments, Arena& arena) : Base{arguments, {}, {}, {}} {
+        of_sequence = arena.take<typename Base::Sequence>(1);
+        arena.shared_used = (arena.shared_used + 255) / 256 * 256;  // as matrices begin at multiples of their rows
         const std::size_t before = arena.shared_used;
         for (Matrix<K>* matrix : {&first_stage.reads, &first_stage.writes})
             *matrix = Matrix<K>::take(arena, tensor_chunk);
-        first_stage.rows = Matrix<64>::take(arena, tensor_chunk * value_groups());
         for (Matrix<64>* matrix : {&first_stage.scores.high, &first_stage.scores.low})
             *matrix = Matrix<64>::take(arena, tensor_chunk);
         first_stage.decay = arena.take<float>(2 * K);
@@ -44,44 +46,33 @@ struct ChannelSweep : SweepWalk<K> {
             first_stage.numbers = arena.take<float>(tensor_chunk);  // as matrices begin at multiples of 256 bytes
             first_stage.overlap = reinterpret_cast<std::int32_t*>(first_stage.numbers + 4);
         }
-        stage_bytes = static_cast<std::int64_t>(arena.shared_used - before);
+        // Behind all others, whose places the compiler knows.
+        first_stage.rows = Matrix<64>::take(arena, tensor_chunk * value_groups());
+        stage_bytes = static_cast<int>(arena.shared_used - before);
         if (args.stages == 2) arena.take<char>(static_cast<std::size_t>(stage_bytes));
         patches = Matrix<64>::take(arena, args.value_columns);
     }
 
     // ---- sequence n, one value head, values [first, first + args.value_columns) ----
     HEADRACE_DEVICE void states(std::int64_t n, std::int64_t head, int first) {
-        const TokenRange sequence = sequence_of(args, n);
-        const std::int64_t first_place = saved_place(args, sequence, n, head, 0, tensor_chunk);
+        const TokenRange sequence = begin<false>(n, head, first);
         this->load(args.initial_state, n, head, first);
         this->template each_chunk<false>(
-            sequence,
-            [&](std::int64_t chunk, std::int64_t turn) {
-                fetch<false>(chunk_range(args, sequence, chunk), first_place + chunk * args.HV, head, first, turn);
-            },
-            [&](std::int64_t chunk, std::int64_t turn) {
-                advance(turn, first_place + chunk * args.HV, first);
-            });
+            sequence, [&](int chunk, int turn) { fetch<false>(first, chunk, turn); },
+            [&](int chunk, int turn) { advance(turn, place_of(chunk), first); });
     }
     HEADRACE_DEVICE void adjoints(std::int64_t n, std::int64_t head, int first) {
-        const TokenRange sequence = sequence_of(args, n);
-        const std::int64_t first_place = saved_place(args, sequence, n, head, 0, tensor_chunk);
+        const TokenRange sequence = begin<true>(n, head, first);
         this->load(args.d_final_state, n, head, first);
         this->template each_chunk<true>(
-            sequence,
-            [&](std::int64_t chunk, std::int64_t turn) {
-                fetch<true>(chunk_range(args, sequence, chunk), first_place + chunk * args.HV, head, first, turn);
-            },
-            [&](std::int64_t chunk, std::int64_t turn) {
-                retreat(turn, chunk_range(args, sequence, chunk), first_place + chunk * args.HV, head, first);
-            });
-        this->store(args.d_initial_state, n, head, first);
+            sequence, [&](int chunk, int turn) { fetch<true>(first, chunk, turn); },
+            [&](int chunk, int turn) { retreat(turn, chunk, first); });
+        this->store(args.d_initial_state, of_sequence->n, of_sequence->head, first);
     }
 
   private:
-    HEADRACE_DEVICE Stage stage_of(std::int64_t turn) const {
-        const std::int64_t bytes = args.stages == 2 ? turn % 2 * stage_bytes : 0, elements = bytes / 2,
-                           floats = bytes / 4;
+    HEADRACE_DEVICE Stage stage_of(int turn) const {
+        const int bytes = args.stages == 2 ? turn % 2 * stage_bytes : 0, elements = bytes / 2, floats = bytes / 4;
         Stage s = first_stage;
         for (Matrix<K>* matrix : {&s.reads, &s.writes, &s.erases}) matrix->data += elements;
         for (Matrix<64>* matrix : {&s.rows, &s.scores.high, &s.scores.low, &s.solve.high, &s.solve.low})
@@ -90,27 +81,34 @@ struct ChannelSweep : SweepWalk<K> {
         s.overlap += floats;
         return s;
     }
-    HEADRACE_DEVICE Stage stage_of_warp(std::int64_t turn) const {
+    HEADRACE_DEVICE Stage stage_of_warp(int turn) const {
         Stage s = stage_of(turn);
         s.rows.data += warp_value() / 64 * matrix_size;
         return s;
     }
     // The same from here on: kept from before, its places had no registers.
-    HEADRACE_DEVICE Stage found_again(std::int64_t turn) const {
-        return stage_of_warp(ptx::not_before(static_cast<int>(turn % 2)));
-    }
+    HEADRACE_DEVICE Stage found_again(int turn) const { return stage_of_warp(ptx::not_before(turn % 2)); }
     HEADRACE_DEVICE static int value_in_rows() { return warp_value() % 64; }
     __host__ __device__ int value_groups() const { return (args.value_columns + 63) / 64; }
     template <bool gradients>
-    HEADRACE_DEVICE void fetch(const ChunkRange& range, std::int64_t place, std::int64_t head, int first,
-                               std::int64_t turn) const {
+    HEADRACE_DEVICE TokenRange begin(std::int64_t n, std::int64_t head, int first) const {
+        const TokenRange sequence = sequence_of(args, n);
+        if (threadIdx.x == 0) this->template find_sequence<gradients>(sequence, n, head, first);
+        ptx::sync_block();
+        return sequence;
+    }
+    template <bool gradients>
+    HEADRACE_DEVICE void fetch(int first, int chunk, int turn) const {
         const Stage stage = stage_of(turn);
         const Prepared& from = args.prepared;
+        const std::int64_t place = place_of(chunk);
         HEADRACE_ROLLED
         for (int group = 0; group < value_groups(); ++group) {
-            const int value = first + 64 * group, count = args.V - value;  // zeros where there are none
-            copy_tokens(Matrix<64>{stage.rows.data + group * matrix_size}, gradients ? args.d_o : args.v, range, head,
-                        count > 0 ? value : 0, count > 0 ? count : 0);
+            const int count = args.V - first - 64 * group;  // zeros where there are none
+            TokenRows rows = of_sequence->rows.from(token_of(chunk));
+            if (count > 0) rows.first += 2 * 64 * group;
+            copy_rows(Matrix<64>{stage.rows.data + group * matrix_size}, rows, length_of(chunk), tensor_chunk,
+                      count > 0 ? count : 0);
         }
         copy_bytes<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
         copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K);
@@ -132,7 +130,7 @@ struct ChannelSweep : SweepWalk<K> {
 
     // ---- chunks ----
     // From the state that enters to the one that leaves.
-    HEADRACE_DEVICE void advance(std::int64_t turn, std::int64_t place, int first) {
+    HEADRACE_DEVICE void advance(int turn, std::int64_t place, int first) {
         Stage now = stage_of_warp(turn);
         this->save(args.swept.states, state, place, first);
         if constexpr (!delta) {
@@ -158,21 +156,20 @@ struct ChannelSweep : SweepWalk<K> {
         }
     }
     // From the gradient of the state that leaves to that of the one that enters.
-    HEADRACE_DEVICE void retreat(std::int64_t turn, const ChunkRange& range, std::int64_t place, std::int64_t head,
-                                 int first) {
+    HEADRACE_DEVICE void retreat(int turn, int chunk, int first) {
         Stage now = stage_of_warp(turn);
-        this->save(args.swept.adjoints, state, place, first);
+        this->save(args.swept.adjoints, state, place_of(chunk), first);
         TokenSums y = {};
         add_read<Left::both, K>(y, state, now.writes);
         if (delta && now.numbers[1] != 0) {
-            replace_rows(now.writes, rest_of(args.prepared.writes_low, place), static_cast<int>(blockDim.x));
+            replace_rows(now.writes, rest_of(args.prepared.writes_low, place_of(chunk)), static_cast<int>(blockDim.x));
             add_read<Left::high, K>(y, state, now.writes);
         }
         Base::add_lower_of_rows(y, now.rows, value_in_rows(), now.scores);
         if constexpr (delta) {
-            this->solve_gradients(y, now.solve, now.beta, [&] { return found_again(turn); }, place, first);
+            this->solve_gradients(y, now.solve, now.beta, [&] { return found_again(turn); }, place_of(chunk), first);
         }
-        this->store_rows(y, range, head, first);
+        this->store_rows(y, chunk, first);
         now = found_again(turn);
         const auto erased = [&](int step) { return left_operand(y, step); };
         const auto reads = OperandAt<K>::down(now.reads), erases = OperandAt<K>::down(now.erases);
@@ -187,7 +184,7 @@ struct ChannelSweep : SweepWalk<K> {
             },
             decay_of(now));
         if (delta && now.numbers[2] != 0) {
-            replace_rows(now.erases, rest_of(args.prepared.erases_low, place), static_cast<int>(blockDim.x));
+            replace_rows(now.erases, rest_of(args.prepared.erases_low, place_of(chunk)), static_cast<int>(blockDim.x));
             decay_and_add<Left::high, K>(state, erased, now.erases, kept);
         }
     }

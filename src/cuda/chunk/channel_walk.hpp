@@ -43,7 +43,6 @@ struct ChannelWalk {
     std::size_t stage_bytes;
     OutputPatch patch;  // of this warp
     float4* totals;     // of ChannelRows
-    float* spare;       // of ChannelInputs
     Ops ops;
     double passed = 1;  // of a segment: the decay of all chunks so far, of the channel threadIdx.x
 
@@ -53,7 +52,6 @@ struct ChannelWalk {
         patch.matrix = Matrix<64>::take(arena, wants_outputs() ? args.value_columns : 0);
         rows = arena.take<Rows>(1);
         totals = arena.take<float4>(delta ? block_threads : 0);
-        spare = arena.take<float>(delta ? block_threads * ChannelInputs::spare_floats : 0);
 #ifdef __CUDA_ARCH__
         patch.matrix.data += Ops::first_value() * 64;
 #endif
@@ -67,14 +65,14 @@ struct ChannelWalk {
         const bool in_between = first_chunk > 0;
         find_rows(walk, head, first);
         if (!walks()) {
-            decay_all(first, static_cast<int>(head));
+            decay_all(first);
             return;
         }
         const int own = first + Ops::first_value();
         load_values(ops.state, in_between ? segment_states() : args.initial_state, in_between ? place : walk.n, head,
                     args.K, own, args.V);
         run<false>(first_chunk, first);
-        if (rows->last) store_values_as<float>(args.final_state, ops.state, walk.n, head, args.K, own, args.V);
+        if (rows->last) store_values(args.final_state, ops.state, walk.n, head, args.K, own, args.V);
     }
 
     // The additive rule: what leaves the segment of a slot that no state enters, of these values.
@@ -85,7 +83,7 @@ struct ChannelWalk {
         const int own = first + Ops::first_value(), c = static_cast<int>(threadIdx.x);
         load_values(ops.state, {}, 0, 0, args.K, own, args.V);
         run<true>(static_cast<int>(walk.first_chunk), first);
-        store_values_as<float>(segment_states(), ops.state, slot, head, args.K, own, args.V);
+        store_values(segment_states(), ops.state, slot, head, args.K, own, args.V);
         if (first == 0 && c < args.K) args.segments.decays[(slot * args.HV + head) * args.K + c] = passed;
     }
 
@@ -111,7 +109,7 @@ struct ChannelWalk {
                      static_cast<int>(head),
                      walk.last,
                      {}};
-            if constexpr (delta) inputs(static_cast<int>(head)).find(all);
+            if constexpr (delta) inputs().find(all, static_cast<int>(head));
         }
         ptx::sync_block();
     }
@@ -123,7 +121,7 @@ struct ChannelWalk {
         const std::int64_t left = rows->tokens - first_token(chunk);
         return static_cast<int>(left < tensor_chunk ? left : tensor_chunk);
     }
-    HEADRACE_DEVICE ChannelInputs inputs(int head) const { return {args, &rows->sources, spare, head}; }
+    HEADRACE_DEVICE ChannelInputs inputs() const { return {args, &rows->sources}; }
 
     // ---- turns ----
     // The walk's chunks, from the state in registers to that behind them; of `states` alone also their decay.
@@ -146,8 +144,8 @@ struct ChannelWalk {
         }
     }
     // By the warps that have no values: each chunk's rows while the others walk the one before.
-    HEADRACE_DEVICE void decay_all(int first, int head) const {
-        const ChannelRows<K> of{inputs(head), totals};
+    HEADRACE_DEVICE void decay_all(int first) const {
+        const ChannelRows<K> of{inputs(), totals};
         const auto fetch_and_decay = [&](int chunk) {
             fetch(first, chunk);
             const Stage to = stage_of(chunk);
@@ -209,13 +207,12 @@ struct ChannelWalk {
         const LanePlace at(own % warp_lanes);
         float* const decays = reinterpret_cast<float*>(stage.writes.data);                              // [group,K]
         std::uint32_t* const pairs = reinterpret_cast<std::uint32_t*>(decays + group * K);              // [2,group,K/2]
-        const ChannelInputs from{args, &rows->sources, reinterpret_cast<float*>(stage.reads.data), rows->head};
         const float* const factors = args.prepared.factors + place_of(chunk) * 4 * tensor_chunk;
         const int length = length_of(chunk), value = 16 * (own / warp_lanes) + at.row;
         HEADRACE_ROLLED
         for (int first = 0; first < length; first += group) {
             ptx::sync_threads(replacing_barrier, block_threads);
-            load_tokens(from, first_token(chunk) + first, decays, pairs);
+            load_tokens(first_token(chunk) + first, decays, pairs);
             ptx::sync_threads(replacing_barrier, block_threads);
             HEADRACE_ROLLED
             for (int n = 0; n < group && first + n < length; ++n) {
@@ -244,9 +241,9 @@ struct ChannelWalk {
         ptx::sync_warp();
     }
     // Queries, keys and decays less one of 16 tokens from `first` on.
-    HEADRACE_DEVICE void load_tokens(const ChannelInputs& from, std::int64_t first, float* decays,
-                                     std::uint32_t* pairs) const {
+    HEADRACE_DEVICE void load_tokens(std::int64_t first, float* decays, std::uint32_t* pairs) const {
         constexpr int pieces = K / lane_channels, group = 16;
+        const ChannelInputs from = inputs();
         HEADRACE_ROLLED
         for (int place = ptx::not_before(static_cast<int>(threadIdx.x)); place < group * pieces;
              place += block_threads) {
@@ -254,7 +251,7 @@ struct ChannelWalk {
             const Piece q = from.load_piece(args.q, rows->sources.q, first + n, c, rows->tokens),
                         k = from.load_piece(args.k, rows->sources.k, first + n, c, rows->tokens);
             float gates[lane_channels];
-            from.load_gates(gates, first + n, c, rows->tokens);
+            from.load_log_decays(gates, first + n, c, rows->tokens);
             std::uint32_t* const to = pairs + n * (K / 2) + c / 2;
             to[0] = q.pairs[0], to[1] = q.pairs[1];
             to[group * (K / 2)] = k.pairs[0], to[group * (K / 2) + 1] = k.pairs[1];

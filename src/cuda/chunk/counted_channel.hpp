@@ -60,7 +60,7 @@ BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limi
     const bool rows = args.prepared.reads != nullptr, exact = args.prepared.of_backward;
     // queries and keys; those that are weighed first once more, from caches, keys of the delta rule from shared memory
     const double passes = 2 + (args.l2norm && rows ? delta ? 1 : 2 : 0);
-    work.input_bytes = passes * C * args.K * 2 + bytes_of(args.g, C * args.K) + bytes_of(args.beta, C);
+    work.input_bytes = passes * C * args.K * 2 + bytes_of(args.log_decays, C * args.K) + bytes_of(args.beta, C);
     work.memory_waits = delta || args.l2norm ? 2 : 1;
     // a slice: four levels inside, then the pairs of warps, each for tokens x and 15 - x; products of tf32 have half
     // the depth of those of bf16 and half their rate
@@ -76,8 +76,7 @@ BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limi
     work.tile_bytes += 128 * (delta ? 620 : 360);  // scores, element by element, and the matrix that leaves
     const double matrices = (delta ? 3 : 1) + (exact ? 1 : 0);
     work.saved_bytes = (rows ? delta ? 3 : 2 : 0) * channel_rows_bytes(K) + matrices * lower_matrix_bytes +
-                       4 * (4 * C + 2 * K) + (delta ? 4 * (K + 4) : 0) +
-                       (args.prepared.log_decays != nullptr ? 4 * C * K : 0);
+                       4 * (4 * C + 2 * K) + (delta ? 4 * (K + 4) : 0);
     if (!delta) return {{}, work};
     // the inverse, of n in shared memory: six blocks of it
     work.tile_bytes += 128 * (CountedInverse::accesses + 6 * 8);
@@ -121,9 +120,8 @@ KernelWork channel_walk_chunk_work(const KernelArgs& args, double values) {
     counter.work.input_bytes = bytes_of(args.v, C * values);
     counter.work.tile_bytes = counter.work.saved_bytes + C * 64 * 2;
     if (delta) {  // ChannelRows: decays, on the way from either end, factors and rows; of groups of tokens, from memory
-        const bool made = args.prepared.log_decays != nullptr;
-        counter.work.input_bytes += 2 * C * args.K * 2 + (made ? 0 : bytes_of(args.g, C * args.K));
-        counter.work.saved_bytes += 12 * C + (made ? 4 * C * K : 0);
+        counter.work.input_bytes += 2 * C * args.K * 2 + bytes_of(args.log_decays, C * args.K);
+        counter.work.saved_bytes += 12 * C;
         counter.work.tile_bytes += 3 * channel_rows_bytes(K) + 4 * block_threads * 16;
         counter.fma(10 * C * K / warp_lanes);
     }

@@ -52,7 +52,7 @@ BlockWork channel_gradients_work(const KernelArgs& args, std::size_t /*shared_li
     head.work.tile_bytes += blocks * 2 * C * (2 * K + rows * C);
     head.work.saved_bytes = args.V * (K + (delta ? C : 0)) * 2 * 2;
     head.work.input_bytes =
-        (delta ? 1 : 2) * C * args.V * 2 + bytes_of(args.g, C * args.K) + (delta ? bytes_of(args.beta, C) : 0);
+        (delta ? 1 : 2) * C * args.V * 2 + bytes_of(args.log_decays, C * args.K) + (delta ? bytes_of(args.beta, C) : 0);
     // factors, decays; W and L
     access(head, numbers * (delta ? 7 : 5));
     head.work.tile_bytes += 3 * gates;

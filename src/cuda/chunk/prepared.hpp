@@ -5,15 +5,9 @@
 #include "core/problem.hpp"
 #include "core/workspace.hpp"
 #include "cuda/plumbing/cuda_implementation.hpp"
+#include "cuda/plumbing/staging.hpp"
 
 namespace headrace::cuda {
-
-// Whether the walk of the delta rule under channel gates takes its log decays from g: where that holds them in fp32.
-inline bool walk_reads_gates(const Problem& problem) {
-    const TensorView& g = problem.in.g;
-    return g.given() && g.dtype == DType::f32 && !problem.head_gate &&
-           problem.options.gate_form == GateForm::log_decay;
-}
 
 // For `rows` chunks of each value head.
 inline std::uint16_t* take_lower(const Problem& problem, Carver& carver, std::int64_t rows, const char* name) {
@@ -50,7 +44,6 @@ inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64
     if (rows_wanted) to.reads = matrix("prepared reads", K), to.writes = matrix("prepared writes", K);
     if (!delta) return to;
     if (rows_wanted) to.erases = matrix("prepared erases", K);
-    if (!rows_wanted && !walk_reads_gates(problem)) to.log_decays = numbers("prepared log decays", C * K);
     to.erases_low = matrix("prepared erases, low", K), to.writes_low = matrix("prepared writes, low", K);
     to.added = numbers("prepared roundings", K);
     return to;
@@ -58,6 +51,25 @@ inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64
 
 class PreparingImplementation : public CudaImplementation {
   protected:
+    // What a run has between copies of tensors that its kernels cannot take as they lie.
+    virtual std::vector<Launch> staged_kernels(const Problem& problem, const KernelArgs& args) const = 0;
+    std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const final {
+        std::vector<Launch> launches;
+        const auto copy = [&](const StagedCopy& of) {
+            const std::int64_t blocks = blocks_of_copy(of.args);
+            launches.push_back(
+                {staged_copy_kernel(), of.args, blocks, launched_threads, {1, static_cast<double>(blocks)}});
+        };
+        for (const StagedCopy& each : copies_in(problem, args)) copy(each);
+        if (makes_log_decays(problem)) {
+            const std::int64_t blocks = blocks_of_log_decays(problem);
+            launches.push_back({log_decays_kernel(), args_of_log_decays(problem, args), blocks, launched_threads,
+                                {1, static_cast<double>(blocks)}});
+        }
+        for (Launch& each : staged_kernels(problem, args)) launches.push_back(each);
+        for (const StagedCopy& each : copies_out(problem, args)) copy(each);
+        return launches;
+    }
     static ChannelKernels channel(const Problem& problem) {
         return problem.rule == Rule::delta ? channel_kernels<true>(problem.K) : channel_kernels<false>(problem.K);
     }

@@ -12,7 +12,8 @@ namespace headrace::cuda {
 template <int K>
 struct SweepKernel : SweepWalk<K> {
     using Base = SweepWalk<K>;
-    using Base::args, Base::patches, Base::state, Base::state_tiles, Base::warp_value;
+    using Base::args, Base::patches, Base::of_sequence, Base::state, Base::state_tiles, Base::warp_value;
+    using Base::length_of, Base::place_of, Base::token_of;
 
     static constexpr bool has_others = fetching_threads(K) > 0;
     // Of 64 channels; barriers of the warps beside, or of them and those that walk back.
@@ -27,20 +28,19 @@ struct SweepKernel : SweepWalk<K> {
         float* decay;                        // [2]
         std::int32_t* overlap;               // KeyOverlap
     };
-    // Where the sequence's tokens lie: in shared memory, as registers are few.
-    struct Rows {
-        TokenRows q, k, e, rows, d_v;
-        std::int64_t tokens, first_place;  // of the sequence; of its first chunk in what is prepared and saved
-        std::int64_t n, head;
+    // Where the sequence's rows of keys lie: in shared memory, as registers are few.
+    struct Keys {
+        TokenRows q, k, e;
     };
 
-    Rows* of_sequence;
+    Keys* keys;
     char* first_stage;
     std::uint32_t stage_bytes;  // from a stage to the next
 
-    __host__ __device__ SweepKernel(const KernelArgs& arguments, Arena& arena) : Base{arguments, {}, {}} {
+    __host__ __device__ SweepKernel(const KernelArgs& arguments, Arena& arena) : Base{arguments, {}, {}, {}} {
         patches = Matrix<64>::take(arena, args.value_columns);
-        of_sequence = arena.take<Rows>(1);
+        of_sequence = arena.take<typename Base::Sequence>(1);
+        keys = arena.take<Keys>(1);
         arena.shared_used = (arena.shared_used + 255) / 256 * 256;  // as matrices begin at multiples of their rows
         constexpr std::uint32_t column = 2 * tensor_chunk;
         stage_bytes = column * ((args.undecayed_error ? 3 : 2) * K + 5 * 64) + 4 * 5 * tensor_chunk;
@@ -52,7 +52,7 @@ struct SweepKernel : SweepWalk<K> {
         const TokenRange sequence = sequence_of(args, n);
         find_rows<false>(sequence, n, head, first);
         if (this->walks()) this->load(args.initial_state, n, head, first);
-        this->template each_chunk<false, int>(
+        this->template each_chunk<false>(
             sequence, [&](int chunk, int turn) { fetch<false>(first, chunk, turn); },
             [&](int chunk, int turn) { advance(stage_of(turn), chunk, first); });
     }
@@ -60,7 +60,7 @@ struct SweepKernel : SweepWalk<K> {
         const TokenRange sequence = sequence_of(args, n);
         find_rows<true>(sequence, n, head, first);
         if (this->walks()) this->load(args.d_final_state, n, head, first);
-        this->template each_chunk<true, int>(
+        this->template each_chunk<true>(
             sequence, [&](int chunk, int turn) { fetch<true>(first, chunk, turn); },
             [&](int chunk, int turn) { retreat(stage_of(turn), chunk, first); },
             [&](int, int turn) { leave_scored(stage_of(turn)); }, [&](int, int turn) { leave_reads(stage_of(turn)); });
@@ -90,27 +90,11 @@ struct SweepKernel : SweepWalk<K> {
         if (threadIdx.x == 0) {
             const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
             const std::int64_t key_head = head / args.group;
-            *of_sequence = {rows_of(args.q, all, key_head, 0),
-                            rows_of(args.k, all, key_head, 0),
-                            rows_of(args.undecayed_error ? args.p : args.k, all, key_head, 0),
-                            rows_of(gradients ? args.d_o : args.v, all, head, first),
-                            rows_of(args.d_v, all, head, first),
-                            s.end - s.begin,
-                            saved_place(args, s, n, head, 0, tensor_chunk),
-                            n,
-                            head};
+            this->template find_sequence<gradients>(s, n, head, first);
+            *keys = {rows_of(args.q, all, key_head, 0), rows_of(args.k, all, key_head, 0),
+                     rows_of(args.undecayed_error ? args.p : args.k, all, key_head, 0)};
         }
         ptx::sync_block();
-    }
-    HEADRACE_DEVICE std::int64_t place_of(int chunk) const {
-        return of_sequence->first_place + std::int64_t{ptx::not_before(chunk)} * args.HV;
-    }
-    HEADRACE_DEVICE static std::int64_t token_of(int chunk) {
-        return std::int64_t{ptx::not_before(chunk)} * tensor_chunk;
-    }
-    HEADRACE_DEVICE int length_of(int chunk) const {
-        const std::int64_t left = of_sequence->tokens - token_of(chunk);
-        return static_cast<int>(left < tensor_chunk ? left : tensor_chunk);
     }
     template <bool gradients>
     HEADRACE_DEVICE void fetch(int first, int chunk, int turn) const {
@@ -121,7 +105,7 @@ struct SweepKernel : SweepWalk<K> {
         HEADRACE_ROLLED  // the same code for all: what is new to a multiprocessor is slow
         for (int which = gradients ? 0 : 1; which < (args.undecayed_error ? 3 : 2); ++which) {
             const Matrix<K> to = which == 0 ? stage.q : which == 1 ? stage.k : stage.e;
-            const TokenRows& from = which == 0 ? of_sequence->q : which == 1 ? of_sequence->k : of_sequence->e;
+            const TokenRows& from = which == 0 ? keys->q : which == 1 ? keys->k : keys->e;
             copy_rows(to, from.from(token), length, tensor_chunk, args.K, K, by);
         }
         copy_rows(stage.rows, of_sequence->rows.from(token), length, tensor_chunk, args.V - first, args.value_columns,
@@ -169,8 +153,7 @@ struct SweepKernel : SweepWalk<K> {
             Base::add_lower_of_rows(y, now.rows, warp_value(), now.P);
         }
         this->solve_gradients(y, now.solve, now.beta, [&] { return now; }, place_of(chunk), first);
-        if (args.d_v.given)
-            this->store_rows(y, of_sequence->d_v.from(token_of(chunk)), length_of(chunk), first);
+        this->store_rows(y, chunk, first);
         scale_tokens(y, now.erase);
         decay_and_add_both(y, now);
     }

@@ -16,18 +16,48 @@ HEADRACE_DEVICE bool keys_overlap(const KernelArgs& args, std::int64_t place) {
 template <int K>
 struct SweepWalk {
     struct Nothing {
-        template <class Count>
-        HEADRACE_DEVICE void operator()(Count, Count) const {}
+        HEADRACE_DEVICE void operator()(int, int) const {}
     };
     static constexpr int state_tiles = K / 8;
 
+    // In shared memory, as registers are few.
+    struct Sequence {
+        TokenRows rows, d_v;               // v or d_o; of the block's values
+        std::int64_t tokens, first_place;  // of the sequence; of its first chunk in what is prepared and saved
+        std::int64_t n, head;
+    };
+
     const KernelArgs& args;
     Matrix<64> patches;  // [16 warps,64] OutputPatch of each warp
+    Sequence* of_sequence;
     float state[state_tiles][4];
 
     HEADRACE_DEVICE static int warp_value() { return 16 * warp(); }
     HEADRACE_DEVICE int count_of(int first) const {
         return args.V - first < args.value_columns ? args.V - first : args.value_columns;
+    }
+
+    // By one thread: where the tokens lie of sequence n and a value head, values from `first` on.
+    template <bool gradients>
+    HEADRACE_DEVICE void find_sequence(const TokenRange& s, std::int64_t n, std::int64_t head, int first) const {
+        const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
+        *of_sequence = {rows_of(gradients ? args.d_o : args.v, all, head, first),
+                        rows_of(args.d_v, all, head, first),
+                        s.end - s.begin,
+                        saved_place(args, s, n, head, 0, tensor_chunk),
+                        n,
+                        head};
+    }
+    // Of a chunk, found where it stands.
+    HEADRACE_DEVICE std::int64_t place_of(int chunk) const {
+        return of_sequence->first_place + std::int64_t{ptx::not_before(chunk)} * args.HV;
+    }
+    HEADRACE_DEVICE static std::int64_t token_of(int chunk) {
+        return std::int64_t{ptx::not_before(chunk)} * tensor_chunk;
+    }
+    HEADRACE_DEVICE int length_of(int chunk) const {
+        const std::int64_t left = of_sequence->tokens - token_of(chunk);
+        return static_cast<int>(left < tensor_chunk ? left : tensor_chunk);
     }
 
     // Which warps have values, and which fetch: those without, where there are any.
@@ -37,19 +67,18 @@ struct SweepWalk {
     // The chunks of a sequence, from the first one or the last: fetch(chunk, turn) queues copies of what
     // compute(chunk, turn) reads, args.stages turns at once. Beside it the warps that do not walk have before(chunk,
     // turn), where there are two stages before they fetch, and behind(chunk, turn).
-    template <bool from_end, class Count = std::int64_t, class Fetch, class Compute, class Before = Nothing,
-              class Behind = Nothing>
+    template <bool from_end, class Fetch, class Compute, class Before = Nothing, class Behind = Nothing>
     HEADRACE_DEVICE void each_chunk(const TokenRange& sequence, Fetch fetch, Compute compute, Before before = {},
                                     Behind behind = {}) {
-        const Count chunks = static_cast<Count>((sequence.end - sequence.begin + tensor_chunk - 1) / tensor_chunk);
-        const auto chunk_of = [&](Count turn) { return from_end ? chunks - 1 - turn : turn; };
-        const Count ahead = args.stages - 1;  // what arrives, of what is computed
+        const int chunks = static_cast<int>((sequence.end - sequence.begin + tensor_chunk - 1) / tensor_chunk);
+        const auto chunk_of = [&](int turn) { return from_end ? chunks - 1 - turn : turn; };
+        const int ahead = args.stages - 1;  // what arrives, of what is computed
         HEADRACE_ROLLED
-        for (Count turn = -ahead; turn < chunks; ++turn) {
+        for (int turn = -ahead; turn < chunks; ++turn) {
             if (turn > -ahead) end_copies_of_block();
             HEADRACE_ROLLED
             for (int step = 0; step < 2; ++step) {
-                if (step != static_cast<int>(ahead)) {
+                if (step != ahead) {
                     if (!walks() && turn >= 0) before(chunk_of(turn), turn);
                     continue;
                 }
@@ -154,16 +183,13 @@ struct SweepWalk {
         save(to, rest, place, first);
     }
     // d_v
-    HEADRACE_DEVICE void store_rows(const TokenSums& rows, const ChunkRange& range, std::int64_t head,
-                                    int first) const {
-        if (args.d_v.given) store_rows(rows, rows_of(args.d_v, range, head, first), range.length, first);
-    }
-    HEADRACE_DEVICE void store_rows(const TokenSums& rows, TokenRows to, int length, int first) const {
+    HEADRACE_DEVICE void store_rows(const TokenSums& rows, int chunk, int first) const {
+        if (!args.d_v.given) return;
         const OutputPatch patch{{patches.data + ptx::not_before(warp()) * 16 * 64}};
         ptx::sync_warp();
         patch.store(rows);
         ptx::sync_warp();
-        store_outputs(args.d_v, to, patch, length, count_of(first));
+        store_outputs(args.d_v, of_sequence->d_v.from(token_of(chunk)), patch, length_of(chunk), count_of(first));
     }
 
     // ---- states ----

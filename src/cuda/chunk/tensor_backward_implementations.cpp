@@ -44,7 +44,7 @@ class TensorBackward : public PreparingImplementation {
     }
 
   protected:
-    std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
+    std::vector<Launch> staged_kernels(const Problem& problem, const KernelArgs& args) const override {
         const TensorBackwardKernels backward = of(problem);
         const bool gradients = wants_gradients(problem);
         const std::int64_t chunks = args.sums, value_blocks = (args.V + args.value_columns - 1) / args.value_columns,
@@ -73,6 +73,7 @@ class TensorBackward : public PreparingImplementation {
         const std::int64_t chunks = parts_of(problem, tensor_chunk), places = chunks * problem.HV,
                            V = round_up_16(problem.V), K = problem.K <= 64 ? 64 : 128;
         KernelArgs args = make_args(problem, carver, chunks);
+        stage(problem, carver, args);
         args.value_columns = values_of_block(problem);
         args.prepared = take_prepared(problem, carver, chunks);
         if (!wants_gradients(problem)) return args;

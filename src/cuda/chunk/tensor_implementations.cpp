@@ -40,7 +40,7 @@ class Tensor : public PreparingImplementation {
     }
 
   protected:
-    std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
+    std::vector<Launch> staged_kernels(const Problem& problem, const KernelArgs& args) const override {
         if (problem.channel_gate) return channel_launches(problem, args);
         std::vector<Launch> launches;
         direction_ == Direction::forward ? walk(problem, args, launches) : gradients(problem, args, launches);
@@ -50,6 +50,7 @@ class Tensor : public PreparingImplementation {
         const bool backward = direction_ == Direction::backward;
         const std::int64_t chunks = parts_of(problem, tensor_chunk);
         KernelArgs args = make_args(problem, carver, backward ? chunks : -1);
+        stage(problem, carver, args);
         args.value_columns = value_columns(problem);
         if (backward) take_key_gradients(problem, carver, args, chunks);
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);

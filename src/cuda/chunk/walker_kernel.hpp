@@ -305,7 +305,7 @@ struct WalkerKernel {
         const int half = own % 4, value = 16 * (ptx::not_before(static_cast<int>(threadIdx.x)) / warp_lanes) +
                                           own / 4 + 8 * half;
         if (half < 2 && value < columns.all - columns.first)
-            *reinterpret_cast<std::uint16_t*>(o.first + value * o.element) =
+            *reinterpret_cast<std::uint16_t*>(o.first + 2 * value) =
                 static_cast<std::uint16_t>(Format::round(half == 0 ? values.x : values.y, 0));
     }
 
@@ -320,7 +320,7 @@ struct WalkerKernel {
             ops.state, [&](float& S, int c, int j) { S = c == own(columns) + j && c < args.K ? 1.0f : 0.0f; });
     }
     HEADRACE_DEVICE void store(const Strided& tensor, std::int64_t n, std::int64_t head, Columns columns) const {
-        store_values_as<float>(tensor, ops.state, n, head, args.K, own(columns), columns.all);
+        store_values(tensor, ops.state, n, head, args.K, own(columns), columns.all);
     }
 };
 

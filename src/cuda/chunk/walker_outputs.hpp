@@ -36,8 +36,8 @@ struct OutputPatch {
     }
     // Values [4 t, 4 t + 4), t = lane % 4, of tokens 16 step + g and 16 step + 8 + g, g = lane / 4: registers 0 and 1,
     // 2 and 3.
-    HEADRACE_DEVICE void load(std::uint32_t (&values)[4], int step) const {
-        const int of_matrix = lane() % 8, which = lane() / 8;
+    HEADRACE_DEVICE void load(std::uint32_t (&values)[4], int step, int own) const {  // of the lane
+        const int of_matrix = own % 8, which = own / 8;
         const int value = of_matrix / 2 * 4 + which % 2 * 2 + of_matrix % 2;
         ptx::load_matrix_transposed(values, matrix.piece(row(value), 16 * step + which / 2 * 8));
     }

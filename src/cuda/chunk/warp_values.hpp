@@ -21,36 +21,24 @@ HEADRACE_DEVICE void each_state_element(State& state, F f) {
             f(state[tile][place], 8 * tile + at.column + place % 2, at.row + place / 2 * 8);
     }
 }
-// Columns from `first` on of state (n, head) of [N,HV,K,V]; zero past its ends and where it is absent.
+// Columns from `first` on of state (n, head) of [N,HV,K,V] in fp32; zero past its ends and where it is absent.
 template <int tiles>
 HEADRACE_DEVICE void load_values(float (&state)[tiles][4], const Strided& tensor, std::int64_t n, std::int64_t head,
                                  int channels, int first, int columns) {
     each_state_element<tiles>(state, [&](float& S, int, int) { S = 0; });
     if (!tensor.given) return;
-    const std::int64_t begin = offset_of(tensor, n, head, 0, first);
-    as_stored(tensor.data, tensor.dtype, [&](const auto* from) {
-        each_state_element<tiles>(state, [&](float& S, int c, int j) {
-            if (c < channels && first + j < columns)
-                S = static_cast<float>(from[begin + c * tensor.stride[2] + j * tensor.stride[3]]);
-        });
-    });
-}
-// To a tensor whose elements are Stored, which that of a forward's state is known to have: float.
-template <class Stored, int tiles>
-HEADRACE_DEVICE void store_values_as(const Strided& tensor, const float (&state)[tiles][4], std::int64_t n,
-                                     std::int64_t head, int channels, int first, int columns) {
-    if (!tensor.given) return;
-    Stored* const to = reinterpret_cast<Stored*>(tensor.data) + offset_of(tensor, n, head, 0, first);
-    each_state_element<tiles>(state, [&](float S, int c, int j) {
-        if (c < channels && first + j < columns)
-            to[c * tensor.stride[2] + j * tensor.stride[3]] = static_cast<Stored>(S);
+    const float* const from = reinterpret_cast<const float*>(tensor.data) + offset_of(tensor, n, head, 0, first);
+    each_state_element<tiles>(state, [&](float& S, int c, int j) {
+        if (c < channels && first + j < columns) S = from[c * tensor.stride[2] + j * tensor.stride[3]];
     });
 }
 template <int tiles>
 HEADRACE_DEVICE void store_values(const Strided& tensor, const float (&state)[tiles][4], std::int64_t n,
                                   std::int64_t head, int channels, int first, int columns) {
-    as_stored(tensor.data, tensor.dtype, [&](auto* to) {
-        store_values_as<std::remove_reference_t<decltype(*to)>>(tensor, state, n, head, channels, first, columns);
+    if (!tensor.given) return;
+    float* const to = reinterpret_cast<float*>(tensor.data) + offset_of(tensor, n, head, 0, first);
+    each_state_element<tiles>(state, [&](float S, int c, int j) {
+        if (c < channels && first + j < columns) to[c * tensor.stride[2] + j * tensor.stride[3]] = S;
     });
 }
 
@@ -59,43 +47,30 @@ HEADRACE_DEVICE void store_values(const Strided& tensor, const float (&state)[ti
 // bytes of a token together.
 HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPatch patch, int length, int count,
                                    int first = 16 * warp()) {
-    const int column = first + lane() % 4 * 4, left = count - column;
+    const int own = ptx::not_before(lane()), column = first + own % 4 * 4;
     // From the tensor's address as the kernel got it, so that stores are known to be to global memory.
-    o.first = tensor.data + (o.first - tensor.data) + column * o.element + lane() / 4 * o.step;
-    const bool pieces = o.in_pieces(8), together = pieces && left >= 4;
-    if (pieces && length == tensor_chunk && count - first >= 16) {  // of all lanes
-        char* to = o.first;
+    char* to = tensor.data + (o.first - tensor.data) + 2 * column + own / 4 * o.step;
+    const auto store = [&](const std::uint32_t (&values)[4], int half) {
+        *reinterpret_cast<uint2*>(to) = {values[2 * half], values[2 * half + 1]};
+    };
+    if (length == tensor_chunk && count - first >= 16) {  // of all lanes
 #pragma unroll
         for (int turn = 0; turn < token_steps; ++turn) {
             std::uint32_t values[4];
-            patch.load(values, turn);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                *reinterpret_cast<uint2*>(to) = {values[2 * half], values[2 * half + 1]};
-                to += 8 * o.step;
-            }
+            patch.load(values, turn, own);
+            store(values, 0), to += 8 * o.step, store(values, 1), to += 8 * o.step;
         }
         return;
     }
+    const int left = column < count ? length - own / 4 : 0;  // tokens from the lane's first on
     HEADRACE_ROLLED
     for (int turn = 0; turn < token_steps; ++turn) {
         std::uint32_t values[4];
-        patch.load(values, turn);
+        patch.load(values, turn, own);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int i = 16 * turn + 8 * half;
-            if (i + lane() / 4 >= length) continue;
-            const std::uint32_t low = values[2 * half], high = values[2 * half + 1];
-            char* const to = o.first + i * o.step;
-            if (together) {
-                *reinterpret_cast<uint2*>(to) = {low, high};
-                continue;
-            }
-            const std::uint32_t parts[4] = {low, low >> 16, high, high >> 16};
-#pragma unroll
-            for (int c = 0; c < 4; ++c)
-                if (c < left)
-                    *reinterpret_cast<std::uint16_t*>(to + c * o.element) = static_cast<std::uint16_t>(parts[c]);
+            if (16 * turn + 8 * half < left) store(values, half);
+            to += 8 * o.step;
         }
     }
 }

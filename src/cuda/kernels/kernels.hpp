@@ -128,6 +128,14 @@ template <int K>
 BlockWork channel_states_work(const KernelArgs& args, std::size_t shared_limit);
 BlockWork channel_join_work(const KernelArgs& args, std::size_t shared_limit);
 
+// Before and behind kernels on tensor cores (plumbing/staging.hpp): a block has so many elements of a copy, and
+// tensor_chunk tokens of a head's log decays.
+inline constexpr int copied_elements = 8 * launched_threads;
+Kernel staged_copy_kernel();
+Kernel log_decays_kernel();
+BlockWork staged_copy_work(const KernelArgs& args, std::size_t shared_limit);
+BlockWork log_decays_work(const KernelArgs& args, std::size_t shared_limit);
+
 // The backward of the delta rule on tensor cores. Prepare: as TensorKernels'. Sweeps: blocks as of SplitKernels, of
 // args.value_columns values, 64 or 32, with a warp for each 16 and fetching_threads. Gradients: a block for each chunk
 // and key head.

@@ -5,6 +5,7 @@
 #include "cuda/chunk/counted_channel.hpp"
 #include "cuda/chunk/counted_channel_gradients.hpp"
 #include "cuda/chunk/counted_split.hpp"
+#include "cuda/chunk/counted_staging.hpp"
 #include "cuda/chunk/counted_walk.hpp"
 #include "cuda/chunk/counted_walker.hpp"
 #include "cuda/kernels/kernels.hpp"

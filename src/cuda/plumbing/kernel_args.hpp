@@ -95,9 +95,9 @@ struct Prepared {
     // Of channel gates: decayed rows [places,64,K], of those erased and written what 8 bits leave of them, where
     // chunks need it; [places,K] what a chunk adds to the errors in the state's channels. Their numbers: kept, whether
     // writes and reads need 16 bits, the mean of `added`. A forward of the delta rule has null for the rows, which its
-    // walk decays (ChannelRows), from g or where that is not fp32 from log decays [places,64,K], else null.
+    // walk decays (ChannelRows).
     std::uint16_t *reads, *erases, *writes, *erases_low, *writes_low;
-    float *added, *log_decays;
+    float* added;
 };
 
 // What the sweeps of a backward of the delta rule on tensor cores leave for its gradients, of each chunk and value head
@@ -136,6 +136,7 @@ struct KernelArgs {
 
     Strided q, k, p, v, g, gv, beta, g_gamma, A_log, dt_bias, o, initial_state, final_state;
     Strided d_o, d_final_state, d_q, d_k, d_p, d_v, d_g, d_gv, d_beta, d_initial_state;
+    Strided log_decays;  // under channel gates on tensor cores: all of them, [B,T,HV,K] in fp32 (plumbing/staging.hpp)
     bool gate_gradient;                 // d_g or any sum below is wanted
     double *d_gamma, *d_rate, *d_bias;  // [sums,HV], [sums,HV], [sums,HV] or [sums,HV,K]: to be added up, or null
     std::int64_t sums;                  // per head: one for each sequence or each part

@@ -1,4 +1,6 @@
-// token_matrices: moves bf16 rows between the caller's tensors and matrices in shared memory.
+// token_matrices: moves rows of 16 bits between tensors and matrices in shared memory, in pieces of 16 bytes: tensors are
+// the caller's or copies that lie so (plumbing/staging.hpp), and of a row's last piece what lies behind it is zero, and
+// nobody's.
 #pragma once
 
 #include "cuda/tiles/matrices.hpp"
@@ -6,10 +8,6 @@
 
 namespace headrace::cuda {
 
-// Whether rows of the tensor can be moved in pieces of 16 bytes from `column` on.
-HEADRACE_DEVICE bool in_pieces(const Strided& tensor, const char* first_row) {
-    return tensor.stride[3] == 1 && tensor.stride[1] % 8 == 0 && reinterpret_cast<std::uintptr_t>(first_row) % 16 == 0;
-}
 HEADRACE_DEVICE char* row_of(const Strided& tensor, const ChunkRange& range, int i, std::int64_t head,
                              int first_column) {
     return tensor.data + 2 * offset_of(tensor, range.row, range.token(i), head, first_column);
@@ -81,19 +79,14 @@ HEADRACE_DEVICE void replace_lower(Matrix<64> matrix, const std::uint16_t* image
     ptx::sync_threads(replacing_barrier, by.count * warp_lanes);
 }
 
-// Rows of tokens in running order: the first one's address, bytes to the next one and from an element to the next.
+// Rows of tokens in running order: the first one's address, and bytes to the next one.
 struct TokenRows {
     char* first;
-    std::int64_t step, element;
-    HEADRACE_DEVICE TokenRows from(std::int64_t token) const { return {first + token * step, step, element}; }
-    // Whether they can be moved in pieces of so many bytes.
-    HEADRACE_DEVICE bool in_pieces(int bytes) const {
-        return element == 2 && step % bytes == 0 && reinterpret_cast<std::uintptr_t>(first) % bytes == 0;
-    }
+    std::int64_t step;
+    HEADRACE_DEVICE TokenRows from(std::int64_t token) const { return {first + token * step, step}; }
 };
 HEADRACE_DEVICE TokenRows rows_of(const Strided& tensor, const ChunkRange& range, std::int64_t head, int first_column) {
-    return {row_of(tensor, range, 0, head, first_column), 2 * (range.reverse ? -tensor.stride[1] : tensor.stride[1]),
-            2 * tensor.stride[3]};
+    return {row_of(tensor, range, 0, head, first_column), 2 * (range.reverse ? -tensor.stride[1] : tensor.stride[1])};
 }
 
 // Queues copies of `count` columns of `length` rows in pieces of 16 bytes; the rest of [padded, width] becomes zero.
@@ -106,7 +99,7 @@ HEADRACE_DEVICE void copy_pieces(Matrix<columns> to, const char* from, std::int6
               of_warp = 8 * (thread / warp_lanes - by.first), of_all = 8 * by.count, row = own / pieces,
               column = own % pieces * 8;
     if (column >= width) return;
-    const int left = count - column, bytes = whole || left >= 8 ? 16 : left > 0 ? 2 * left : 0;
+    const int bytes = whole || column < count ? 16 : 0;
     std::uint32_t first_piece = to.piece(of_warp + row, column);
     const char* of_eight = from + (of_warp + row) * step + 2 * column;
     HEADRACE_ROLLED
@@ -131,28 +124,14 @@ HEADRACE_DEVICE void copy_lines(Matrix<columns> to, const std::uint16_t* from, i
                                 all_warps());
 }
 
-// The same of rows of any kind. They are there behind ptx::wait_for_copies and a barrier. `apart`: code of its own for
+// The same of rows of tokens. They are there behind ptx::wait_for_copies and a barrier. `apart`: code of its own for
 // whole chunks, which is shorter to run.
 template <int columns, bool apart = true>
 HEADRACE_DEVICE void copy_rows(Matrix<columns> to, TokenRows rows, int length, int padded, int count,
                                int width = columns, Warps by = all_warps()) {
-    if (rows.in_pieces(16)) {
-        apart&& length == padded&& count >= width
-            ? copy_pieces<columns, true>(to, rows.first, rows.step, length, padded, count, width, by)
-            : copy_pieces<columns, false>(to, rows.first, rows.step, length, padded, count, width, by);
-        return;
-    }
-    const auto copy_piece = [&](int i, int j) {
-        if (j >= width) return;
-        const char* const from = rows.first + i * rows.step;
-        HEADRACE_ROLLED
-        for (int c = 0; c < 8; ++c) {
-            const bool inside = i < length && j + c < count;
-            to.at(i, j + c) =
-                inside ? *reinterpret_cast<const std::uint16_t*>(from + (j + c) * rows.element) : std::uint16_t{0};
-        }
-    };
-    each_piece<columns>(padded, copy_piece, by);
+    apart&& length == padded&& count >= width
+        ? copy_pieces<columns, true>(to, rows.first, rows.step, length, padded, count, width, by)
+        : copy_pieces<columns, false>(to, rows.first, rows.step, length, padded, count, width, by);
 }
 // Of the range's tokens, from first_column on.
 template <int columns, bool apart = true>
@@ -161,21 +140,15 @@ HEADRACE_DEVICE void copy_tokens(Matrix<columns> to, const Strided& tensor, cons
     copy_rows<columns, apart>(to, rows_of(tensor, range, head, first_column), range.length, range.rows, count);
 }
 
-// The other way; columns past `count` are left alone.
+// The other way; pieces past `count` are left alone.
 template <int columns>
 HEADRACE_DEVICE void store_matrix(const Strided& tensor, Matrix<columns> from, const ChunkRange& range,
                                   std::int64_t head, int first_column, int count) {
-    const std::int64_t step = 2 * (range.reverse ? -tensor.stride[1] : tensor.stride[1]);
-    char* const first = row_of(tensor, range, 0, head, first_column);
-    const bool pieces = in_pieces(tensor, first);
+    const TokenRows to = rows_of(tensor, range, head, first_column);
     each_piece<columns>(range.length, [&](int i, int j) {
-        if (pieces && j + 8 <= count) {
-            *reinterpret_cast<uint4*>(first + i * step + 2 * j) = *reinterpret_cast<const uint4*>(&from.pair(i, j));
-            return;
-        }
-        HEADRACE_ROLLED
-        for (int c = 0; c < 8 && j + c < count; ++c)
-            *reinterpret_cast<std::uint16_t*>(first + i * step + 2 * (j + c) * tensor.stride[3]) = from.at(i, j + c);
+        if (j < count)
+            *reinterpret_cast<uint4*>(to.first + i * to.step + 2 * j) =
+                *reinterpret_cast<const uint4*>(&from.pair(i, j));
     });
 }
 

@@ -1,0 +1,26 @@
+// counted_staging: what a block of the kernels around those on tensor cores does, counted on the host.
+#pragma once
+
+#include "cuda/chunk/counted_walker.hpp"
+
+namespace headrace::cuda {
+
+BlockWork staged_copy_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    KernelWork work;
+    work.input_bytes = bytes_of(args.q, copied_elements * args.K / std::max(args.K, args.V));
+    work.output_bytes = bytes_of(args.o, copied_elements);
+    work.memory_waits = copied_elements / launched_threads;
+    return {{}, work};
+}
+
+BlockWork log_decays_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    const double elements = static_cast<double>(tensor_chunk) * args.K;
+    KernelWork work;
+    work.input_bytes = bytes_of(args.g, elements);
+    work.saved_bytes = bytes_of(args.log_decays, elements);
+    work.memory_waits = 2;
+    work.fma_flop = 2 * 20 * elements;  // a formula's, about
+    return {{}, work};
+}
+
+}  // namespace headrace::cuda

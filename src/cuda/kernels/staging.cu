@@ -1,0 +1,52 @@
+// Kernels before and behind those on tensor cores: copies of tensors that lie otherwise, log decays of channel gates.
+#include "cuda/chunk/channel_inputs.hpp"
+#include "cuda/kernels/kernels.hpp"
+#include "cuda/tiles/rows.hpp"
+
+namespace headrace::cuda {
+
+// Of [N,T,H,.] columns [0, V) of args.o from args.q, which has K of them, the others zero.
+__global__ void __launch_bounds__(block_threads) staged_copy(const __grid_constant__ KernelArgs args) {
+    const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * copied_elements,
+                       left = args.N * args.T * args.H * args.V - first;
+    each(left < copied_elements ? static_cast<int>(left) : copied_elements, [&](int i) {
+        const std::int64_t place = first + i, row = place / args.V, head = row % args.H, token = row / args.H % args.T,
+                           n = row / args.H / args.T, c = place % args.V;
+        const float value = c < args.K ? load_element<float>(args.q.data, args.q.dtype,
+                                                             offset_of(args.q, n, token, head, c))
+                                       : 0.0f;
+        store_element(args.o.data, args.o.dtype, offset_of(args.o, n, token, head, c), value);
+    });
+}
+
+// Of tensor_chunk tokens of a head of the args.N rows: g by its formula, and g_gamma; NaN where that is no log decay,
+// which those who read it report.
+__global__ void __launch_bounds__(block_threads) log_decays(const __grid_constant__ KernelArgs args) {
+    const std::int64_t parts = (args.T + tensor_chunk - 1) / tensor_chunk, task = blockIdx.x, head = task % args.HV,
+                       first = task / args.HV % parts * tensor_chunk, row = task / args.HV / parts,
+                       left = args.T - first;
+    const GateParameters<float> gate = gate_parameters<float>(args, head);
+    const int columns = round_up(args.K, lane_channels);
+    each_element(left < tensor_chunk ? static_cast<int>(left) : tensor_chunk, columns, [&](int i, int c) {
+        float of = 0;
+        if (c < args.K) {
+            if (args.g.given) of = gate_value(pre_activation<float>(args, row, first + i, head, c), gate);
+            of = of <= 0 && gate.gamma <= 0 ? of + gate.gamma : not_a_number<float>();
+        }
+        const std::int64_t at = offset_of(args.log_decays, row, first + i, head, c);
+        reinterpret_cast<float*>(args.log_decays.data)[at] = of;
+    });
+}
+
+static BlockMemory no_memory(const KernelArgs& /*args*/, std::size_t /*shared_limit*/) { return {0, 0}; }
+
+Kernel staged_copy_kernel() {
+    return {"staged_copy", reinterpret_cast<const void*>(&staged_copy), registers_allowed(block_threads, 4), &no_memory,
+            &staged_copy_work};
+}
+Kernel log_decays_kernel() {
+    return {"log_decays", reinterpret_cast<const void*>(&log_decays), registers_allowed(block_threads, 4), &no_memory,
+            &log_decays_work};
+}
+
+}  // namespace headrace::cuda

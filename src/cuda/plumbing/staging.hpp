@@ -1,0 +1,33 @@
+// staging: tensors that kernels on tensor cores cannot take as they lie, as copies in the workspace that they can.
+//
+// Those kernels move rows in pieces of 16 bytes, of which the last is theirs to its end, states in fp32, and under
+// channel gates log decays in fp32. Most tensors lie so; of the others inputs are copied before, outputs behind.
+#pragma once
+
+#include <vector>
+
+#include "core/problem.hpp"
+#include "core/workspace.hpp"
+#include "cuda/plumbing/kernel_args.hpp"
+
+namespace headrace::cuda {
+
+// Replaces such tensors of args by copies that it takes, and finds the log decays.
+void stage(const Problem& problem, Carver& carver, KernelArgs& args);
+
+// The copies of args that were staged: parameters of staged_copy_kernel.
+struct StagedCopy {
+    KernelArgs args;
+};
+std::vector<StagedCopy> copies_in(const Problem& problem, const KernelArgs& args);
+std::vector<StagedCopy> copies_out(const Problem& problem, const KernelArgs& args);
+
+// Whether log_decays_kernel computes args.log_decays, and not g is what they are.
+bool makes_log_decays(const Problem& problem);
+KernelArgs args_of_log_decays(const Problem& problem, KernelArgs args);
+
+// Blocks of both kernels.
+std::int64_t blocks_of_copy(const KernelArgs& args);
+std::int64_t blocks_of_log_decays(const Problem& problem);
+
+}  // namespace headrace::cuda

@@ -28,7 +28,8 @@ LINES += [line.replace(" cuda", " force=cuda.walk cuda") for line in LINES if ":
     if ":bwd" in line and ("=reset" in line or "=strong" in line)]
 LINES += [f"{operator}:{direction} gates={gates} bf16 force=cuda.tensor cuda" for gates in ("random", "zero", "strong", "reset")
           for operator, direction in (("simple_gla", "fwd t100 h1 k32 v32"), ("comba", "fwd t100 h1 k64 v32 l2norm"), ("gla", "fwd t100 h1 k32 v32"),
-                                      ("kda", "fwd t100 h1 k64 v32 l2norm"),
+                                      ("kda", "fwd t100 h1 k64 v32 l2norm"), ("kda", "fwd t100 h1 k64 v32 rawgate"),
+                                      ("gla", "fwd t100 h1 k32 v32 rawgate bound=-5"),
                                       ("simple_gla", "bwd t70 h8 k32 v32 state=inout"),
                                       ("gated_delta_rule", "bwd t100 h8 k64 v32 l2norm"),
                                       ("kda", "bwd t70 h8 k64 v32"), ("gla", "bwd t70 h8 k32 v32"))]

@@ -16,6 +16,8 @@ struct AdditiveKernel {
     using Ops = AdditiveOps<K, Format>;
     using Scores = AdditiveScores<K, Format>;
     static constexpr int values_of_block = tensor_values, score_threads = tensor_threads / 2, score_barrier = 1;
+    // Matrices of 64 columns that a turn has: values and scores.
+    static constexpr int of_values = 2 + (leaves_terms ? 1 : 0) + (Format::splits_scores ? 1 : 0);
 
     // Rows of a chunk as they came. Those of keys arrive two chunks ahead, as scores are computed one ahead.
     struct Keys {
@@ -57,20 +59,22 @@ struct AdditiveKernel {
     double passed = 1;  // the decay of all chunks so far, of the warp that knows them
 
     __host__ __device__ AdditiveKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
-        const int of_keys = args.stages == 2 ? 3 : 1, others = args.stages == 2 ? 2 : 1;
-        first_keys.q = Matrix<K>::take(arena, of_keys * tensor_chunk);
-        first_keys.k = Matrix<K>::take(arena, of_keys * tensor_chunk);
-        first_values.v = Matrix<64>::take(arena, others * tensor_chunk);
-        first_values.partner = leaves_terms ? Matrix<64>::take(arena, others * tensor_chunk) : first_values.v;
-        first_scores = Matrix<64>::take(arena, others * tensor_chunk);
-        if (Format::splits_scores) first_scores_low = Matrix<64>::take(arena, others * tensor_chunk);
-        patch.matrix = Matrix<64>::take(arena, tensor_values);
         chunks = arena.take<Chunk>(2);
         terms = leaves_terms ? arena.take<Terms>(2) : nullptr;
         course = arena.take<Course>(1);
         for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
         scores.decays.carve(arena);
         scores.q_norm = q_norm, scores.k_norm = k_norm, scores.normalised = args.l2norm;
+        patch.matrix = Matrix<64>::take(arena, tensor_values);
+        const auto matrix = [&] { return Matrix<64>::take(arena, tensor_chunk); };
+        first_values.v = matrix();
+        first_values.partner = leaves_terms ? matrix() : first_values.v;
+        first_scores = matrix();
+        if (Format::splits_scores) first_scores_low = matrix();
+        if (args.stages == 2) Matrix<64>::take(arena, of_values * tensor_chunk);
+        first_keys.q = Matrix<K>::take(arena, tensor_chunk);
+        first_keys.k = Matrix<K>::take(arena, tensor_chunk);
+        if (args.stages == 2) Matrix<K>::take(arena, 2 * 2 * tensor_chunk);
 #ifdef __CUDA_ARCH__
         patch.matrix.data += warp() % block_warps * 16 * 64;
 #endif
@@ -257,8 +261,15 @@ struct AdditiveKernel {
                 row_norm = gradient.row_norms[norm_place(range, i)],
                 value_norm = gradient.value_norms[norm_place(range, i)];
         }
-        if (knows_decays()) of = scores.decays.prepare(log_decay_of(chunk, 2 * lane(), tokens.gate[0]),
-                                                       log_decay_of(chunk, 2 * lane() + 1, tokens.gate[1]));
+        if (knows_decays()) {
+            float first = 0, second = 0;
+            HEADRACE_ROLLED  // the code of a formula once
+            for (int token = 0; token < 2; ++token) {
+                first = second;
+                second = log_decay_of(chunk, 2 * lane() + token, token == 0 ? tokens.gate[0] : tokens.gate[1]);
+            }
+            of = scores.decays.prepare(first, second);
+        }
         if (outputs) scores.multiply_rows(keys.q, keys.k);
         if (gradient.row_norms != nullptr) {
             if (score_thread() < tensor_chunk) q_norm[score_thread()] = row_norm, k_norm[score_thread()] = value_norm;
@@ -337,15 +348,15 @@ struct AdditiveKernel {
     // ---- what arrives ----
     HEADRACE_DEVICE int turn_of(int chunk) const { return args.stages == 2 ? chunk % 2 : 0; }
     HEADRACE_DEVICE Keys keys_of(int chunk) const {
-        const int at = args.stages == 2 ? chunk % 3 * tensor_chunk * K : 0;
+        const int at = args.stages == 2 ? chunk % 3 * 2 * tensor_chunk * K : 0;
         return {{first_keys.q.data + at}, {first_keys.k.data + at}};
     }
     HEADRACE_DEVICE Values values_of(int chunk) const {
-        const int at = turn_of(chunk) * tensor_chunk * tensor_values;
+        const int at = turn_of(chunk) * of_values * tensor_chunk * tensor_values;
         return {{first_values.v.data + at}, {first_values.partner.data + at}};
     }
     HEADRACE_DEVICE SplitMatrix scores_of(int chunk) const {
-        const int at = turn_of(chunk) * tensor_chunk * tensor_chunk;
+        const int at = turn_of(chunk) * of_values * tensor_chunk * tensor_chunk;
         return {{first_scores.data + at}, {first_scores_low.data + at}};
     }
     HEADRACE_DEVICE ChunkRange range_of(int chunk) const { return walked_range(args, course->sequence, chunk); }

@@ -31,7 +31,7 @@ struct ChannelSweep : SweepWalk<K> {
 
     __host__ __device__ ChannelSweep(const KernelArgs& arguments, Arena& arena) : Base{arguments, {}, {}, {}} {
         of_sequence = arena.take<typename Base::Sequence>(1);
-        arena.shared_used = (arena.shared_used + 255) / 256 * 256;  // as matrices begin at multiples of their rows
+        take_padding(arena);
         const std::size_t before = arena.shared_used;
         for (Matrix<K>* matrix : {&first_stage.reads, &first_stage.writes})
             *matrix = Matrix<K>::take(arena, tensor_chunk);

@@ -48,10 +48,11 @@ struct ChannelWalk {
 
     __host__ __device__ ChannelWalk(const KernelArgs& arguments, Arena& arena) : args(arguments) {
         stage_at(nullptr, with_outputs(), &stage_bytes);
-        first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
-        patch.matrix = Matrix<64>::take(arena, wants_outputs() ? args.value_columns : 0);
         rows = arena.take<Rows>(1);
         totals = arena.take<float4>(delta ? block_threads : 0);
+        take_padding(arena);
+        first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
+        patch.matrix = Matrix<64>::take(arena, wants_outputs() ? args.value_columns : 0);
 #ifdef __CUDA_ARCH__
         patch.matrix.data += Ops::first_value() * 64;
 #endif

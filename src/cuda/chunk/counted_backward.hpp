@@ -31,7 +31,10 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
     const double writes = 2 * steps * K / 8, operands = steps * K / 16 + steps * K / 64 / 2, waits = 1 + K / 128.0;
     products.add(writes, operands, waits);
     products.add(writes, operands, beside ? 0 : waits);
-    if (beside) products.add(0, 2 * tiles * (1 + K / 64), 2), back.barrier(), back.barrier();
+    if (beside) {
+        products.add(0, 2 * tiles * (1 + K / 64), 2);
+        back.work.barriers += 4 * warps / (warps + fetching_threads(K) / warp_lanes);
+    }
     products.access(4 * tiles + 2 * steps * K / 64 + (args.d_v.given ? 2 * tiles : 0), 0);
     products.add(0, args.d_v.given ? steps : 0, 1);
     back.fma(warps * 2 * K / 8 * 4);

@@ -80,7 +80,9 @@ struct GradientKernel {
     TokenTiles<float, true> tokens;
 
     __host__ __device__ GradientKernel(const KernelArgs& arguments, Arena& arena)
-        : args(arguments), tokens(args, arena, 1, 16, true) {
+        : args(arguments), tokens(args, carve(arena), 1, 16, true) {}
+    // All but what depends on sizes that the compiler does not know.
+    __host__ __device__ Arena& carve(Arena& arena) {
         q = Matrix<K>::take(arena, tensor_chunk);
         k = Matrix<K>::take(arena, tensor_chunk);
         e = comba ? Matrix<K>::take(arena, tensor_chunk) : k;
@@ -100,7 +102,7 @@ struct GradientKernel {
         gradient = arena.tile<float>(1, tensor_chunk);
         weights = arena.take<float4>(8 * 6 * warp_lanes);
         scores = comba ? nullptr : arena.take<float4>(8 * 6 * warp_lanes);
-        // Last, so that the others' places do not depend on how many there are.
+        // Behind all of these, so that their places do not depend on how many there are.
         const std::size_t before = arena.shared_used;
         for (Matrix<K>* matrix : {&first_stage.S, &first_stage.D}) *matrix = Matrix<K>::take(arena, tensor_values);
         const std::size_t padding = arena.shared_used - before - 2 * sizeof(std::uint16_t) * tensor_values * K;
@@ -110,6 +112,7 @@ struct GradientKernel {
         if (args.stages == 2) arena.take<std::uint16_t>(static_cast<std::size_t>(stage_elements));
         W.data = first_stage.S.data, L.data = first_stage.D.data;
         W_low.data = first_stage.r.data, L_low.data = first_stage.y.data;
+        return arena;
     }
 
     // The chunk in a row of all sequences' (part_at), all value heads of a key head.
@@ -178,7 +181,10 @@ struct GradientKernel {
         }
         add_pairs(any_fine, d_q, d_k, d_e);
     }
-    HEADRACE_DEVICE Values values_of(int step) const { return {step / value_blocks(), step % value_blocks()}; }
+    HEADRACE_DEVICE Values values_of(int step) const {
+        const int blocks = ptx::not_before(value_blocks());  // what a division by it takes has no registers before
+        return {step / blocks, step % blocks};
+    }
     HEADRACE_DEVICE static void clear(PairSums& sums) {
 #pragma unroll
         for (auto& rows : sums)
@@ -226,19 +232,18 @@ struct GradientKernel {
     // By the first warp, whose lanes have two tokens each.
     HEADRACE_DEVICE void take_numbers(int member) const {
         if (warp() > 0 || member >= args.group) return;
-        float log_decay[2] = {}, values[2] = {}, slopes[2] = {1, 1};
-#pragma unroll
-        for (int token = 0; token < 2; ++token) {
-            const int i = 2 * lane() + token;
-            if (i >= task->range.length) continue;
-            const std::int64_t head = first_head() + member;
-            log_decay[token] = token_log_decay(args, task->range, i, head);
-            const Beta<float> beta = beta_value<float>(args, task->range.row, task->range.token(i), head, 0);
-            values[token] = beta.value, slopes[token] = beta.slope;
+        HEADRACE_ROLLED  // the code of formulas once
+        for (int i = 2 * ptx::not_before(lane()), end = i + 2; i < end; ++i) {
+            float log_decay = 0;
+            Beta<float> beta{0, 1};
+            if (i < task->range.length) {
+                const std::int64_t head = first_head() + member;
+                log_decay = token_log_decay(args, task->range, i, head);
+                beta = beta_value<float>(args, task->range.row, task->range.token(i), head, 0);
+            }
+            float* const to = reinterpret_cast<float*>(next_numbers) + i;
+            to[0] = log_decay, to[tensor_chunk] = beta.value, to[2 * tensor_chunk] = beta.slope;
         }
-        float2* const to = next_numbers + lane();
-        to[0] = {log_decay[0], log_decay[1]};
-        to[warp_lanes] = {values[0], values[1]}, to[2 * warp_lanes] = {slopes[0], slopes[1]};
     }
     // Four lanes have a row.
     HEADRACE_DEVICE void weigh_rows() const {

@@ -32,7 +32,6 @@ struct PrepareKernel {
     __host__ __device__ PrepareKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
         q = Matrix<K>::take(arena, tensor_chunk);
         k = Matrix<K>::take(arena, tensor_chunk);
-        e = args.undecayed_error ? Matrix<K>::take(arena, tensor_chunk) : k;
         if constexpr (for_gradients) {
             constexpr int row = tensor_chunk + 8;  // lanes of a fragment meet different banks
             static_assert(K < 128 || 2 * K * 2 >= row * 4);
@@ -47,11 +46,13 @@ struct PrepareKernel {
         }
         numbers.carve(arena, ops.inverse.diagonal.data);
         for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
-        e_norm = args.undecayed_error ? arena.take<float>(tensor_chunk) : k_norm;
         beta = arena.take<float>(prepared_heads * tensor_chunk);
         decays.powers = arena.take<ScalarDecays::Power>(prepared_heads * tensor_chunk);
         ops.of_warps = arena.take<float>(2 * block_warps);  // half of it for rows of the inverse
         reflects = arena.take<int>(prepared_heads);
+        // Behind all others, whose places the compiler knows.
+        e = args.undecayed_error ? Matrix<K>::take(arena, tensor_chunk) : k;
+        e_norm = args.undecayed_error ? arena.take<float>(tensor_chunk) : k_norm;
     }
 
     // Chunk `row` of all sequences' (part_at); value heads [first, first + prepared_heads) of a key head's group.
@@ -107,13 +108,15 @@ struct PrepareKernel {
     }
     HEADRACE_DEVICE void accept(Tokens& tokens, int length, std::int64_t head) const {
         const GateParameters<float> gate = gate_parameters<float>(args, head);
-#pragma unroll
+        HEADRACE_ROLLED  // the code of a formula once: the second token's takes the first one's place
         for (int token = 0; token < 2; ++token) {
             const bool there = 2 * lane() + token < length;
-            tokens.gate[token] = there ? log_decay(args, gate, tokens.gate[token]) : 0.0f;
-            tokens.beta[token] = !there            ? 0.0f
-                                 : args.beta.given ? accepted_beta(args, tokens.beta[token]).value
-                                                   : 1.0f;
+            const float of_gate = there ? log_decay(args, gate, tokens.gate[0]) : 0.0f,
+                        of_beta = !there            ? 0.0f
+                                  : args.beta.given ? accepted_beta(args, tokens.beta[0]).value
+                                                    : 1.0f;
+            tokens.gate[0] = tokens.gate[1], tokens.beta[0] = tokens.beta[1];
+            tokens.gate[1] = of_gate, tokens.beta[1] = of_beta;
         }
     }
     HEADRACE_DEVICE ScalarDecays decays_of(int head) const { return {decays.powers + head * tensor_chunk}; }

@@ -38,13 +38,13 @@ struct SweepKernel : SweepWalk<K> {
     std::uint32_t stage_bytes;  // from a stage to the next
 
     __host__ __device__ SweepKernel(const KernelArgs& arguments, Arena& arena) : Base{arguments, {}, {}, {}} {
-        patches = Matrix<64>::take(arena, args.value_columns);
         of_sequence = arena.take<typename Base::Sequence>(1);
         keys = arena.take<Keys>(1);
-        arena.shared_used = (arena.shared_used + 255) / 256 * 256;  // as matrices begin at multiples of their rows
+        take_padding(arena);
         constexpr std::uint32_t column = 2 * tensor_chunk;
         stage_bytes = column * ((args.undecayed_error ? 3 : 2) * K + 5 * 64) + 4 * 5 * tensor_chunk;
         first_stage = arena.take<char>(std::size_t{stage_bytes} * static_cast<std::size_t>(args.stages));
+        patches = Matrix<64>::take(arena, args.value_columns);
     }
 
     // ---- sequence n, one value head, values [first, first + args.value_columns) ----

@@ -51,10 +51,11 @@ struct WalkerKernel {
                           of_keys = (args.undecayed_error ? 2 : 1) + of_outputs,
                           of_scores = Format::splits_scores ? 2 * of_outputs : of_outputs;
         stage_bytes = column * (of_keys * K + (3 + of_scores) * 64) + 4 * stage_numbers;
+        rows = arena.take<Rows>(1);
+        take_padding(arena);
         first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
         patch.matrix = Matrix<64>::take(arena, args.value_columns);
         if (Ops::leaves_outputs && args.o.given) left = LeftOperands<K, Format>::take(arena, args.value_columns / 16);
-        rows = arena.take<Rows>(1);
 #ifdef __CUDA_ARCH__
         patch.matrix.data += (walks() ? warp() : of_other()) * 16 * 64;
 #endif

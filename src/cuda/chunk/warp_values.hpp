@@ -21,25 +21,43 @@ HEADRACE_DEVICE void each_state_element(State& state, F f) {
             f(state[tile][place], 8 * tile + at.column + place % 2, at.row + place / 2 * 8);
     }
 }
-// Columns from `first` on of state (n, head) of [N,HV,K,V] in fp32; zero past its ends and where it is absent.
+// f(element, place in memory) for those of them that columns from `first` on of state (n, head) of [N,HV,K,V] in fp32
+// has: channels below `channels`, values below `columns`.
+template <int tiles, class State, class F>
+HEADRACE_DEVICE void each_stored_element(State& state, const Strided& tensor, std::int64_t n, std::int64_t head,
+                                         int channels, int first, int columns, F f) {
+    const LanePlace at;
+    const int value = first + at.row;
+    const std::int64_t to_channel = tensor.stride[2], to_value = 8 * tensor.stride[3];
+    float* of_tile = reinterpret_cast<float*>(tensor.data) + offset_of(tensor, n, head, at.column, value);
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+        for (int place = 0; place < 4; ++place) {
+            const int odd = place % 2, half = place / 2;
+            if (8 * tile + at.column + odd < channels && value + 8 * half < columns)
+                f(state[tile][place], of_tile + odd * to_channel + half * to_value);
+        }
+        of_tile += 8 * to_channel;
+    }
+}
+// Zero past its ends and where it is absent.
 template <int tiles>
 HEADRACE_DEVICE void load_values(float (&state)[tiles][4], const Strided& tensor, std::int64_t n, std::int64_t head,
                                  int channels, int first, int columns) {
-    each_state_element<tiles>(state, [&](float& S, int, int) { S = 0; });
+#pragma unroll
+    for (auto& tile : state)
+        for (float& S : tile) S = 0;
     if (!tensor.given) return;
-    const float* const from = reinterpret_cast<const float*>(tensor.data) + offset_of(tensor, n, head, 0, first);
-    each_state_element<tiles>(state, [&](float& S, int c, int j) {
-        if (c < channels && first + j < columns) S = from[c * tensor.stride[2] + j * tensor.stride[3]];
-    });
+    each_stored_element<tiles>(state, tensor, n, head, channels, first, columns,
+                               [](float& S, const float* from) { S = *from; });
 }
 template <int tiles>
 HEADRACE_DEVICE void store_values(const Strided& tensor, const float (&state)[tiles][4], std::int64_t n,
                                   std::int64_t head, int channels, int first, int columns) {
     if (!tensor.given) return;
-    float* const to = reinterpret_cast<float*>(tensor.data) + offset_of(tensor, n, head, 0, first);
-    each_state_element<tiles>(state, [&](float S, int c, int j) {
-        if (c < channels && first + j < columns) to[c * tensor.stride[2] + j * tensor.stride[3]] = S;
-    });
+    each_stored_element<tiles>(state, tensor, n, head, channels, first, columns,
+                               [](float S, float* to) { *to = S; });
 }
 
 // A warp's outputs of a chunk of `length` tokens, behind a barrier of the warp, to rows of the tensor that begin with

@@ -36,6 +36,10 @@ struct Matrix {
     HEADRACE_DEVICE static int place(int i, int j) { return i * columns + ((j / 8) ^ (i % 8)) * 8 + j % 8; }
 };
 
+// Before memory that is shared out to matrices later: they begin at multiples of their rows. What has a size that the
+// compiler knows comes before all else of a block's memory, whose places it then knows.
+__host__ __device__ inline void take_padding(Arena& arena) { arena.shared_used = (arena.shared_used + 255) / 256 * 256; }
+
 // Two numbers as sums of two of 16 bits.
 struct SplitPair {
     std::uint32_t high, low;

@@ -57,14 +57,13 @@ LIMITS = {
     "channel_prepare": (168, 0, 0, (2, 3, 3)),
     "channel_prepare_low": (168, 0, 0, (2, 3, 3)),
     "channel_walk": (255, 0, 0, (0, 1, 1)),
-    "channel_gradients": (255, 8, 16, (0, 1, 1)),  # one or two registers, on sm_80 and sm_90a
-    "channel_gradients k128 additive": (255, 24, 48, (0, 1, 1)),  # six registers, on sm_80, which has no room for it
-    "channel_gradients k64 additive": (255, 24, 48, (1, 2, 1)),  # six registers, on sm_80
-    "channel_gradients_low": (255, 8, 8, (0, 1, 1)),  # one register, on sm_100
+    "channel_gradients": (255, 0, 0, (0, 1, 1)),
+    "channel_gradients k64 additive": (255, 0, 0, (1, 2, 1)),
+    "channel_gradients_low": (255, 0, 0, (0, 1, 1)),
     "channel_estimate k128": (152, 16, 0, (3, 3, 3)),  # the numbers of four chunks on their way, for a warp a head
     "channel_key_sums": (128, 0, 0, (1, 2, 2)),
     "channel_states": (255, 0, 0, (2, 2, 2)),
-    "channel_sweeps": (255, 16, 32, (0, 1, 1)),  # addresses of what is saved beside 128 channels of a state
+    "channel_sweeps": (255, 0, 0, (0, 1, 1)),
     "recurrent_forward": (255, 0, 0, (2, 2, 2)),
     "recurrent_forward k256 f64 delta": (255, 112, 228, (2, 2, 2)),  # keys, decays and the next token in 64 bits
     "recurrent_backward": (255, 16, 0, (1, 2, 2)),

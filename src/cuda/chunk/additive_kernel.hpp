@@ -125,7 +125,7 @@ struct AdditiveKernel {
     HEADRACE_DEVICE static bool knows_decays() { return warp() == 2 * block_warps - 1; }
     HEADRACE_DEVICE bool of_keys() const { return leaves_terms && args.gate_walk.terms == GateTerms::of_keys; }
     HEADRACE_DEVICE bool diagonal_apart() const { return leaves_terms || args.key_gradient.walk; }
-    HEADRACE_DEVICE std::int64_t key_head() const { return course->head / args.group; }
+    HEADRACE_DEVICE std::int64_t key_head() const { return quotient(course->head, args.group); }
 
     HEADRACE_DEVICE Strided segment_states() const {
         const std::int64_t head = static_cast<std::int64_t>(args.K) * args.V;
@@ -146,7 +146,7 @@ struct AdditiveKernel {
         if (threadIdx.x == 0) {
             const TokenRange& s = walk.sequence;
             const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
-            const std::int64_t key_head = head / args.group, of_keys = args.key_gradient.walk ? head : key_head,
+            const std::int64_t key_head = quotient(head, args.group), of_keys = args.key_gradient.walk ? head : key_head,
                                of_values = args.key_gradient.walk ? key_head : head;
             const TokenRows v = rows_of(args.v, all, of_values, first);
             *course = {s,
@@ -333,7 +333,7 @@ struct AdditiveKernel {
         const KeyGradient& to = args.key_gradient;
         const ChunkRange range = range_of(chunk);
         const bool leaves =
-            outputs && to.left_q_norms != nullptr && course->first_value == 0 && course->head % args.group == 0;
+            outputs && to.left_q_norms != nullptr && course->first_value == 0 && course->head == quotient(course->head, args.group) * args.group;
         HEADRACE_ROLLED
         for (int i = 8 * (warp() - block_warps) + lane() / 4; i < tensor_chunk; i += 8 * block_warps) {
             const float k_k = dot_of_rows<Format>(of.k, of.k, i),

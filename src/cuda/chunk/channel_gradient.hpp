@@ -463,7 +463,8 @@ struct ChannelGradient {
             begun[2 * c] = begun[2 * c + 1] = crossing(border, c) * through.behind(0, c) * through.at(0, c);
 #pragma unroll
         for (int group = 0; group < token_groups; ++group) {
-            if ((!delta || group == token_groups - 1) && !goes_on(args.V)) return;
+            // Where registers are fewest.
+            if ((!delta || (!fine && group == token_groups - 1)) && !goes_on(args.V)) return;
             const int first = group_tokens * group;
             GroupDecays decays;
             decays.load(pairs.decays.from(first, 0));

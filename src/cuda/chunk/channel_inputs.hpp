@@ -33,7 +33,7 @@ struct ChannelInputs {
             return Source{size * offset_of(tensor, range.row, range.token(0), of_head),
                           size * (range.reverse ? -tensor.stride[1] : tensor.stride[1])};
         };
-        const std::int64_t key_head = head / args.group;
+        const std::int64_t key_head = quotient(head, args.group);
         *sources = {source(args.q, key_head, 2), source(args.k, key_head, 2), source(args.log_decays, head, 4)};
     }
 

@@ -42,7 +42,7 @@ struct ChannelKeyRows {
         const TokenRange s = sequence_of(args, part.n);
         if (part.part * tensor_chunk >= s.end - s.begin) return false;
         if (threadIdx.x == 0)
-            *at = {chunk_range(args, s, part.part), row, head, head / args.group, row * args.HV + head};
+            *at = {chunk_range(args, s, part.part), row, head, quotient(head, args.group), row * args.HV + head};
         ptx::sync_block();
         return true;
     }

@@ -70,7 +70,7 @@ struct ChunkKernel {
         HEADRACE_ROLLED
         for (std::int64_t chunk = 0; chunk < chunks(sequence); ++chunk) {
             const ChunkRange range = range_of(sequence, chunk);
-            tokens.load_keys(range, head / args.group);
+            tokens.load_keys(range, quotient(head, args.group));
             tokens.load_head(range, head, first, count);
             ops.start_chunk(range.rows, tokens.log_decay);
             algorithms::chunk_forward<delta>(ops, in, forward_tiles, S, S, o);
@@ -151,7 +151,7 @@ struct ChunkKernel {
     }
     // Takes values [first, first + count) of S to the chunk's end, and saves the delta rule's residuals.
     HEADRACE_DEVICE void advance(const ChunkRange& range, std::int64_t place, std::int64_t head, int first, int count) {
-        tokens.load_keys(range, head / args.group, false);
+        tokens.load_keys(range, quotient(head, args.group), false);
         tokens.load_head(range, head, first, count);
         ops.start_chunk(range.rows, tokens.log_decay);
         algorithms::chunk_forward<delta>(ops, in, forward_tiles, S, S, Tile{});

@@ -92,7 +92,7 @@ struct SplitKernel {
     }
     // S, the gradient of the state that leaves the chunk, becomes that of the one that enters it.
     HEADRACE_DEVICE void retreat(const ChunkRange& range, std::int64_t head, int first, int count) {
-        const std::int64_t key_head = head / args.group;
+        const std::int64_t key_head = quotient(head, args.group);
         delta ? chunk.tokens.load_keys(range, key_head) : chunk.tokens.load_queries(range, key_head);
         chunk.tokens.load_gates(range, head);
         chunk.ops.start_chunk(range.rows, chunk.tokens.log_decay);

@@ -89,7 +89,7 @@ struct SweepKernel : SweepWalk<K> {
     HEADRACE_DEVICE void find_rows(const TokenRange& s, std::int64_t n, std::int64_t head, int first) const {
         if (threadIdx.x == 0) {
             const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
-            const std::int64_t key_head = head / args.group;
+            const std::int64_t key_head = quotient(head, args.group);
             this->template find_sequence<gradients>(s, n, head, first);
             *keys = {rows_of(args.q, all, key_head, 0), rows_of(args.k, all, key_head, 0),
                      rows_of(args.undecayed_error ? args.p : args.k, all, key_head, 0)};

@@ -238,7 +238,7 @@ struct WalkerKernel {
         if (threadIdx.x == 0) {
             const TokenRange& s = walk.sequence;
             const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
-            const std::int64_t key_head = head / args.group;
+            const std::int64_t key_head = quotient(head, args.group);
             const int first = columns.of_values ? columns.first : 0;
             *rows = {rows_of(args.q, all, key_head, 0),
                      rows_of(args.k, all, key_head, 0),

@@ -12,16 +12,17 @@ template <class Block>
 __global__ void __launch_bounds__(Block::threads, states_blocks) channel_states(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Block block(args, arena);
-    const std::int64_t blocks = args.segments.blocks, task = blockIdx.x;
-    block.states(task / blocks / args.HV, task / blocks % args.HV,
-                 static_cast<int>(task % blocks) * args.value_columns);
+    const std::int64_t blocks = args.segments.blocks;
+    const Task task = task_of(blockIdx.x, args.HV, blocks);
+    block.states(task.place, task.head, task.part * args.value_columns);
 }
 
 __global__ void __launch_bounds__(block_threads) channel_join(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     DecayJoin<true> join(args, arena);
-    const std::int64_t blocks = (args.V + join_columns - 1) / join_columns, task = blockIdx.x;
-    join.join(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * join_columns);
+    const std::int64_t blocks = (args.V + join_columns - 1) / join_columns;
+    const Task task = task_of(blockIdx.x, args.HV, blocks);
+    join.join(task.place, task.head, task.part * join_columns);
 }
 
 template <int K>

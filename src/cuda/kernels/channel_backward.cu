@@ -10,10 +10,11 @@ __global__ void __launch_bounds__(most_channel_sweep_threads, 1)
     channel_sweeps(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     ChannelSweep<K, delta> sweep(args, arena);
-    const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, heads = args.N * args.HV,
-                       task = blockIdx.x, n = task / blocks % heads / args.HV, head = task / blocks % args.HV;
-    const int first = static_cast<int>(task % blocks) * args.value_columns;
-    task < heads* blocks ? sweep.adjoints(n, head, first) : sweep.states(n, head, first);
+    const Task task = task_of(blockIdx.x, args.HV, (args.V + args.value_columns - 1) / args.value_columns);
+    const bool back = task.place < args.N;
+    const std::int64_t n = back ? task.place : task.place - args.N, head = task.head;
+    const int first = task.part * args.value_columns;
+    back ? sweep.adjoints(n, head, first) : sweep.states(n, head, first);
 }
 
 template <int K, bool delta>

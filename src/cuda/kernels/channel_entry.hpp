@@ -16,13 +16,14 @@ __global__ void __launch_bounds__(block_threads, prepare_blocks)
     channel_prepare(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Block block(args, arena);
-    block.run(blockIdx.x / args.HV, blockIdx.x % args.HV);
+    const Task task = task_of(blockIdx.x, args.HV);
+    block.run(task.place, task.head);
 }
 
 template <int K>
 __global__ void __launch_bounds__(block_threads) channel_estimate(const __grid_constant__ KernelArgs args) {
-    const std::int64_t task = blockIdx.x * block_warps + warp();
-    if (task < args.N * args.HV) ChannelEstimate<K>{args}.run(task / args.HV, task % args.HV);
+    const Task task = task_of(blockIdx.x * block_warps + warp(), args.HV);
+    if (task.place < args.N) ChannelEstimate<K>{args}.run(task.place, task.head);
 }
 
 template <class Block>
@@ -30,16 +31,17 @@ __global__ void __launch_bounds__(block_threads, prepare_blocks)
     channel_prepare_low(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Block block(args, arena);
-    block.run_low(blockIdx.x / args.HV, blockIdx.x % args.HV);
+    const Task task = task_of(blockIdx.x, args.HV);
+    block.run_low(task.place, task.head);
 }
 
 template <class Block>
 __global__ void __launch_bounds__(Block::threads, 1) channel_walk(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Block block(args, arena);
-    const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, task = blockIdx.x;
-    block.forward(task / blocks / args.HV, task / blocks % args.HV,
-                  static_cast<int>(task % blocks) * args.value_columns);
+    const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
+    const Task task = task_of(blockIdx.x, args.HV, blocks);
+    block.forward(task.place, task.head, task.part * args.value_columns);
 }
 
 inline BlockMemory no_memory(const KernelArgs&, std::size_t) { return {0, 0}; }

@@ -9,20 +9,23 @@ __global__ void __launch_bounds__(channel_gradient_threads(K), tensor_threads / 
     channel_gradients(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     ChannelGradient<K, delta, false> kernel(args, arena);
-    kernel.run(blockIdx.x / args.HV, blockIdx.x % args.HV);
+    const Task task = task_of(blockIdx.x, args.HV);
+    kernel.run(task.place, task.head);
 }
 template <int K>
 __global__ void __launch_bounds__(channel_gradient_threads(K), tensor_threads / channel_gradient_threads(K))
     channel_gradients_low(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     ChannelGradient<K, true, true> kernel(args, arena);
-    kernel.run(blockIdx.x / args.HV, blockIdx.x % args.HV);
+    const Task task = task_of(blockIdx.x, args.HV);
+    kernel.run(task.place, task.head);
 }
 template <int K>
 __global__ void __launch_bounds__(channel_gradient_threads(K))
     channel_key_sums(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
-    ChannelKeySums<K>(args, arena).run(blockIdx.x / args.H, blockIdx.x % args.H);
+    const Task task = task_of(blockIdx.x, args.H);
+    ChannelKeySums<K>(args, arena).run(task.place, task.head);
 }
 
 template <int K, bool delta>

@@ -14,17 +14,19 @@ inline constexpr int backward_blocks = 2;
 template <class T, bool delta, int key_channels>
 __global__ void __launch_bounds__(block_threads) recurrent_forward(const __grid_constant__ KernelArgs args) {
     constexpr int of_warp = StateColumns<T, key_channels>::warp_columns, columns = block_warps * of_warp;
-    const std::int64_t blocks = (args.V + columns - 1) / columns, task = blockIdx.x;
-    const int first = static_cast<int>(task % blocks) * columns + warp() * of_warp;
+    const std::int64_t blocks = (args.V + columns - 1) / columns;
+    const Task task = task_of(blockIdx.x, args.HV, blocks);
+    const int first = task.part * columns + warp() * of_warp;
     if (first >= args.V) return;
-    RecurrentKernel<T, delta, key_channels>(args).forward(task / blocks / args.HV, task / blocks % args.HV, first);
+    RecurrentKernel<T, delta, key_channels>(args).forward(task.place, task.head, first);
 }
 
 template <class T, bool delta>
 __global__ void __launch_bounds__(block_threads, backward_blocks) recurrent_backward(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     AdjointKernel<T, delta> kernel(args, arena);
-    kernel.backward(blockIdx.x / args.H, blockIdx.x % args.H);
+    const Task task = task_of(blockIdx.x, args.H);
+    kernel.backward(task.place, task.head);
 }
 
 template <class Kernel>

@@ -17,10 +17,11 @@ template <class Kernel>
 __global__ void __launch_bounds__(block_threads, sweep_blocks) split_sweeps(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::sweeps);
-    const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, heads = args.N * args.HV,
-                       task = blockIdx.x, n = task / blocks % heads / args.HV, head = task / blocks % args.HV;
-    const int first = static_cast<int>(task % blocks) * args.value_columns;
-    task < heads* blocks ? kernel.sweep_adjoints(n, head, first) : kernel.sweep_states(n, head, first);
+    const Task task = task_of(blockIdx.x, args.HV, (args.V + args.value_columns - 1) / args.value_columns);
+    const bool back = task.place < args.N;
+    const std::int64_t n = back ? task.place : task.place - args.N, head = task.head;
+    const int first = task.part * args.value_columns;
+    back ? kernel.sweep_adjoints(n, head, first) : kernel.sweep_states(n, head, first);
 }
 
 template <class Kernel>
@@ -28,8 +29,10 @@ __global__ void __launch_bounds__(block_threads, gradient_blocks) split_gradient
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::gradients);
     HEADRACE_ROLLED
-    for (std::int64_t item = blockIdx.x; item < args.parts * args.H; item += gridDim.x)
-        kernel.gradients(item / args.H, item % args.H);
+    for (std::int64_t item = blockIdx.x; item < args.parts * args.H; item += gridDim.x) {
+        const Task task = task_of(item, args.H);
+        kernel.gradients(task.place, task.head);
+    }
 }
 
 template <class Kernel, Use use>

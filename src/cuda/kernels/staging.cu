@@ -22,9 +22,8 @@ __global__ void __launch_bounds__(block_threads) staged_copy(const __grid_consta
 // Of tensor_chunk tokens of a head of the args.N rows: g by its formula, and g_gamma; NaN where that is no log decay,
 // which those who read it report.
 __global__ void __launch_bounds__(block_threads) log_decays(const __grid_constant__ KernelArgs args) {
-    const std::int64_t parts = (args.T + tensor_chunk - 1) / tensor_chunk, task = blockIdx.x, head = task % args.HV,
-                       first = task / args.HV % parts * tensor_chunk, row = task / args.HV / parts,
-                       left = args.T - first;
+    const Task task = task_of(blockIdx.x, (args.T + tensor_chunk - 1) / tensor_chunk, args.HV);
+    const std::int64_t row = task.place, first = task.head * tensor_chunk, left = args.T - first, head = task.part;
     const GateParameters<float> gate = gate_parameters<float>(args, head);
     const int columns = round_up(args.K, lane_channels);
     each_element(left < tensor_chunk ? static_cast<int>(left) : tensor_chunk, columns, [&](int i, int c) {

@@ -12,17 +12,19 @@ template <int K>
 __global__ void __launch_bounds__(sweep_threads<K>, 1) tensor_sweeps(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     SweepKernel<K> kernel(args, arena);
-    const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, heads = args.N * args.HV,
-                       task = blockIdx.x, n = task / blocks % heads / args.HV, head = task / blocks % args.HV;
-    const int first = static_cast<int>(task % blocks) * args.value_columns;
-    task < heads* blocks ? kernel.adjoints(n, head, first) : kernel.states(n, head, first);
+    const Task task = task_of(blockIdx.x, args.HV, (args.V + args.value_columns - 1) / args.value_columns);
+    const bool back = task.place < args.N;
+    const std::int64_t n = back ? task.place : task.place - args.N, head = task.head;
+    const int first = task.part * args.value_columns;
+    back ? kernel.adjoints(n, head, first) : kernel.states(n, head, first);
 }
 
 template <int K, bool comba>
 __global__ void __launch_bounds__(tensor_threads, 1) tensor_gradients(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     GradientKernel<K, comba> kernel(args, arena);
-    kernel.run(blockIdx.x / args.H, blockIdx.x % args.H);
+    const Task task = task_of(blockIdx.x, args.H);
+    kernel.run(task.place, task.head);
 }
 
 template <int K, bool comba>

@@ -15,8 +15,9 @@ template <class Kernel>
 __device__ void walk_forward(const KernelArgs& args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);
-    const std::int64_t blocks = (args.V + tensor_values - 1) / tensor_values, task = blockIdx.x;
-    kernel.forward(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * tensor_values);
+    const std::int64_t blocks = (args.V + tensor_values - 1) / tensor_values;
+    const Task task = task_of(blockIdx.x, args.HV, blocks);
+    kernel.forward(task.place, task.head, task.part * tensor_values);
 }
 template <class Kernel>
 __global__ void __launch_bounds__(tensor_threads, 1) tensor_forward(const __grid_constant__ KernelArgs args) {
@@ -31,8 +32,9 @@ template <class Kernel>
 __global__ void __launch_bounds__(tensor_threads, 1) tensor_states(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);
-    const std::int64_t blocks = args.segments.blocks, task = blockIdx.x;
-    kernel.states(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * tensor_values);
+    const std::int64_t blocks = args.segments.blocks;
+    const Task task = task_of(blockIdx.x, args.HV, blocks);
+    kernel.states(task.place, task.head, task.part * tensor_values);
 }
 
 // Chunks of the delta rule, and blocks of args.value_columns values that walk them.
@@ -42,8 +44,9 @@ __global__ void __launch_bounds__(block_threads, prepare_blocks)
     tensor_prepare(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);
-    const std::int64_t parts = (args.group + prepared_heads - 1) / prepared_heads, task = blockIdx.x;
-    kernel.run(task / parts / args.H, task / parts % args.H, static_cast<int>(task % parts) * prepared_heads);
+    const std::int64_t parts = (args.group + prepared_heads - 1) / prepared_heads;
+    const Task task = task_of(blockIdx.x, args.H, parts);
+    kernel.run(task.place, task.head, task.part * prepared_heads);
 }
 template <int K>
 inline constexpr int walk_threads = walker_threads + fetching_threads(K);
@@ -52,25 +55,26 @@ __global__ void __launch_bounds__(walk_threads<Kernel::channels>, 1)
     tensor_walk(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);
-    const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, task = blockIdx.x;
-    kernel.forward(task / blocks / args.HV, task / blocks % args.HV,
-                   static_cast<int>(task % blocks) * args.value_columns);
+    const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
+    const Task task = task_of(blockIdx.x, args.HV, blocks);
+    kernel.forward(task.place, task.head, task.part * args.value_columns);
 }
 template <class Kernel>
 __global__ void __launch_bounds__(walker_threads, 1) tensor_walk_states(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);
-    const std::int64_t blocks = args.segments.blocks, task = blockIdx.x;
-    kernel.states(task / blocks / args.HV, task / blocks % args.HV,
-                  static_cast<int>(task % blocks) * args.value_columns);
+    const std::int64_t blocks = args.segments.blocks;
+    const Task task = task_of(blockIdx.x, args.HV, blocks);
+    kernel.states(task.place, task.head, task.part * args.value_columns);
 }
 
 template <class Join>
 __device__ void join_segments(const KernelArgs& args) {
     Arena arena = block_arena();
     Join join(args, arena);
-    const std::int64_t blocks = (args.V + join_columns - 1) / join_columns, task = blockIdx.x;
-    join.join(task / blocks / args.HV, task / blocks % args.HV, static_cast<int>(task % blocks) * join_columns);
+    const std::int64_t blocks = (args.V + join_columns - 1) / join_columns;
+    const Task task = task_of(blockIdx.x, args.HV, blocks);
+    join.join(task.place, task.head, task.part * join_columns);
 }
 template <class Join>
 __global__ void __launch_bounds__(block_threads) tensor_join(const __grid_constant__ KernelArgs args) {
@@ -88,7 +92,8 @@ template <class Kernel>
 __global__ void __launch_bounds__(block_threads, gate_blocks) tensor_gate(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);
-    kernel.run(blockIdx.x / args.HV, blockIdx.x % args.HV);
+    const Task task = task_of(blockIdx.x, args.HV);
+    kernel.run(task.place, task.head);
 }
 
 inline constexpr int key_gradient_threads_at_once = 512;
@@ -97,7 +102,8 @@ __global__ void __launch_bounds__(Kernel::threads, key_gradient_threads_at_once 
     tensor_key_gradient(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);
-    kernel.run(blockIdx.x / args.H, blockIdx.x % args.H);
+    const Task task = task_of(blockIdx.x, args.H);
+    kernel.run(task.place, task.head);
 }
 
 }  // namespace headrace::cuda

@@ -18,16 +18,17 @@ template <class Kernel>
 __global__ void __launch_bounds__(block_threads, forward_blocks) walk_forward(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::forward);
-    const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns, task = blockIdx.x;
-    kernel.forward(task / blocks / args.HV, task / blocks % args.HV,
-                   static_cast<int>(task % blocks) * args.value_columns);
+    const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
+    const Task task = task_of(blockIdx.x, args.HV, blocks);
+    kernel.forward(task.place, task.head, task.part * args.value_columns);
 }
 
 template <class Kernel>
 __global__ void __launch_bounds__(block_threads, backward_blocks) walk_backward(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::backward);
-    kernel.backward(blockIdx.x / args.H, blockIdx.x % args.H);
+    const Task task = task_of(blockIdx.x, args.H);
+    kernel.backward(task.place, task.head);
 }
 
 template <class Kernel, Use use>

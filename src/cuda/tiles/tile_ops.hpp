@@ -25,6 +25,20 @@ struct Warps {
 HEADRACE_DEVICE Warps all_warps() { return {0, warps()}; }
 HEADRACE_DEVICE Warps warps_from(int first) { return {first, warps() - first}; }
 
+// Of numbers below 2^31, as those of blocks are: divisions of 64 bits are a page of code each.
+HEADRACE_DEVICE std::int64_t quotient(std::int64_t a, std::int64_t b) {
+    return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+}
+// What a block or warp of that number is for: a head of a place (a sequence, a segment, a chunk), a part of it.
+struct Task {
+    std::int64_t place, head;
+    int part;
+};
+HEADRACE_DEVICE Task task_of(std::int64_t number, std::int64_t heads, std::int64_t parts = 1) {
+    const std::int64_t of_parts = quotient(number, parts), place = quotient(of_parts, heads);
+    return {place, of_parts - place * heads, static_cast<int>(number - of_parts * parts)};
+}
+
 // Between all threads of a block whose warps come from different places in the code, where ptx::sync_block is for one.
 inline constexpr int meeting_barrier = 3;
 HEADRACE_DEVICE void meet_block() { ptx::meet_threads(meeting_barrier, static_cast<int>(blockDim.x)); }

@@ -23,7 +23,8 @@ struct PartAt {
 HEADRACE_DEVICE PartAt part_at(const KernelArgs& args, std::int64_t row, int tokens) {
     if (!args.cu_seqlens.given) {
         const std::int64_t parts = (args.T + tokens - 1) / tokens;
-        return {row / parts, row % parts};
+        const Task at = task_of(row, parts);
+        return {at.place, at.head};
     }
     std::int64_t n = 0, end = args.N;  // row n belongs to a sequence in [n, end)
     HEADRACE_ROLLED

@@ -210,7 +210,7 @@ typedef struct headrace_workspace {
     size_t bytes;
 } headrace_workspace;
 
-/* One call, described without running it. Data pointers are not read, except that of cu_seqlens. */
+/* One call, described without running it. Of data pointers only that of cu_seqlens is followed (Call, headrace.hpp). */
 typedef struct headrace_call {
     int32_t op;        /* headrace_operator */
     int32_t direction; /* headrace_direction */

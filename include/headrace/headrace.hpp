@@ -188,8 +188,9 @@ Status backward_states(Operator op, const Inputs& in, const OutputGradients& d_o
 Status step(Operator op, const Inputs& in, const Outputs& out, const StatePool& pool, const Options& options = {},
             Workspace workspace = {});
 
-// One call, described without running it. Views need shapes, strides and dtypes; data pointers are not read, except
-// that of cu_seqlens.
+// One call, described without running it. Views need shapes, strides and dtypes; of data pointers only that of cu_seqlens
+// is followed. Of CUDA tensors it counts whether addresses are multiples of 16 bytes, as a null one is taken to be: what
+// lies otherwise may be copied into the workspace.
 struct Call {
     Operator op = Operator::linear_attention;
     Direction direction = Direction::forward;

@@ -1,6 +1,11 @@
 // Behaviours of the form on tensor cores: gates of any strength, segments, gradients; what all forms have in common is
 // in numerics_test.cpp.
+#include <map>
+#include <utility>
+#include <vector>
+
 #include "tests/cuda/device_runs.hpp"
+#include "tests/cuda/device_tensors.hpp"
 
 namespace headrace::test {
 namespace {
@@ -307,6 +312,42 @@ TEST(CudaTensor, GradientsOfAnotherTypeAreLeftToOthers) {
 }
 
 // Where results rest on long sums of products, and nothing that it lacks is asked for.
+const char* const staged[] = {"gated_delta_rule:fwd t200 h2 k72 v50 bf16 state=inout",
+                              "comba:bwd t100 h8 k64 v72 bf16 l2norm state=inout",
+                              "simple_gla:fwd t150 h2 k64 v64 f16 states=f16 state=inout",
+                              "simple_gla:bwd t100 h8 k40 v64 bf16 state=inout",
+                              "kda:fwd t150 h2 k66 v64 bf16 rawgate state=inout",
+                              "gla:bwd t100 h8 k64 v64 bf16 states=bf16 state=inout"};
+
+// What lies otherwise than kernels take it is copied first.
+TEST(CudaTensor, BitsDoNotDependOnHowTensorsLie) {
+    for (const std::string text : staged) {
+        const std::map<std::string, Bytes> expected = run_there(line_of(text + " force=cuda.tensor cuda"));
+        EXPECT_TRUE(run_there(line_of(text + " strided force=cuda.tensor cuda")) == expected) << text;
+        // Each tensor an element further.
+        DeviceTensors tensors(text + " force=cuda.tensor");
+        const std::size_t before = tensors.workspace_bytes();
+        std::vector<std::pair<TensorView*, void*>> moved;
+        std::vector<DeviceMemory> memory;
+        each_device_view(tensors.call, [&](TensorView& view) {
+            memory.emplace_back(extent_bytes(view) + 16);
+            char* const to = static_cast<char*>(memory.back().data()) + size_of(view.dtype);
+            transfer(to, view.data, extent_bytes(view));
+            moved.emplace_back(&view, view.data);
+            view.data = to;
+        });
+        const std::size_t needed = tensors.workspace_bytes();
+        EXPECT_GT(needed, before) << text;
+        const DeviceMemory workspace(needed);
+        expect_error(run(tensors.call, {workspace.data(), before}), Code::out_of_memory, {"workspace"});
+        const Status status = run(tensors.call, {workspace.data(), needed});
+        EXPECT_TRUE(status.ok()) << text << ": " << status.message();
+        tensors.synchronize();
+        for (const auto& [view, back] : moved) transfer(back, view->data, extent_bytes(*view)), view->data = back;
+        EXPECT_TRUE(tensors.written() == expected) << text;
+    }
+}
+
 TEST(CudaTensor, ServesWhatItCan) {
     for (const char* text :
          {"linear_attention:fwd t64 k32 v32", "retention:fwd t64", "simple_gla:fwd t64 k128 v256", "delta_rule:fwd t64",

@@ -58,9 +58,9 @@ BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit);
 inline constexpr int tensor_chunk = 64, tensor_threads = 256, tensor_values = 64;
 // key_gradient: a block has a chunk of a key head and so many threads.
 constexpr int key_gradient_threads(std::int64_t K) { return K <= 64 ? launched_threads : 2 * launched_threads; }
-// Walks of the delta rule with a scalar gate, but those that leave the states of segments: threads that fetch, beside
-// two for each of the block's values. With few channels a multiprocessor has two blocks, which hide what they wait for
-// from each other.
+// Walks of the delta rule with a scalar gate, but those that leave the states of segments: threads beside two for each of
+// the block's values, which fetch and compute what states do not wait for. With few channels a multiprocessor has two
+// blocks, which hide what they wait for from each other.
 constexpr int fetching_threads(std::int64_t K) { return K <= 64 ? 0 : launched_threads; }
 // prepare: a block of launched_threads has a chunk of so many value heads of a key head.
 inline constexpr int prepared_heads = 4;

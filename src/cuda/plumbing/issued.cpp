@@ -8,10 +8,10 @@
 namespace headrace::cuda {
 namespace {
 
-// Instructions of a warp, on the mean of a block's, or of those with values where others fetch for them: beside its
-// steps; of a step; of a step more for each value head of the block, and for each 64 values of such a head. Of a block
-// at a step: what its warps share, or the others do. Of whole tiles and of the numbers that problem lines have: more
-// 16-bit parts, l2norm, gates that are computed first and rows that are not copied by 16 bytes take more.
+// Instructions of a warp, on the mean of a block's, or of those with values, and what others compute for each of them,
+// where others fetch: beside its steps; of a step; of a step more for each value head of the block, and for each 64
+// values of such a head. Of a block at a step: what its warps share, or the others do. Of whole tiles and of the numbers
+// that problem lines have: more 16-bit parts, l2norm and gates that are computed first take more.
 struct Issued {
     const char *kernel, *rule;
     int K;          // the channels that it is compiled for; a walk's of a backward may be values

@@ -58,7 +58,7 @@ LIMITS = {
     "channel_prepare_low": (168, 0, 0, (2, 3, 3)),
     "channel_walk": (255, 0, 0, (0, 1, 1)),
     "channel_gradients": (255, 0, 0, (0, 1, 1)),
-    "channel_gradients k64 additive": (255, 0, 0, (1, 2, 1)),
+    "channel_gradients k64 additive": (255, 0, 0, (1, 1, 1)),
     "channel_gradients_low": (255, 0, 0, (0, 1, 1)),
     "channel_estimate k128": (152, 16, 0, (3, 3, 3)),  # the numbers of four chunks on their way, for a warp a head
     "channel_key_sums": (128, 0, 0, (1, 2, 2)),

@@ -464,7 +464,7 @@ struct ChannelGradient {
 #pragma unroll
         for (int group = 0; group < token_groups; ++group) {
             // Where registers are fewest.
-            if ((!delta || (!fine && group == token_groups - 1)) && !goes_on(args.V)) return;
+            if (!fine && group > (delta ? 2 : 1) && !goes_on(args.V)) return;
             const int first = group_tokens * group;
             GroupDecays decays;
             decays.load(pairs.decays.from(first, 0));

@@ -82,10 +82,9 @@ struct ChannelInputs {
                     sum = (gates[0] + gates[1]) + (gates[2] + gates[3]);
         if (most <= 0 && sum <= 0) return;
 #pragma unroll
-        for (float& each : gates) each = each <= 0 ? each : not_a_number();
+        for (float& each : gates) each = each <= 0 ? each : not_a_number<float>();
         atomicOr(args.refused, refused_gate);
     }
-    HEADRACE_DEVICE static float not_a_number() { return __int_as_float(0x7fc00000); }
 };
 
 }  // namespace headrace::cuda

@@ -84,7 +84,7 @@ struct ChannelRows {
         // What is refused makes NaN of all that it decays, and here of all channels and tokens of the thread.
 #pragma unroll
         for (auto& of_token : own.decays)
-            for (float& decay : of_token) decay = ChannelInputs::not_a_number();
+            for (float& decay : of_token) decay = not_a_number<float>();
     }
 
     // ---- what leaves ----

@@ -41,7 +41,7 @@ struct WalkerKernel {
     Rows* rows;
     char* first_stage;
     std::size_t stage_bytes;
-    OutputPatch patch;             // of this warp, if it computes outputs
+    OutputPatch patch;             // of this warp, where it computes its own outputs
     LeftOperands<K, Format> left;  // of all that walk, where others compute outputs
     DeltaExactness exactness;
     Ops ops;
@@ -54,10 +54,10 @@ struct WalkerKernel {
         rows = arena.take<Rows>(1);
         take_padding(arena);
         first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
-        patch.matrix = Matrix<64>::take(arena, args.value_columns);
+        if (!Ops::leaves_outputs) patch.matrix = Matrix<64>::take(arena, args.value_columns);
         if (Ops::leaves_outputs && args.o.given) left = LeftOperands<K, Format>::take(arena, args.value_columns / 16);
 #ifdef __CUDA_ARCH__
-        patch.matrix.data += (walks() ? warp() : of_other()) * 16 * 64;
+        patch.matrix.data += Ops::first_value() * 64;
 #endif
     }
 
@@ -129,7 +129,7 @@ struct WalkerKernel {
             if (chunk < walk.first_chunk) continue;
             compute(stage_of(chunk), chunk, columns, outputs, exact);
             if constexpr (!Ops::leaves_outputs) {
-                if (outputs) store_outputs(stage_of(chunk), chunk, columns, warp());
+                if (outputs) store_outputs(stage_of(chunk), chunk, columns, patch, warp());
             }
         }
     }
@@ -148,8 +148,10 @@ struct WalkerKernel {
         ptx::meet_threads(left_barrier, 2 * walking.count * warp_lanes);
         outputs.compute(sums, [&](int step) { return from.left_state(step); }, from.left_factors(),
                         [&](int step) { return from.left_values(step); });
-        patch.template store<Format>(sums);
-        store_outputs(stage, chunk, columns, of_other());
+        const OutputPatch of_values = left.patch_of_pair(of_other(), stage.solve);
+        ptx::sync_warp();
+        of_values.template store<Format>(sums);
+        store_outputs(stage, chunk, columns, of_values, of_other());
     }
     HEADRACE_DEVICE void compute(const Stage& stage, std::int64_t chunk, Columns columns, bool outputs, bool exact) {
         exactness.decide<Format>(*reinterpret_cast<const float4*>(stage.numbers + numbers_at), exact);
@@ -295,7 +297,8 @@ struct WalkerKernel {
 
     // ---- what leaves ----
     // Up to those of the recurrence.
-    HEADRACE_DEVICE void store_outputs(const Stage& stage, std::int64_t chunk, Columns columns, int of_warp) const {
+    HEADRACE_DEVICE void store_outputs(const Stage& stage, std::int64_t chunk, Columns columns, OutputPatch patch,
+                                       int of_warp) const {
         const int length = length_of(chunk), end = first_of_recurrence(stage);
         ptx::sync_warp();
         cuda::store_outputs(args.o, rows->o.from(chunk * tensor_chunk), patch, length < end ? length : end,

@@ -80,19 +80,19 @@ struct LeftOperands {
                          of_state = of_step * (K / 16), of_values = of_step * 2 * token_steps;
 
     uint4 *state, *values;
-    float2* factors;  // of f16: what the state's rows are multiplied by at last
+    float2* factors;  // [8] of f16: what the state's rows are multiplied by at last, those of each four lanes
 
     static __host__ __device__ LeftOperands take(Arena& arena, int warps) {
         const auto count = static_cast<std::size_t>(warps);
         LeftOperands all{arena.take<uint4>(of_state * count), nullptr, nullptr};
-        if (Format::splits_scores) all.factors = arena.take<float2>(warp_lanes * count);
+        if (Format::splits_scores) all.factors = arena.take<float2>(warp_lanes / 4 * count);
         return all;
     }
     // Of the pair of warps with that number, of all; `solver`: high and low, one behind the other.
     HEADRACE_DEVICE LeftOperands of_pair(int pair, SplitMatrix solver) const {
         const int own = ptx::not_before(lane());
         return {state + pair * of_state + own, reinterpret_cast<uint4*>(solver.high.data) + pair * of_values + own,
-                Format::splits_scores ? factors + pair * warp_lanes + own : nullptr};
+                Format::splits_scores ? factors + (pair * warp_lanes + own) / 4 : nullptr};
     }
 
     HEADRACE_DEVICE void leave_state(int step, const SplitA& a) const { leave(state[step * of_step], a.high); }
@@ -112,12 +112,19 @@ struct LeftOperands {
         return a;
     }
     HEADRACE_DEVICE void leave_factors(const RowFactors& of) const {
-        if constexpr (Format::splits_scores) *factors = {of.inverse[0], of.inverse[1]};
+        if constexpr (Format::splits_scores) {
+            if (ptx::not_before(lane()) % 4 == 0) *factors = {of.inverse[0], of.inverse[1]};
+        }
     }
     HEADRACE_DEVICE RowFactors left_factors() const {
         RowFactors of{};
         if constexpr (Format::splits_scores) of.inverse[0] = factors->x, of.inverse[1] = factors->y;
         return of;
+    }
+
+    // The values' memory, once they are taken over.
+    HEADRACE_DEVICE static OutputPatch patch_of_pair(int pair, SplitMatrix solver) {
+        return {{solver.high.data + pair * of_values * 8}};
     }
 
   private:

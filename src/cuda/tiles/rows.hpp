@@ -33,18 +33,6 @@ HEADRACE_DEVICE void store_element(char* target, DType dtype, std::int64_t index
     }
 }
 
-// use(stored) with a pointer to the type of elements of that dtype, below f64, where a switch at each of them would
-// make loads wait for one another.
-template <class Use>
-HEADRACE_DEVICE void as_stored(char* data, DType dtype, Use use) {
-    switch (dtype) {
-        case DType::f32: use(reinterpret_cast<float*>(data)); break;
-        case DType::bf16: use(reinterpret_cast<__nv_bfloat16*>(data)); break;
-        case DType::f16: use(reinterpret_cast<__half*>(data)); break;
-        default: break;
-    }
-}
-
 HEADRACE_DEVICE std::int64_t load_integer(const Strided& tensor, std::int64_t offset) {
     return tensor.dtype == DType::i32 ? reinterpret_cast<const std::int32_t*>(tensor.data)[offset]
                                       : reinterpret_cast<const std::int64_t*>(tensor.data)[offset];

@@ -8,11 +8,6 @@
 
 namespace headrace::cuda {
 
-HEADRACE_DEVICE char* row_of(const Strided& tensor, const ChunkRange& range, int i, std::int64_t head,
-                             int first_column) {
-    return tensor.data + 2 * offset_of(tensor, range.row, range.token(i), head, first_column);
-}
-
 // f(i, j) for the first column j of each piece of [tensor_chunk rows, columns]. Here and below `by` share the work.
 template <int columns, class F>
 HEADRACE_DEVICE void each_piece(int rows, F f, Warps by = all_warps()) {
@@ -86,7 +81,8 @@ struct TokenRows {
     HEADRACE_DEVICE TokenRows from(std::int64_t token) const { return {first + token * step, step}; }
 };
 HEADRACE_DEVICE TokenRows rows_of(const Strided& tensor, const ChunkRange& range, std::int64_t head, int first_column) {
-    return {row_of(tensor, range, 0, head, first_column), 2 * (range.reverse ? -tensor.stride[1] : tensor.stride[1])};
+    return {tensor.data + 2 * offset_of(tensor, range.row, range.token(0), head, first_column),
+            2 * (range.reverse ? -tensor.stride[1] : tensor.stride[1])};
 }
 
 // Queues copies of `count` columns of `length` rows in pieces of 16 bytes; the rest of [padded, width] becomes zero.

@@ -311,7 +311,6 @@ TEST(CudaTensor, GradientsOfAnotherTypeAreLeftToOthers) {
     }
 }
 
-// Where results rest on long sums of products, and nothing that it lacks is asked for.
 const char* const staged[] = {"gated_delta_rule:fwd t200 h2 k72 v50 bf16 state=inout",
                               "comba:bwd t100 h8 k64 v72 bf16 l2norm state=inout",
                               "simple_gla:fwd t150 h2 k64 v64 f16 states=f16 state=inout",
@@ -348,6 +347,7 @@ TEST(CudaTensor, BitsDoNotDependOnHowTensorsLie) {
     }
 }
 
+// Where results rest on long sums of products, and nothing that it lacks is asked for.
 TEST(CudaTensor, ServesWhatItCan) {
     for (const char* text :
          {"linear_attention:fwd t64 k32 v32", "retention:fwd t64", "simple_gla:fwd t64 k128 v256", "delta_rule:fwd t64",

@@ -333,7 +333,7 @@ struct AdditiveKernel {
         const KeyGradient& to = args.key_gradient;
         const ChunkRange range = range_of(chunk);
         const bool leaves =
-            outputs && to.left_q_norms != nullptr && course->first_value == 0 && course->head == quotient(course->head, args.group) * args.group;
+            outputs && to.left_q_norms != nullptr && course->first_value == 0 && course->head == key_head() * args.group;
         HEADRACE_ROLLED
         for (int i = 8 * (warp() - block_warps) + lane() / 4; i < tensor_chunk; i += 8 * block_warps) {
             const float k_k = dot_of_rows<Format>(of.k, of.k, i),

@@ -55,19 +55,18 @@ class PreparingImplementation : public CudaImplementation {
     virtual std::vector<Launch> staged_kernels(const Problem& problem, const KernelArgs& args) const = 0;
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const final {
         std::vector<Launch> launches;
-        const auto copy = [&](const StagedCopy& of) {
-            const std::int64_t blocks = blocks_of_copy(of.args);
-            launches.push_back(
-                {staged_copy_kernel(), of.args, blocks, launched_threads, {1, static_cast<double>(blocks)}});
+        const auto copy = [&](const KernelArgs& of) {
+            const std::int64_t blocks = blocks_of_copy(of);
+            launches.push_back({staged_copy_kernel(), of, blocks, launched_threads, {1, static_cast<double>(blocks)}});
         };
-        for (const StagedCopy& each : copies_in(problem, args)) copy(each);
+        for (const KernelArgs& each : copies_in(problem, args)) copy(each);
         if (makes_log_decays(problem)) {
             const std::int64_t blocks = blocks_of_log_decays(problem);
             launches.push_back({log_decays_kernel(), args_of_log_decays(problem, args), blocks, launched_threads,
                                 {1, static_cast<double>(blocks)}});
         }
         for (Launch& each : staged_kernels(problem, args)) launches.push_back(each);
-        for (const StagedCopy& each : copies_out(problem, args)) copy(each);
+        for (const KernelArgs& each : copies_out(problem, args)) copy(each);
         return launches;
     }
     static ChannelKernels channel(const Problem& problem) {

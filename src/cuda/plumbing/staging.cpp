@@ -66,11 +66,11 @@ Strided take(Carver& carver, const char* name, DType dtype, const std::int64_t (
 }
 
 // Elements [., ., ., 0 to columns) of `from` into those of `to`; from `given` on zeros.
-StagedCopy copy_of(const TensorView& view, const Strided& from, const Strided& to, std::int64_t columns) {
-    StagedCopy copy{};
-    copy.args.N = view.shape[0], copy.args.T = view.shape[1], copy.args.H = view.shape[2];
-    copy.args.K = static_cast<int>(view.shape[3]), copy.args.V = static_cast<int>(columns);
-    copy.args.q = from, copy.args.o = to;
+KernelArgs copy_of(const TensorView& view, const Strided& from, const Strided& to, std::int64_t columns) {
+    KernelArgs copy{};
+    copy.N = view.shape[0], copy.T = view.shape[1], copy.H = view.shape[2];
+    copy.K = static_cast<int>(view.shape[3]), copy.V = static_cast<int>(columns);
+    copy.q = from, copy.o = to;
     return copy;
 }
 
@@ -92,15 +92,15 @@ void stage(const Problem& problem, Carver& carver, KernelArgs& args) {
                                {problem.B, problem.T, problem.HV, (problem.K + 3) / 4 * 4});
 }
 
-std::vector<StagedCopy> copies_in(const Problem& problem, const KernelArgs& args) {
-    std::vector<StagedCopy> copies;
+std::vector<KernelArgs> copies_in(const Problem& problem, const KernelArgs& args) {
+    std::vector<KernelArgs> copies;
     for (const Staged& each : all_inputs(problem)) {
         if (each.wanted()) copies.push_back(copy_of(*each.view, strided(*each.view), args.*each.place, each.columns()));
     }
     return copies;
 }
-std::vector<StagedCopy> copies_out(const Problem& problem, const KernelArgs& args) {
-    std::vector<StagedCopy> copies;
+std::vector<KernelArgs> copies_out(const Problem& problem, const KernelArgs& args) {
+    std::vector<KernelArgs> copies;
     for (const Staged& each : all_outputs(problem)) {
         if (each.wanted())
             copies.push_back(copy_of(*each.view, args.*each.place, strided(*each.view), each.view->shape[3]));

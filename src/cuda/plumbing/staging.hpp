@@ -16,11 +16,8 @@ namespace headrace::cuda {
 void stage(const Problem& problem, Carver& carver, KernelArgs& args);
 
 // The copies of args that were staged: parameters of staged_copy_kernel.
-struct StagedCopy {
-    KernelArgs args;
-};
-std::vector<StagedCopy> copies_in(const Problem& problem, const KernelArgs& args);
-std::vector<StagedCopy> copies_out(const Problem& problem, const KernelArgs& args);
+std::vector<KernelArgs> copies_in(const Problem& problem, const KernelArgs& args);
+std::vector<KernelArgs> copies_out(const Problem& problem, const KernelArgs& args);
 
 // Whether log_decays_kernel computes args.log_decays, and not g is what they are.
 bool makes_log_decays(const Problem& problem);

@@ -30,7 +30,9 @@ SharedMemory::Implementation::Implementation(std::size_t size, int warp_count, b
       clock(warps, 1),
       seen(warps * warps),
       floor(warps),
-      known(warps * 32 * 32) {
+      known(warps * 32 * 32),
+      fences(warps),
+      fenced(warps * warps) {
     begin_block();
 }
 
@@ -50,6 +52,8 @@ void SharedMemory::Implementation::begin_block() {
     granules_in_flight = 0;
     std::fill(clock.begin(), clock.end(), birth);
     std::fill(seen.begin(), seen.end(), birth - 1);
+    std::fill(fenced.begin(), fenced.end(), birth - 1);
+    for (auto& list : fences) list.clear();
     arrivals.clear();
     atomics.clear();
     for (std::size_t warp = 0; warp < warps; ++warp) set_floor(warp);
@@ -277,6 +281,30 @@ const std::byte* SharedMemory::load_row(std::uint64_t offset, unsigned bytes, in
     });
     return done ? &my.data[offset] : nullptr;
 }
+
+const std::byte* SharedMemory::load_by_async_proxy(std::uint32_t offset, unsigned bytes, int warp, int line) {
+    const std::byte* const contents = load(offset, bytes, warp, -1, line);
+    const Implementation& my = *implementation_;
+    for (std::size_t granule = offset / 2; granule < (offset + bytes) / 2 && my.races; ++granule) {
+        const bool like_last = granule > offset / 2 && my.writer[granule] == my.writer[granule - 1] &&
+                               my.written_at[granule] == my.written_at[granule - 1];
+        if (!like_last || (my.writer[granule] & atomics_only) != 0) my.check_proxy(granule, warp);
+    }
+    return contents;
+}
+
+std::uint64_t SharedMemory::version(std::uint32_t offset, unsigned bytes) const {
+    const Implementation& my = *implementation_;
+    std::uint64_t hash = 0;
+    for (std::size_t granule = offset / 2; granule < (offset + bytes) / 2; ++granule) {
+        const auto when = static_cast<std::uint64_t>(static_cast<std::uint32_t>(my.written_at[granule]));
+        hash = (hash ^ (when << 32 | my.writer[granule])) * 0x9e3779b97f4a7c15U;
+        hash ^= hash >> 32;
+    }
+    return hash;
+}
+
+int SharedMemory::writer_line(std::uint32_t offset) const { return line_of(implementation_->writer[offset / 2]); }
 
 std::byte* SharedMemory::store(std::uint32_t offset, unsigned bytes, int warp, int lane, int line) {
     Implementation& my = *implementation_;

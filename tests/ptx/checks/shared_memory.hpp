@@ -34,6 +34,15 @@ class SharedMemory {
     void issue(std::uint32_t offset, unsigned bytes, int warp, int lane, int line);
     void land(std::uint32_t offset, const std::byte* contents, unsigned bytes, int warp, int lane, int line);
 
+    // wgmma's reads, for all lanes of the warp. What threads wrote, or cp.async landed, must have been followed by a
+    // fence.proxy.async of the writer that is ordered before the read as the write is, or else of all lanes of the
+    // reading warp once the write is ordered before them.
+    const std::byte* load_by_async_proxy(std::uint32_t offset, unsigned bytes, int warp, int line);
+    void fence_proxy(int warp, std::uint32_t lanes);  // fence.proxy.async
+    // Tells the present contents from those of any later write; the line of the last write.
+    std::uint64_t version(std::uint32_t offset, unsigned bytes) const;
+    int writer_line(std::uint32_t offset) const;
+
     // What orders: the lanes of one warp that met at a bar.warp.sync; warps that met at a barrier (arrive: those of
     // `arriving` release, those of `waiting` acquire; bar.sync: both; the block's loop calls it when a barrier
     // completes).

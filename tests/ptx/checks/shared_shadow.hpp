@@ -56,6 +56,12 @@ struct SharedMemory::Implementation {
         std::vector<Clock> seen;
     };
     std::vector<Arrival> arrivals;  // of warps that did not wait, until their barrier completes
+    struct Fence {
+        Clock clock;  // the interval that it ended
+        std::uint32_t lanes;
+    };
+    std::vector<std::vector<Fence>> fences;  // [warp]: of the proxy, in order
+    std::vector<Clock> fenced;               // [warp][warp]: `seen` at the warp's last fence of all lanes
     struct Atomic {
         Clock clock;
         Actor actor;
@@ -86,6 +92,8 @@ struct SharedMemory::Implementation {
     void check_readers(std::size_t granule, Actor actor, const char* verb);
     void check_written(std::size_t granule) const;
     void check_flight(std::size_t granule, const char* verb) const;
+    void check_proxy(std::size_t granule, int warp) const;
+    void check_fence(int warp, Actor by, Clock when, std::size_t granule) const;
     void keep_older_readers(std::size_t granule, Actor actor);
     void add_atomic(std::size_t granule, Actor actor);
 };

@@ -1,10 +1,9 @@
 // ldmatrix, stmatrix, movmatrix and mma: how a warp holds small matrices in its registers.
-#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "instructions/addresses.hpp"
-#include "instructions/mma.hpp"
+#include "instructions/fragments.hpp"
 
 namespace headrace::ptx {
 namespace {
@@ -90,52 +89,23 @@ void move_matrix(Warp& warp, const Step& step, Mask active) {
     if (step.to[0] >= 0) to_registers(matrix, /*is_transposed=*/true, warp.u32(step.to[0]));
 }
 
-// mma's fragments, with g = lane / 4 and t = lane % 4; registers of A, then of B, then of C in Step::from.
-struct Bf16 {
-    static double value(std::uint32_t bits) { return std::bit_cast<float>(bits << 16); }
-};
-struct F16 {
-    static double value(std::uint32_t bits) { return value_of_f16(bits); }
-};
-struct Tf32 {
-    static double value(std::uint32_t bits) { return std::bit_cast<float>(bits & 0xffffe000U); }
-};
-
-// A register of 16-bit elements has the columns 2t and 2t + 1 of eight, one of tf32 the column t of four; registers of
-// A go through rows g and g + 8 first, then through the columns.
+// mma: registers of A, then of B, then of C in Step::from.
 template <class Element>
 void gather_factors(const Warp& warp, const Step& step, int depth, Product& product) {
-    constexpr bool is_pair = !std::is_same_v<Element, Tf32>;
-    constexpr int columns = is_pair ? 8 : 4;
-    const int registers_of_b = depth / columns, registers_of_a = 2 * registers_of_b;
-    for (int r = 0; r < registers_of_a; ++r) {
-        const std::uint32_t* a = warp.u32(step.from[static_cast<std::size_t>(r)]);
-        for (int lane = 0; lane < lanes; ++lane) {
-            const int t = lane % 4, row = lane / 4 + 8 * (r % 2), k = columns * (r / 2) + (is_pair ? 2 * t : t);
-            product.a[row][k] = Element::value(a[lane]);
-            if (is_pair) product.a[row][k + 1] = Element::value(a[lane] >> 16);
-        }
-    }
-    for (int r = 0; r < registers_of_b; ++r) {
-        const std::uint32_t* b = warp.u32(step.from[static_cast<std::size_t>(registers_of_a + r)]);
-        for (int lane = 0; lane < lanes; ++lane) {
-            const int t = lane % 4, n = lane / 4, k = columns * r + (is_pair ? 2 * t : t);
-            product.b[k][n] = Element::value(b[lane]);
-            if (is_pair) product.b[k + 1][n] = Element::value(b[lane] >> 16);
-        }
-    }
+    const int registers_of_b = depth / (std::is_same_v<Element, Tf32> ? 4 : 8), registers_of_a = 2 * registers_of_b;
+    for (int r = 0; r < registers_of_a; ++r)
+        place_a<Element>(warp.u32(step.from[static_cast<std::size_t>(r)]), r, product);
+    for (int r = 0; r < registers_of_b; ++r)
+        place_b<Element>(warp.u32(step.from[static_cast<std::size_t>(registers_of_a + r)]), r, product);
 }
 
 void gather_addend(const Warp& warp, const int* slots, bool is_f16, Product& product) {
-    for (int r = 0; r < (is_f16 ? 2 : 4); ++r)
+    for (int r = 0; r < 4 && !is_f16; ++r) place_c(warp.u32(slots[r]), r, product);
+    for (int r = 0; r < 2 && is_f16; ++r)
         for (int lane = 0; lane < lanes; ++lane) {
-            const int g = lane / 4, n = 2 * (lane % 4);
-            if (is_f16) {
-                product.c[g + 8 * r][n] = value_of_f16(warp.u32(slots[r])[lane]);
-                product.c[g + 8 * r][n + 1] = value_of_f16(warp.u32(slots[r])[lane] >> 16);
-            } else {
-                product.c[g + 8 * (r / 2)][n + r % 2] = warp.f32(slots[r])[lane];
-            }
+            double* const c = &product.c[lane / 4 + 8 * r][2 * (lane % 4)];
+            c[0] = value_of_f16(warp.u32(slots[r])[lane]);
+            c[1] = value_of_f16(warp.u32(slots[r])[lane] >> 16);
         }
 }
 
@@ -143,11 +113,13 @@ void scatter_result(const Warp& warp, const Step& step, bool is_f16, const Produ
     for (int r = 0; r < (is_f16 ? 2 : 4); ++r) {
         const int slot = step.to[static_cast<std::size_t>(r)];
         if (slot < 0) continue;
+        if (!is_f16) {
+            take_d(product, r, warp.u32(slot));
+            continue;
+        }
         for (int lane = 0; lane < lanes; ++lane) {
-            const int g = lane / 4, n = 2 * (lane % 4);
-            const double* row = product.d[is_f16 ? g + 8 * r : g + 8 * (r / 2)];
-            warp.u32(slot)[lane] =
-                is_f16 ? bits_of_f16(row[n]) | bits_of_f16(row[n + 1]) << 16 : bits_of_f32(row[n + r % 2]);
+            const double* const d = &product.d[lane / 4 + 8 * r][2 * (lane % 4)];
+            warp.u32(slot)[lane] = bits_of_f16(d[0]) | bits_of_f16(d[1]) << 16;
         }
     }
 }
@@ -158,13 +130,9 @@ void multiply(Warp& warp, const Step& step, Mask active) {
     Product product;
     const int depth = step.width;
     const bool is_f16 = step.type == Type::f16;
-    const Rounding rounding = is_f16 ? Rounding::to_f16 : Rounding::to_f32;
     gather_factors<Element>(warp, step, depth, product);
     gather_addend(warp, &step.from[static_cast<std::size_t>(step.other)], is_f16, product);
-    if (warp.block->settings->mma == MmaArithmetic::exact)
-        multiply_exactly(product, depth, rounding);
-    else
-        multiply_truncating(product, depth, rounding);
+    multiply(product, depth, is_f16 ? Rounding::to_f16 : Rounding::to_f32, warp.block->settings->mma);
     scatter_result(warp, step, is_f16, product);
 }
 

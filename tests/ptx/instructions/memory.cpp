@@ -332,7 +332,7 @@ bool decode_memory(const Statement& statement, Decoder& decoder, Step& step) {
     }
     if (opcode == "atom" || opcode == "red") return decode_atomic(statement, decoder, step);
     if (opcode == "membar") return decode_without_effect(statement, decoder, step, {"cta", "gl", "sys"});
-    if (opcode == "fence")
+    if (opcode == "fence" && !statement.has("proxy"))
         return decode_without_effect(statement, decoder, step,
                                      {"sc", "acq_rel", "acquire", "release", "cta", "gpu", "sys"});
     if (opcode == "prefetch")

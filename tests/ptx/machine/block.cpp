@@ -105,6 +105,10 @@ void BlockRun::run(std::uint32_t number) {
     const std::unique_ptr<AsyncCopies, void (*)(AsyncCopies*)> copies(
         make_async_copies(block_, static_cast<int>(threads_of(launch_))), destroy_async_copies);
     block_.copies = copies.get();
+    const std::unique_ptr<AsyncProducts, void (*)(AsyncProducts*)> products(
+        code_.has_wgmma ? make_async_products(static_cast<int>(warps_.size()), code_.slots) : nullptr,
+        destroy_async_products);
+    block_.products = products.get();
     if (settings_.order == Order::random) {
         run_at_random();
     } else {

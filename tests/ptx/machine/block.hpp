@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checks/device_memory.hpp"
+#include "checks/fragment_registers.hpp"
 #include "checks/shared_memory.hpp"
 #include "machine/settings.hpp"
 #include "machine/warp.hpp"
@@ -16,6 +17,8 @@ namespace headrace::ptx {
 
 // Copies of one thread between issue and landing; instructions/async.cpp.
 struct AsyncCopies;
+// Products of a block's warpgroups between issue and landing; instructions/wgmma.cpp.
+struct AsyncProducts;
 
 // Generic addresses: shared and local windows lie where no device address can (the first GiB); cvta adds the base.
 inline constexpr std::uint64_t shared_window = std::uint64_t{1} << 24, local_window = std::uint64_t{1} << 25,
@@ -32,6 +35,7 @@ class Block {
     std::size_t local_bytes = 0;                  // per thread
     std::vector<std::byte> local, local_written;  // thread t at t * local_bytes; written: a byte for each
     AsyncCopies* copies = nullptr;                // made by async.cpp when the block starts
+    AsyncProducts* products = nullptr;            // likewise by wgmma.cpp; null: the kernel has no wgmma
     std::mt19937_64 random;
 };
 
@@ -39,5 +43,11 @@ class Block {
 AsyncCopies* make_async_copies(Block& block, int threads);
 void destroy_async_copies(AsyncCopies* copies);
 void check_no_copies_in_flight(const Warp& warp, Mask exiting);  // Fault: a thread ends with copies in flight
+
+// wgmma.cpp, likewise; `slots` of the register file.
+AsyncProducts* make_async_products(int warps, int slots);
+void destroy_async_products(AsyncProducts* products);
+FragmentRegisters& fragment_registers(const Warp& warp);
+void check_products_at_exit(const Warp& warp);  // Fault: products in flight, or fewer than its warpgroup's others
 
 }  // namespace headrace::ptx

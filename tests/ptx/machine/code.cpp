@@ -256,7 +256,7 @@ bool decode_flow(const Statement& statement, FunctionDecoder& decoder, const Con
 
 void decode_statement(const Statement& statement, FunctionDecoder& decoder, Step& step) {
     for (const auto family : {decode_arithmetic, decode_logic, decode_compare, decode_move, decode_memory, decode_async,
-                              decode_matrix, decode_collective}) {
+                              decode_wgmma, decode_matrix, decode_collective}) {
         if (family(statement, decoder, step)) return;
     }
     decoder.unknown(statement);
@@ -269,9 +269,9 @@ bool is_copy(const Statement& statement) {
 }
 
 // The registers that may be read too early, and those that get copies of them.
-std::map<int, WrittenCheck::Line> masks_of(const Function& function, FunctionDecoder& decoder,
-                                           const std::vector<int>& unwritten) {
-    std::map<int, WrittenCheck::Line> masks;
+std::map<int, RegisterCheck::Line> masks_of(const Function& function, FunctionDecoder& decoder,
+                                            const std::vector<int>& unwritten) {
+    std::map<int, RegisterCheck::Line> masks;
     const auto add = [&](int index) {
         if (masks.count(index) != 0) return false;
         masks[index] = {decoder.append(1), function.registers[at(index)].name};
@@ -289,33 +289,61 @@ std::map<int, WrittenCheck::Line> masks_of(const Function& function, FunctionDec
     return masks;
 }
 
+// What the statement does to the registers that have masks.
+void check_masks(const Statement& statement, const std::vector<int>& reads, const std::vector<int>& writes,
+                 const std::map<int, RegisterCheck::Line>& masks, FunctionDecoder& decoder, RegisterCheck& check) {
+    const bool is_product = !list_fragments(statement).empty();
+    if (is_product) {
+        const Operand& scale = statement.operands.at(3);
+        check.scale = decoder.source(scale, Type::pred);
+        check.scale_negated = scale.negated;
+    }
+    for (const int index : reads) {
+        const auto mask = masks.find(index);
+        if (mask == masks.end()) continue;
+        if (statement.guarded && index == statement.guard.index)
+            check.guard.push_back(mask->second);
+        else if (is_product && std::find(writes.begin(), writes.end(), index) != writes.end())
+            check.accumulators.push_back(mask->second);
+        else if (statement.opcode != "mov")
+            check.reads.push_back(mask->second);
+    }
+    for (const int index : writes) {
+        const auto to = masks.find(index);
+        if (to == masks.end()) continue;
+        const auto from = is_copy(statement) ? masks.find(statement.operands[1].index) : masks.end();
+        if (from != masks.end())
+            check.copies.push_back({to->second.written, from->second.written});
+        else
+            check.writes.push_back(to->second);
+    }
+}
+
 void add_checks(Code& code, FunctionDecoder& decoder, const std::vector<int>& unwritten) {
     const Function& function = *code.function;
-    const std::map<int, WrittenCheck::Line> masks = masks_of(function, decoder, unwritten);
-    if (masks.empty()) return;
+    const std::map<int, RegisterCheck::Line> masks = masks_of(function, decoder, unwritten);
+    std::vector<bool> in_fragment(function.registers.size());
+    for (const Statement& statement : function.statements) {
+        for (const int index : list_fragments(statement)) in_fragment[at(index)] = true;
+    }
+    if (masks.empty() && !code.has_wgmma) return;
     std::vector<int> reads, writes;
     for (std::size_t i = 0; i < function.statements.size(); ++i) {
         const Statement& statement = function.statements[i];
         list_registers(statement, reads, writes);
-        WrittenCheck check;
-        for (const int index : reads) {
-            const auto mask = masks.find(index);
-            if (mask == masks.end()) continue;
-            if (statement.guarded && index == statement.guard.index)
-                check.guard.push_back(mask->second);
-            else if (statement.opcode != "mov")
-                check.reads.push_back(mask->second);
-        }
-        for (const int index : writes) {
-            const auto to = masks.find(index);
-            if (to == masks.end()) continue;
-            const auto from = is_copy(statement) ? masks.find(statement.operands[1].index) : masks.end();
-            if (from != masks.end())
-                check.copies.push_back({to->second.written, from->second.written});
-            else
-                check.writes.push_back(to->second);
-        }
-        if (check.guard.empty() && check.reads.empty() && check.writes.empty() && check.copies.empty()) continue;
+        RegisterCheck check;
+        check_masks(statement, reads, writes, masks, decoder, check);
+        const auto add_fragments = [&](const std::vector<int>& registers, std::vector<FragmentRegister>& list) {
+            for (const int index : registers) {
+                const Register& found = function.registers[at(index)];
+                if (in_fragment[at(index)] && statement.opcode != "wgmma") list.push_back({found.slot, found.name});
+            }
+        };
+        add_fragments(reads, check.fragment_reads);
+        add_fragments(writes, check.fragment_writes);
+        if (check.guard.empty() && check.reads.empty() && check.writes.empty() && check.copies.empty() &&
+            check.accumulators.empty() && check.fragment_reads.empty() && check.fragment_writes.empty())
+            continue;
         code.controls[i].check = static_cast<int>(code.checks.size());
         code.checks.push_back(std::move(check));
     }
@@ -353,6 +381,7 @@ Code make_code(const Module& module, const Function& function, const std::vector
         } catch (const std::exception& fault) {
             throw_fault("kernel ", function.name, ", ", describe(module, statement), ": ", fault.what());
         }
+        code.has_wgmma = code.has_wgmma || statement.opcode == "wgmma";
         code.steps.push_back(std::move(step));
         code.controls.push_back(std::move(control));
     }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "checks/fragment_registers.hpp"
 #include "machine/warp.hpp"
 
 namespace headrace::ptx {
@@ -32,8 +33,9 @@ struct Control {
 
 // Registers that some path reads before it writes them carry a mask of the lanes that did write. The compiler copies
 // values that are not defined where nobody needs them (a phi of one path, the upper half of a pair): mov hands the mask
-// on instead of looking at it, and what it packs counts as written. All other reads look.
-struct WrittenCheck {
+// on instead of looking at it, and what it packs counts as written. All other reads look; of wgmma's D where the
+// predicate `scale` says that it is read. Also: which registers of wgmma's fragments another statement touches.
+struct RegisterCheck {
     struct Line {
         int written;  // slot of the mask
         std::string name;
@@ -41,8 +43,11 @@ struct WrittenCheck {
     struct Copy {
         int to, from;  // slots of masks
     };
-    std::vector<Line> guard, reads, writes;
+    std::vector<Line> guard, reads, writes, accumulators;
     std::vector<Copy> copies;
+    int scale = -1;
+    bool scale_negated = false;
+    std::vector<FragmentRegister> fragment_reads, fragment_writes;
 };
 
 enum class Special : std::uint8_t {
@@ -69,10 +74,11 @@ struct Code {
     const Function* function = nullptr;
     std::vector<Step> steps;
     std::vector<Control> controls;
-    std::vector<WrittenCheck> checks;
+    std::vector<RegisterCheck> checks;
     std::vector<SpecialSlot> specials;
     int slots = 0, first_constant = 0;  // of the file; those from first_constant on begin as `constants` says
     std::vector<std::byte> constants;
+    bool has_wgmma = false;
 };
 
 using AddressOf = std::function<std::uint64_t(const std::string&)>;

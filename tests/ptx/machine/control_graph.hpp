@@ -29,6 +29,9 @@ struct ControlGraph {
 // Indices of the registers that a statement reads (its guard too) and writes.
 void list_registers(const Statement& statement, std::vector<int>& reads, std::vector<int>& writes);
 
+// Those of wgmma's D and A; empty for all other statements.
+std::vector<int> list_fragments(const Statement& statement);
+
 // Gives every register a slot. Registers that do not live at the same time share one, but only with their own size,
 // since a diverged warp has lanes at different statements. Returns the registers that may be read before they are
 // written.

@@ -43,7 +43,7 @@ void WarpRun::run(std::size_t which, std::uint64_t budget) {
             active &= step.guard_negated ? ~guard : guard;
         }
         if (control.check >= 0) {
-            check_written(code_->checks[static_cast<std::size_t>(control.check)], fragment.mask, active);
+            check_registers(code_->checks[static_cast<std::size_t>(control.check)], fragment.mask, active);
         }
         if (active == 0) {
             ++fragment.pc;
@@ -81,19 +81,26 @@ bool WarpRun::flow(std::size_t which, Mask active) {
     return false;
 }
 
-void WarpRun::check_written(const WrittenCheck& check, Mask mask, Mask active) {
-    const auto look = [&](const std::vector<WrittenCheck::Line>& lines, Mask readers) {
-        for (const WrittenCheck::Line& line : lines) {
+void WarpRun::check_registers(const RegisterCheck& check, Mask mask, Mask active) {
+    const auto look = [&](const std::vector<RegisterCheck::Line>& lines, Mask readers) {
+        for (const RegisterCheck::Line& line : lines) {
             const Mask bad = readers & ~warp_.predicate(line.written);
             if (bad != 0) throw_fault("lane ", __builtin_ctz(bad), " reads ", line.name, ", which it has not written");
         }
     };
     look(check.guard, mask);
     look(check.reads, active);
-    for (const WrittenCheck::Line& line : check.writes) warp_.predicate(line.written) |= active;
-    for (const WrittenCheck::Copy& copy : check.copies) {
+    if (!check.accumulators.empty()) {
+        const Mask scale = warp_.predicate(check.scale);
+        look(check.accumulators, active & (check.scale_negated ? ~scale : scale));
+    }
+    for (const RegisterCheck::Line& line : check.writes) warp_.predicate(line.written) |= active;
+    for (const RegisterCheck::Copy& copy : check.copies) {
         Mask& to = warp_.predicate(copy.to);
         to = (to & ~active) | (warp_.predicate(copy.from) & active);
+    }
+    if (active != 0 && (!check.fragment_reads.empty() || !check.fragment_writes.empty())) {
+        fragment_registers(warp_).touch(check.fragment_reads, check.fragment_writes, step(at_).statement->line);
     }
 }
 
@@ -195,6 +202,7 @@ void WarpRun::settle(int index) {
 
 bool WarpRun::leave(std::size_t which, Mask leaving) {
     check_no_copies_in_flight(warp_, leaving);
+    if (warp_.block->products != nullptr) check_products_at_exit(warp_);
     warp_.exited |= leaving;
     Fragment& fragment = fragments_[which];
     fragment.mask &= ~leaving;

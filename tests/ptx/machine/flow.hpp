@@ -72,7 +72,7 @@ class WarpRun {
         ++counts_[pc].times;
         counts_[pc].lanes += static_cast<std::uint64_t>(active == all_lanes ? lanes : __builtin_popcount(active));
     }
-    void check_written(const WrittenCheck& check, Mask mask, Mask active);
+    void check_registers(const RegisterCheck& check, Mask mask, Mask active);
     bool flow(std::size_t which, Mask active);
     bool meet_whole_warp(std::size_t which, Mask active);
     bool meet_members(std::size_t which, Mask active);

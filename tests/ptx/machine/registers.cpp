@@ -17,6 +17,7 @@ bool has_destination(const Statement& statement) {
         "cp",       "prefetch", "prefetchu", "membar",        "fence",          "discard", "nanosleep",
         "stmatrix", "brkpt",    "pmevent",   "applypriority", "griddepcontrol", "call"};
     if (statement.opcode == "bar" || statement.opcode == "barrier") return statement.has("red");
+    if (statement.opcode == "wgmma") return statement.has("mma_async");
     return std::find(without.begin(), without.end(), statement.opcode) == without.end();
 }
 
@@ -132,11 +133,25 @@ void list_registers(const Statement& statement, std::vector<int>& reads, std::ve
     for (std::size_t i = 0; i < statement.operands.size(); ++i) {
         list_reads(statement.operands[i], i == 0 && destination ? writes : reads);
     }
+    if (statement.opcode == "wgmma" && destination) list_reads(statement.operands[0], reads);
+}
+
+std::vector<int> list_fragments(const Statement& statement) {
+    std::vector<int> result;
+    if (statement.opcode != "wgmma" || statement.operands.size() < 2) return result;
+    list_reads(statement.operands[0], result);
+    list_reads(statement.operands[1], result);
+    return result;
 }
 
 std::vector<int> allocate_slots(Function& function) {
     Lives lives(function);
-    const std::vector<Interval> intervals = lives.intervals();
+    std::vector<Interval> intervals = lives.intervals();
+    // What wgmma holds after its statement shares with nobody.
+    for (const Statement& statement : function.statements) {
+        for (const int index : list_fragments(statement))
+            intervals[at(index)] = {0, static_cast<int>(function.statements.size())};
+    }
     std::vector<int> order;
     for (int index = 0; index < static_cast<int>(intervals.size()); ++index) {
         if (intervals[at(index)].from >= 0) order.push_back(index);

@@ -48,6 +48,7 @@ struct Step {
     Type type = Type::none, source_type = Type::none;
     Space space = Space::generic;
     int variant = 0, other = 0;          // meaning by family
+    std::vector<int> accumulators;       // slots of wgmma's D, up to 128
     std::uint64_t* conflicts = nullptr;  // shared memory's extra wavefronts are added here; null: not counted
 };
 
@@ -79,6 +80,7 @@ bool decode_memory(const Statement& statement, Decoder& decoder,
                    Step& step);  // ld, st, ldu, atom, red, prefetch, membar, fence, createpolicy
 bool decode_async(const Statement& statement, Decoder& decoder,
                   Step& step);  // cp.async, commit_group, wait_group, wait_all
+bool decode_wgmma(const Statement& statement, Decoder& decoder, Step& step);   // wgmma, fence.proxy.async
 bool decode_matrix(const Statement& statement, Decoder& decoder, Step& step);  // ldmatrix, stmatrix, mma, movmatrix
 bool decode_collective(const Statement& statement, Decoder& decoder,
                        Step& step);  // shfl, vote, match, redux, activemask, elect

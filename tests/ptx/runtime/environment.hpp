@@ -20,7 +20,7 @@ struct Environment {
     std::size_t memory = std::size_t{8} << 30;  // HEADRACE_PTX_MEMORY=BYTES
     int devices = 1;                            // HEADRACE_PTX_DEVICES=N
     int shared = 227;                           // HEADRACE_PTX_SHARED=KIB that a block may take; 99 on 8.6, 163 on 8.0
-    int major = 8, minor = 0;                   // HEADRACE_PTX_CAPABILITY=8.0
+    int major = 8, minor = 0;                   // HEADRACE_PTX_CAPABILITY=8.0; 9.0 runs PTX of compute_90a where it is
     int driver = 0;                             // HEADRACE_PTX_DRIVER=13000; by default the version of the headers
     bool unwritten_allowed = false;             // HEADRACE_PTX_UNWRITTEN=allow: the host may read what nothing wrote
     bool abort = true;                          // HEADRACE_PTX_ABORT=0|1: a fault ends the process with exit code 86

@@ -92,11 +92,11 @@ std::string text_of(const Entry& entry, const std::byte* position) {
 
 }  // namespace
 
-EmbeddedText ptx_of_fat_binary(const void* wrapper_address, int highest_target) {
+EmbeddedText ptx_of_fat_binary(const void* wrapper_address, int highest_target, int own_target) {
     Wrapper wrapper;
     std::memcpy(&wrapper, wrapper_address, sizeof wrapper);
     const Header header = header_of(wrapper);
-    EmbeddedText best;
+    EmbeddedText best, own;
     std::uint64_t left = header.bytes;
     for (const std::byte* position = wrapper.data + header.header_bytes; left != 0;) {
         const Entry entry = entry_at(position, left);
@@ -105,10 +105,14 @@ EmbeddedText ptx_of_fat_binary(const void* wrapper_address, int highest_target) 
         if (entry.kind == kind_ptx && general && target <= highest_target && target > best.target) {
             best = {text_of(entry, position), target};
         }
+        if (entry.kind == kind_ptx && (entry.flags & flag_one_architecture) != 0 && target == own_target) {
+            own = {text_of(entry, position), target};
+        }
         const std::uint64_t bytes = entry.header_bytes + entry.payload_bytes;
         position += bytes;
         left -= bytes;
     }
+    if (own.target != 0) return own;
     if (best.target == 0) throw_fault("fat binary: no PTX of compute_", highest_target, " or below", remedy);
     return best;
 }

@@ -57,7 +57,7 @@ void append(const std::string& path, const std::string& text) {
 LoadedModule* Modules::add(const void* fat_binary, const Environment& environment) {
     auto module = std::make_unique<LoadedModule>();
     try {
-        EmbeddedText embedded = ptx_of_fat_binary(fat_binary, 80);
+        EmbeddedText embedded = ptx_of_fat_binary(fat_binary, 80, 10 * environment.major + environment.minor);
         module->text = std::move(embedded.text);
         module->target = embedded.target;
         if (!environment.dump_folder.empty()) dump(module->text, environment.dump_folder);

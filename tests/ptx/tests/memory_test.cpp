@@ -107,7 +107,7 @@ TEST(Memory, Faults) {
                  "wants memory that stays as it is");
     EXPECT_FAULT(run_one("ld.global.v8.f32 {%f1,%f2,%f3,%f4,%f5,%f6,%f7,%f8}, [%rd9];"), "ld.global.v8");
     EXPECT_FAULT(run_one("discard.global.L2 [%rd9], 128;"), "discard");
-    EXPECT_FAULT(run_one("fence.proxy.async;"), "fence.proxy.async");
+    EXPECT_FAULT(run_one("fence.proxy.alias;"), "fence.proxy.alias");
     EXPECT_FAULT(run_one("ld.global.mmio.u32 %r1, [%rd9];"), "ld.global");
     EXPECT_FAULT(run_one("ld.param.u32 %r1, [p1+8];"), "reads 4 bytes at parameter offset 16, outside the launch's 16");
 }

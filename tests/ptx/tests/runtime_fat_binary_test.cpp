@@ -58,13 +58,14 @@ std::vector<std::byte> container(const std::vector<Part>& parts) {
     return all;
 }
 
-EmbeddedText read(const std::vector<std::byte>& bytes, std::uint32_t magic = 0x466243B1, std::uint32_t version = 1) {
+EmbeddedText read(const std::vector<std::byte>& bytes, std::uint32_t magic = 0x466243B1, std::uint32_t version = 1,
+                  int own_target = 0) {
     std::vector<std::byte> wrapper;
     put(wrapper, magic);
     put(wrapper, version);
     put(wrapper, bytes.data());
     put(wrapper, std::uint64_t{0});
-    return ptx_of_fat_binary(wrapper.data(), 80);
+    return ptx_of_fat_binary(wrapper.data(), 80, own_target);
 }
 
 std::string error_of(const std::vector<std::byte>& bytes, std::uint32_t magic = 0x466243B1, std::uint32_t version = 1) {
@@ -83,6 +84,18 @@ TEST(FatBinary, TheTextOfTheHighestTargetThatIsAllowed) {
     EXPECT_EQ(embedded.target, 80);
     EXPECT_EQ(embedded.text, text_for(80));
     EXPECT_EQ(read(container({old, newer})).target, 75);
+}
+
+TEST(FatBinary, TheTextThatIsBoundToTheDevice) {
+    const Part general{1, 80, text_for(80)}, newer{1, 90, text_for(90)}, bound{1, 90, text_for(91), 0x100011};
+    const Part family{1, 90, text_for(92), 0x200011}, elf{2, 90, "\x7f" "ELF", 0x100011};
+    const auto text_of = [](const std::vector<Part>& parts, int own) {
+        return read(container(parts), 0x466243B1, 1, own).text;
+    };
+    EXPECT_EQ(text_of({elf, general, bound, newer}, 90), text_for(91));
+    EXPECT_EQ(text_of({bound}, 90), text_for(91));
+    EXPECT_EQ(text_of({general, bound, newer}, 80), text_for(80));
+    EXPECT_EQ(text_of({elf, general, family, newer}, 90), text_for(80));
 }
 
 TEST(FatBinary, WhatIsNotUnderstoodIsAnError) {

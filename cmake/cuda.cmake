@@ -4,11 +4,12 @@
 # CMAKE_CUDA_COMPILER or CUDACXX, or below CUDAToolkit_ROOT, CUDA_HOME or CUDA_PATH, in PATH, in /usr/local/cuda. The
 # packages of PyPI will do (scripts/nvcc.sh). The fat binary holds code for CMAKE_CUDA_ARCHITECTURES: Ampere, Hopper,
 # Blackwell (nvcc 12.8 and later), and PTX for what comes between and after. HEADRACE_CUDA_PLAIN_PTX leaves PTX of
-# compute_80 alone, uncompressed, for programs that read it (tests/ptx). CMAKE_CUDA_RUNTIME_LIBRARY is Static, or Shared
+# compute_80 alone, and of compute_90a where it has instructions of its own, uncompressed, for programs that read it
+# (tests/ptx). CMAKE_CUDA_RUNTIME_LIBRARY is Static, or Shared
 # for a runtime that is found at run time.
 set(HEADRACE_CUDA AUTO CACHE STRING "Build the CUDA backend in src/cuda: AUTO where nvcc 12 or later works, ON, OFF")
 set_property(CACHE HEADRACE_CUDA PROPERTY STRINGS AUTO ON OFF)
-option(HEADRACE_CUDA_PLAIN_PTX "Leave uncompressed PTX of compute_80 in place of code for GPUs" OFF)
+option(HEADRACE_CUDA_PLAIN_PTX "Leave uncompressed PTX in place of code for GPUs" OFF)
 
 # Sets `reason` to why CMAKE_CUDA_COMPILER will not do, else to nothing, and nvcc_release. That it compiles and links is
 # tried once: what CMake itself says where it does not ends a configuration.

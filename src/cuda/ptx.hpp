@@ -75,6 +75,120 @@ HEADRACE_DEVICE void multiply_tf32(float (&d)[4], const std::uint32_t (&a)[4], c
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// ---- products of a warpgroup (wgmma): four warps, the first one's number a multiple of four, in step with each other.
+// Each has 16 rows of the left operand and of the sums, in registers that hold what those above do; all share the right
+// operand, in shared memory. Products go on by themselves until they are waited for. Of compute capability 9.0a alone.
+// ----
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+inline constexpr bool multiplies_by_group = true;
+#else
+inline constexpr bool multiplies_by_group = false;
+#endif
+
+// Behind what this warp has written to registers that products take or add to, and before these.
+HEADRACE_DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Ends a group of this warp's products.
+HEADRACE_DEVICE void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits for all groups but the last `pending`, and says that `sums` are theirs.
+template <int pending, int tiles>
+HEADRACE_DEVICE void wait_for_products(float (&sums)[tiles][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+#pragma unroll
+    for (auto& tile : sums) asm volatile("" : "+f"(tile[0]), "+f"(tile[1]), "+f"(tile[2]), "+f"(tile[3])::"memory");
+}
+// What this thread has written to shared memory is there for products of groups behind the next barrier.
+HEADRACE_DEVICE void publish_to_products() {
+    if constexpr (multiplies_by_group) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// A right operand in shared memory, of 16 bits, in rows of 128 bytes whose pieces of 16 change places (Matrix), that
+// begin at a multiple of 1024: the descriptor of PTX's matrices with a swizzle of 128 bytes. Depth along a row; or down
+// the rows (transposed), eight of them 1024 bytes on. `place`: of its first element, in pieces of 16 bytes.
+HEADRACE_DEVICE std::uint32_t group_operand_place(std::uint32_t shared_address) {
+    return (shared_address & 0x3ffff) / 16;  // of 18 bits
+}
+HEADRACE_DEVICE std::uint64_t group_operand(std::uint32_t place) {
+    constexpr std::uint32_t swizzle_128 = 1u << 30, of_eight_rows = 1024 / 16, unused = 1u << 16;
+    return std::uint64_t{swizzle_128 | of_eight_rows} << 32 | (unused + place);
+}
+
+// d = a b, or with `add` d + a b: of each warp 16 rows of d and a (64, of all), 16 deep, 8 columns of d in each tile.
+template <bool transposed>
+HEADRACE_DEVICE void multiply_group_bf16(float (&d)[8][4], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+        "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+          "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0), "n"(transposed ? 1 : 0)
+        : "memory");
+}
+template <bool transposed>
+HEADRACE_DEVICE void multiply_group_f16(float (&d)[8][4], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+        "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+          "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0), "n"(transposed ? 1 : 0)
+        : "memory");
+}
+template <bool transposed>
+HEADRACE_DEVICE void multiply_group_bf16(float (&d)[6][4], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %29, 0;\nwgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+        "%19, %20, %21, %22, %23}, {%24, %25, %26, %27}, %28, p, 1, 1, %30;\n}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+          "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0), "n"(transposed ? 1 : 0)
+        : "memory");
+}
+template <bool transposed>
+HEADRACE_DEVICE void multiply_group_bf16(float (&d)[4][4], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\nwgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "{%16, %17, %18, %19}, %20, p, 1, 1, %22;\n}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0), "n"(transposed ? 1 : 0)
+        : "memory");
+}
+template <bool transposed>
+HEADRACE_DEVICE void multiply_group_bf16(float (&d)[2][4], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\nwgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, %14;\n}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0), "n"(transposed ? 1 : 0)
+        : "memory");
+}
+
 // ---- roundings, to nearest; two values share a register, the first in its low half ----
 
 HEADRACE_DEVICE std::uint32_t round_to_bf16(float low, float high) {

@@ -170,8 +170,9 @@ class Chunks {
 
     double of_operands() const { return of_.reflects || of_.backward ? of_22_bits : of_11_bits; }
     std::size_t tokens() const { return static_cast<std::size_t>(of_.T); }
-    static std::size_t swizzled(int i, int j, int columns) {
-        return static_cast<std::size_t>(i * columns + ((j / 8) ^ (i % 8)) * 8 + j % 8);
+    // 64 columns behind the others (tiles/matrices.hpp).
+    static std::size_t swizzled(int i, int j) {
+        return static_cast<std::size_t>((j / 64 * C + i) * 64 + ((j / 8 % 8) ^ (i % 8)) * 8 + j % 8);
     }
     static std::size_t lower(int i, int j) {
         return static_cast<std::size_t>(256 * (i / 16 * (i / 16 + 1) / 2 + j / 16) + i % 16 * 16 + j % 16);
@@ -242,7 +243,7 @@ class Chunks {
             for (int c = 0; c < columns_; ++c) {
                 const bool inside = c < of_.K;
                 if (!of_.rows) continue;
-                const std::size_t at = place * C * columns_ + swizzled(i, c, columns_);
+                const std::size_t at = place * C * columns_ + swizzled(i, c);
                 const double q = inside ? scale * q_norm[i] * row(q_, token(chunk, i), head, c) * start[i * of_.K + c]
                                         : 0,
                              e = inside ? -k_norm[i] * row(k_, token(chunk, i), head, c) * start[i * of_.K + c] : 0,

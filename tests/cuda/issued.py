@@ -24,10 +24,11 @@ import coverage
 
 TABLE = pathlib.Path(__file__).resolve().parents[2] / "src" / "cuda" / "plumbing" / "issued.cpp"
 ROWS = re.compile(r"(?<=    // begin\n).*?(?=    // end\n)", re.DOTALL)
+# Of the compute capability whose code the table is of: where products of groups of warps take the place of many others.
+CAPABILITY = "9.0"
 # Without K; the first of each form is one that a comparison runs. Blocks have whole chunks and 16 values for each warp.
-FORWARDS = {"gated_delta_rule": ["t256 h1 hv4 v48", "t128 h1 hv4 v48", "t128 h4 v48", "t64 h67 v64",
-                                 "t1088 h1 v192"],
-            "comba": ["t256 h1 hv4 v48", "t128 h1 hv4 v48", "t128 h4 v48", "t64 h67 v64"],
+FORWARDS = {"gated_delta_rule": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 v64", "t1088 h1 v192"],
+            "comba": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 v64"],
             "simple_gla": ["t256 h1 v64", "t128 h1 v64", "t1088 h1 v64"],
             "kda": ["t256 h1 v64", "t128 h1 v64"],
             "gla": ["t256 h1 v64", "t128 h1 v64", "t1088 h1 v64"]}
@@ -36,12 +37,13 @@ BACKWARDS = {"gated_delta_rule": SWEPT, "comba": SWEPT, "kda": SWEPT, "gla": SWE
              "simple_gla": ["t128 h8 v{K}", "t192 h8 v{K}", "t64 h8 v{K}", "t64 h1 hv8 v{K}", "t128 h4 hv8 v{K}"]}
 RULES = {"gated_delta_rule": "delta", "kda": "delta", "comba": "comba", "simple_gla": "additive", "gla": "additive"}
 IN_F16 = {("gated_delta_rule", "fwd"), ("comba", "fwd")}
-# The numbers of a row that a kernel has; of others one is enough. BLOCK: walks have few or many warps with values.
+# The numbers of a row that a kernel has; of others one is enough. BLOCK: sweeps have few or many warps with values.
 BESIDE, STEP, HEAD, VALUES, BLOCK = range(5)
 NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_key_gradient": (STEP, HEAD),
            **dict.fromkeys(("tensor_gradients", "channel_gradients"), (STEP, HEAD, VALUES)),
-           **dict.fromkeys(("tensor_walk", "tensor_sweeps", "channel_sweeps"), (BESIDE, STEP, BLOCK)),
-           **dict.fromkeys(("tensor_forward", "tensor_forward_terms", "channel_walk", "channel_estimate"), (BESIDE, STEP))}
+           "channel_sweeps": (BESIDE, STEP, BLOCK),
+           **dict.fromkeys(("tensor_walk", "tensor_sweeps", "tensor_forward", "tensor_forward_terms", "channel_walk",
+                            "channel_estimate"), (BESIDE, STEP))}
 PREPARED_HEADS = 4
 WITH_FETCHING, FETCHING = ("tensor_walk", "tensor_sweeps"), 4  # kernels with more than 64 channels; warps
 # The least share of a warp's lanes that execute an instruction, on the mean, where all tiles are whole: what is lost are
@@ -87,7 +89,7 @@ class Runs:
         """{symbol of a kernel: (instructions, lanes of warps that executed them, in warps)}"""
         file = self.scratch / "counts"
         file.unlink(missing_ok=True)
-        switches = {"COVERAGE": file, "RACES": 0, "ORDER": "ascending"}
+        switches = {"COVERAGE": file, "RACES": 0, "ORDER": "ascending", "CAPABILITY": CAPABILITY}
         if not self.texts:
             switches["DUMP"] = self.scratch
         environment = {**os.environ, "LD_LIBRARY_PATH": str(self.runtime),

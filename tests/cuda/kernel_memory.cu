@@ -130,7 +130,7 @@ template <int K>
 void print_backward(const char* size) {
     print_tensor<PrepareKernel<K, Bf16, true>>((std::string("tensor_prepare,") + size + ",backward").c_str(), true,
                                                true);
-    print_tensor<SweepKernel<K>>((std::string("tensor_sweeps,") + size).c_str(), true, true);
+    print_tensor<SweepKernel<K, Bf16>>((std::string("tensor_sweeps,") + size).c_str(), true, true);
     print_tensor<GradientKernel<K, false>>((std::string("tensor_gradients,") + size).c_str(), true, true);
     print_tensor<GradientKernel<K, true>>((std::string("tensor_gradients,") + size + ",comba").c_str(), true, true);
 }

@@ -19,7 +19,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NVDISASM = "nvidia-cuda-nvdisasm==13.2.51"  # the first version on PyPI
 FIRST_HEADING = "## Registers, memory, blocks"
-KINDS = ("HMMA", "LDSM", "LDGSTS", "FFMA", "DFMA", "LDG", "STG", "LDS", "STS", "LD", "ST", "LDL", "STL", "BAR", "CALL")
+KINDS = ("HMMA", "HGMMA", "LDSM", "LDGSTS", "FFMA", "DFMA", "LDG", "STG", "LDS", "STS", "LD", "ST", "LDL", "STL", "BAR", "CALL")
 SIZES = ("64", "128", "256 x 512")  # as kernel_memory.cu
 
 

@@ -41,6 +41,7 @@ struct AdditiveKernel {
         TokenRange sequence;
         std::int64_t n, head;
         int first_chunk, end_chunk, first_value, last;
+        bool whole;  // whether all rows are near, and have all columns of the block's matrices
         TokenRows q, k, v, partner, o;
         GateParameters<float> gate;
     };
@@ -65,6 +66,7 @@ struct AdditiveKernel {
         for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
         scores.decays.carve(arena);
         scores.q_norm = q_norm, scores.k_norm = k_norm, scores.normalised = args.l2norm;
+        take_padding<group_multiple>(arena);
         patch.matrix = Matrix<64>::take(arena, tensor_values);
         const auto matrix = [&] { return Matrix<64>::take(arena, tensor_chunk); };
         first_values.v = matrix();
@@ -122,7 +124,7 @@ struct AdditiveKernel {
     // Which warps have values, and fetch; which of the others the decays.
     static constexpr Warps fetching{0, block_warps};
     HEADRACE_DEVICE static bool walks() { return warp() < block_warps; }
-    HEADRACE_DEVICE static bool knows_decays() { return warp() == 2 * block_warps - 1; }
+    HEADRACE_DEVICE static bool knows_decays() { return warp() == block_warps; }
     HEADRACE_DEVICE bool of_keys() const { return leaves_terms && args.gate_walk.terms == GateTerms::of_keys; }
     HEADRACE_DEVICE bool diagonal_apart() const { return leaves_terms || args.key_gradient.walk; }
     HEADRACE_DEVICE std::int64_t key_head() const { return quotient(course->head, args.group); }
@@ -156,12 +158,15 @@ struct AdditiveKernel {
                        static_cast<int>(walk.end_chunk),
                        first,
                        walk.last ? 1 : 0,
+                       false,
                        rows_of(args.q, all, of_keys, 0),
                        rows_of(args.k, all, of_keys, 0),
                        v,
                        leaves_terms ? rows_of(args.key_gradient.rows, all, key_head, first) : v,
                        rows_of(args.o, all, of_values, first),
                        gate_parameters<float>(args, head)};
+            course->whole = args.K == K && args.V - first >= tensor_values && course->q.near() && course->k.near() &&
+                            course->v.near() && course->partner.near();
         }
         ptx::sync_block();
     }
@@ -363,20 +368,28 @@ struct AdditiveKernel {
     HEADRACE_DEVICE void fetch_keys(int chunk, bool outputs) const {
         const Keys to = keys_of(chunk);
         const ChunkRange range = range_of(chunk);
-        HEADRACE_ROLLED  // the same code for both: what is new to a multiprocessor is slow
+        if (range.length == tensor_chunk && course->whole) {
+            if (outputs) copy_whole(to.q, course->q.from(range.first), 0);
+            copy_whole(to.k, course->k.from(range.first), 0);
+            return;
+        }
+        HEADRACE_ROLLED
         for (int which = outputs ? 0 : 1; which < 2; ++which) {
             const TokenRows from = (which == 0 ? course->q : course->k).from(range.first);
-            copy_rows(which == 0 ? to.q : to.k, from, range.length, tensor_chunk, args.K, K, fetching);
+            copy_rows<K, 0>(which == 0 ? to.q : to.k, from, range.length, tensor_chunk, args.K, K, fetching);
         }
     }
     HEADRACE_DEVICE void fetch_values(int chunk) const {
         const Values to = values_of(chunk);
         const ChunkRange range = range_of(chunk);
         const int count = args.V - course->first_value;
-        copy_rows(to.v, course->v.from(range.first), range.length, tensor_chunk, count, tensor_values, fetching);
-        if (leaves_terms)
-            copy_rows(to.partner, course->partner.from(range.first), range.length, tensor_chunk, count, tensor_values,
-                      fetching);
+        const bool whole = range.length == tensor_chunk && course->whole;
+        const auto copy = [&](Matrix<64> matrix, TokenRows rows) {
+            whole ? copy_whole(matrix, rows, 0)
+                  : copy_rows<64, 0>(matrix, rows, range.length, tensor_chunk, count, tensor_values, fetching);
+        };
+        copy(to.v, course->v.from(range.first));
+        if (leaves_terms) copy(to.partner, course->partner.from(range.first));
     }
 
     // ---- what is left of d_q and d_k, and for a gate's gradient ----

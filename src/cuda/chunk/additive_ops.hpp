@@ -50,8 +50,8 @@ struct AdditiveOps {
     HEADRACE_DEVICE Decayed to_end(Rows x) const { return {x, write}; }
 
     HEADRACE_DEVICE void read_and_score(Tile o, Decayed x, State, Tile P, Tile v) const {
-        TokenSums sums = {};
-        cuda::add_read<Left::high, K, Format>(sums, state, x.x.matrix);
+        TokenSums sums;
+        cuda::read<Left::high, K, Format>(sums, state, x.x.matrix);
         scale_tokens(sums, x.factors);
         if (dots_wanted) dots.store(dots.from_state, sums, first_value());
         add_scored(sums, P, v);
@@ -89,11 +89,11 @@ struct AdditiveOps {
   private:
     HEADRACE_DEVICE static void add_scored(TokenSums& sums, Tile P, Tile v) {
         if constexpr (Format::splits_scores) {
-            add_lower_transposed(
+            add_lower_transposed<Format>(
                 sums, [&](int step) { return split_operand<Format>(v.matrix, first_value(), step); },
                 SplitMatrix{P.matrix, P.low});
         } else {
-            add_lower_transposed<Left::high>(
+            add_lower_transposed<Left::high, Format>(
                 sums, [&](int step) { return left_operand(v.matrix, first_value(), step); }, P.matrix);
         }
     }

@@ -153,9 +153,9 @@ struct ChannelGradient {
                 copy_lines(which == 0 ? stage.d : stage.y,
                            (which == 0 ? from.residuals : from.d_written) + line * tensor_chunk, count);
         } else {
-            copy_tokens<tensor_values, false>(stage.d, args.v, range, head, first, values);
+            copy_tokens<tensor_values, 0>(stage.d, args.v, range, head, first, values);
         }
-        copy_tokens<tensor_values, false>(stage.d_o, args.d_o, range, head, first, values);
+        copy_tokens<tensor_values, 0>(stage.d_o, args.d_o, range, head, first, values);
         ptx::end_copies();
     }
     // Of gates, log decays or their gradients: the first of the head, elements to the next token.

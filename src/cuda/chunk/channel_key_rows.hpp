@@ -50,7 +50,7 @@ struct ChannelKeyRows {
     HEADRACE_DEVICE void fetch() const {
         HEADRACE_ROLLED  // the same code for both
         for (int which = 0; which < 2; ++which)
-            copy_tokens<K, false>(which == 0 ? q : k, which == 0 ? args.q : args.k, at->range, at->key_head, 0, args.K);
+            copy_tokens<K, 0>(which == 0 ? q : k, which == 0 ? args.q : args.k, at->range, at->key_head, 0, args.K);
     }
     // Of a row, threads side by side.
     HEADRACE_DEVICE void weigh() const {
@@ -117,8 +117,8 @@ struct ChannelKeyRows {
                     }
                     const std::uint32_t both = ptx::round_to_bf16(left, right);
                     const int place = p == 0 ? even : odd;
-                    x.data[place + i * K] = static_cast<std::uint16_t>(both);
-                    x.data[(place ^ 8) + i * K] = static_cast<std::uint16_t>(both >> 16);
+                    x.data[place + i * Matrix<K>::row] = static_cast<std::uint16_t>(both);
+                    x.data[(place ^ 8) + i * Matrix<K>::row] = static_cast<std::uint16_t>(both >> 16);
                 }
             }
         }
@@ -128,7 +128,7 @@ struct ChannelKeyRows {
     // Where Matrix<K> has the lane's first channel of one of the first eight tokens; its other one lies in the next
     // piece.
     HEADRACE_DEVICE static int element_of(int token, int own) {
-        return token * K + (warp_channel() / 8 ^ token) * 8 + own / 4;
+        return Matrix<K>::place(token, warp_channel()) + own / 4;
     }
     // of_rows = the warp's part of d . x, of tokens from `first` on.
     HEADRACE_DEVICE void add_products(const TokenGroup& d, OperandAt<K> x, int first) const {

@@ -12,8 +12,9 @@ namespace headrace::cuda {
 // gradients of states go by the same chunks: what the others add, with what decays in between, is the same from either
 // end.
 template <int K, bool delta>
-struct ChannelSweep : SweepWalk<K> {
-    using Base = SweepWalk<K>;
+struct ChannelSweep : SweepWalk<K, Bf16> {
+    using Format = Bf16;
+    using Base = SweepWalk<K, Format>;
     using Base::args, Base::patches, Base::of_sequence, Base::state, Base::state_tiles, Base::warp_value;
     using Base::length_of, Base::place_of, Base::token_of;
     static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk, rows_size = tensor_chunk * K;
@@ -30,27 +31,27 @@ struct ChannelSweep : SweepWalk<K> {
     int stage_bytes;  // from a stage to the next
 
     __host__ __device__ ChannelSweep(const KernelArgs& arguments, Arena& arena) : Base{arguments, {}, {}, {}} {
-        of_sequence = arena.take<typename Base::Sequence>(1);
-        take_padding(arena);
         const std::size_t before = arena.shared_used;
         for (Matrix<K>* matrix : {&first_stage.reads, &first_stage.writes})
             *matrix = Matrix<K>::take(arena, tensor_chunk);
         for (Matrix<64>* matrix : {&first_stage.scores.high, &first_stage.scores.low})
             *matrix = Matrix<64>::take(arena, tensor_chunk);
-        first_stage.decay = arena.take<float>(2 * K);
         if (delta) {
             first_stage.erases = Matrix<K>::take(arena, tensor_chunk);
             for (Matrix<64>* matrix : {&first_stage.solve.high, &first_stage.solve.low})
                 *matrix = Matrix<64>::take(arena, tensor_chunk);
             first_stage.beta = arena.take<float>(tensor_chunk);
-            first_stage.numbers = arena.take<float>(tensor_chunk);  // as matrices begin at multiples of 256 bytes
+            first_stage.numbers = arena.take<float>(8);
             first_stage.overlap = reinterpret_cast<std::int32_t*>(first_stage.numbers + 4);
         }
+        first_stage.decay = arena.take<float>(2 * K);
         // Behind all others, whose places the compiler knows.
         first_stage.rows = Matrix<64>::take(arena, tensor_chunk * value_groups());
+        take_padding<group_multiple>(arena);
         stage_bytes = static_cast<int>(arena.shared_used - before);
         if (args.stages == 2) arena.take<char>(static_cast<std::size_t>(stage_bytes));
         patches = Matrix<64>::take(arena, args.value_columns);
+        of_sequence = arena.take<typename Base::Sequence>(1);
     }
 
     // ---- sequence n, one value head, values [first, first + args.value_columns) ----
@@ -134,21 +135,21 @@ struct ChannelSweep : SweepWalk<K> {
         Stage now = stage_of_warp(turn);
         this->save(args.swept.states, state, place, first);
         if constexpr (!delta) {
-            decay_and_add<Left::high, K>(
+            decay_and_add<Left::high, K, Format>(
                 state, [&](int step) { return left_operand(now.rows, value_in_rows(), step); }, now.writes,
                 decay_of(now));
         } else {
-            TokenSums sums = {};
-            add_read<Left::both, K>(sums, state, now.erases);
+            TokenSums sums;
+            read<Left::both, K, Format>(sums, state, now.erases);
             if (now.numbers[2] != 0) {
                 replace_rows(now.erases, rest_of(args.prepared.erases_low, place), static_cast<int>(blockDim.x));
-                add_read<Left::high, K>(sums, state, now.erases);
+                add_rest_of_rows(sums, now.erases);
             }
             add_transposed(sums, now.rows, value_in_rows());
             this->solve_residuals(sums, now.solve, now.beta, [&] { return found_again(turn); }, place, first);
             now = found_again(turn);
             const auto left = [&](int step) { return left_operand(sums, step); };
-            decay_and_add<Left::both, K>(state, left, now.writes, decay_of(now));
+            decay_and_add<Left::both, K, Format>(state, left, now.writes, decay_of(now));
             if (now.numbers[1] != 0) {
                 replace_rows(now.writes, rest_of(args.prepared.writes_low, place), static_cast<int>(blockDim.x));
                 decay_and_add<Left::high, K>(state, left, now.writes, kept);
@@ -159,11 +160,11 @@ struct ChannelSweep : SweepWalk<K> {
     HEADRACE_DEVICE void retreat(int turn, int chunk, int first) {
         Stage now = stage_of_warp(turn);
         this->save(args.swept.adjoints, state, place_of(chunk), first);
-        TokenSums y = {};
-        add_read<Left::both, K>(y, state, now.writes);
+        TokenSums y;
+        read<Left::both, K, Format>(y, state, now.writes);
         if (delta && now.numbers[1] != 0) {
             replace_rows(now.writes, rest_of(args.prepared.writes_low, place_of(chunk)), static_cast<int>(blockDim.x));
-            add_read<Left::high, K>(y, state, now.writes);
+            add_rest_of_rows(y, now.writes);
         }
         Base::add_lower_of_rows(y, now.rows, value_in_rows(), now.scores);
         if constexpr (delta) {
@@ -171,22 +172,22 @@ struct ChannelSweep : SweepWalk<K> {
         }
         this->store_rows(y, chunk, first);
         now = found_again(turn);
-        const auto erased = [&](int step) { return left_operand(y, step); };
-        const auto reads = OperandAt<K>::down(now.reads), erases = OperandAt<K>::down(now.erases);
-        decay_and_add_sums<K>(
-            state,
-            [&](float(&sums)[8][4], int tile) {
-#pragma unroll
-                for (int step = 0; step < token_steps; ++step) {
-                    add_written<Left::high>(sums, left_operand(now.rows, value_in_rows(), step), reads, step, tile);
-                    if (delta) add_written<Left::both>(sums, erased(step), erases, step, tile);
-                }
-            },
-            decay_of(now));
-        if (delta && now.numbers[2] != 0) {
-            replace_rows(now.erases, rest_of(args.prepared.erases_low, place_of(chunk)), static_cast<int>(blockDim.x));
-            decay_and_add<Left::high, K>(state, erased, now.erases, kept);
+        const auto rows = [&](int step) { return left_operand(now.rows, value_in_rows(), step); };
+        float sums[K / 64][8][4];
+        if constexpr (delta) {
+            SplitA operands[token_steps];
+            each_step(operands, [&](int step) { return left_operand(y, step); });
+            const auto erased = [&](int step) { return operands[step]; };
+            add_all_written<Left::both, Format>(sums, erased, now.erases, false);
+            if (now.numbers[2] != 0) {
+                replace_rows(now.erases, rest_of(args.prepared.erases_low, place_of(chunk)),
+                             static_cast<int>(blockDim.x));
+                add_all_written<Left::high>(sums, erased, now.erases);
+            }
         }
+        add_all_written<Left::high, Format>(sums, rows, now.reads, delta);
+#pragma unroll
+        for (int group = 0; group < K / 64; ++group) decay_and_add_tiles(state, sums[group], 8 * group, decay_of(now));
     }
     HEADRACE_DEVICE static auto decay_of(const Stage& now) {
         const float2* const decay = reinterpret_cast<const float2*>(now.decay) + lane() % 4 * 2;
@@ -194,6 +195,9 @@ struct ChannelSweep : SweepWalk<K> {
             const float2 of = decay[8 * tile + odd];
             return SplitDecay<float>{of.x, of.y};
         };
+    }
+    HEADRACE_DEVICE void add_rest_of_rows(TokenSums& sums, Matrix<K> rows) const {
+        add_read<Left::high>(sums, [&](int step) { return left_operand(state, step); }, rows);
     }
     HEADRACE_DEVICE static SplitDecay<float> kept(int, int) { return {1, 0}; }
     HEADRACE_DEVICE static const std::uint16_t* rest_of(const std::uint16_t* rows, std::int64_t place) {

@@ -31,7 +31,7 @@ struct ChannelWalk {
     // Where the tokens of this walk's sequence lie: in shared memory, as registers are few.
     struct Rows {
         TokenRows v, o;
-        std::int64_t tokens, first_place;  // of the sequence; where its first chunk was prepared
+        std::int64_t n, tokens, first_place;  // of the sequence; where its first chunk was prepared
         int end_chunk, head;               // of the walk
         bool last;                         // whether the walk ends with the sequence
         ChannelInputs::Sources sources;    // delta rule
@@ -48,11 +48,10 @@ struct ChannelWalk {
 
     __host__ __device__ ChannelWalk(const KernelArgs& arguments, Arena& arena) : args(arguments) {
         stage_at(nullptr, with_outputs(), &stage_bytes);
-        rows = arena.take<Rows>(1);
-        totals = arena.take<float4>(delta ? block_threads : 0);
-        take_padding(arena);
         first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
         patch.matrix = Matrix<64>::take(arena, wants_outputs() ? args.value_columns : 0);
+        rows = arena.take<Rows>(1);
+        totals = arena.take<float4>(delta ? block_threads : 0);
 #ifdef __CUDA_ARCH__
         patch.matrix.data += Ops::first_value() * 64;
 #endif
@@ -69,11 +68,11 @@ struct ChannelWalk {
             decay_all(first);
             return;
         }
-        const int own = first + Ops::first_value();
         load_values(ops.state, in_between ? segment_states() : args.initial_state, in_between ? place : walk.n, head,
-                    args.K, own, args.V);
+                    args.K, first + Ops::first_value(), args.V);
         run<false>(first_chunk, first);
-        if (rows->last) store_values(args.final_state, ops.state, walk.n, head, args.K, own, args.V);
+        if (rows->last)
+            store_values(args.final_state, ops.state, rows->n, rows->head, args.K, first + Ops::first_value(), args.V);
     }
 
     // The additive rule: what leaves the segment of a slot that no state enters, of these values.
@@ -104,6 +103,7 @@ struct ChannelWalk {
             const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
             *rows = {rows_of(args.v, all, head, first),
                      rows_of(args.o, all, head, first),
+                     walk.n,
                      s.end - s.begin,
                      saved_place(args, s, walk.n, head, 0, tensor_chunk),
                      static_cast<int>(walk.end_chunk),
@@ -278,14 +278,14 @@ struct ChannelWalk {
         stage.erases.data = delta ? matrix(K) : nullptr;
         stage.v.data = matrix(64);
         stage.scores.data = outputs ? matrix(64) : stage.v.data;
+        if (delta) stage.solve.high.data = matrix(64), stage.solve.low.data = matrix(64);
         stage.decay = reinterpret_cast<float*>(take(8 * K));
         if (delta) {
-            stage.solve.high.data = matrix(64), stage.solve.low.data = matrix(64);
             stage.beta = reinterpret_cast<float*>(take(4 * tensor_chunk));
             stage.numbers = reinterpret_cast<float*>(take(16));
             stage.exact = reinterpret_cast<std::int32_t*>(take(8));
         }
-        if (bytes != nullptr) *bytes = (used + 255) / 256 * 256;  // matrices begin at multiples of their rows
+        if (bytes != nullptr) *bytes = (used + group_multiple - 1) / group_multiple * group_multiple;
         return stage;
     }
     HEADRACE_DEVICE Stage stage_of(int chunk) const {

@@ -10,6 +10,7 @@ namespace headrace::cuda {
 template <int K, bool delta>
 struct ChannelWalkOps {
     using T = float;
+    using Format = ByGroup<Bf16>;
     struct Rows {
         Matrix<K> matrix;
         const std::uint16_t* low;  // what 8 bits leave of them, in global memory, of the chunk at `place`
@@ -45,21 +46,20 @@ struct ChannelWalkOps {
 
     // values = v + x S
     HEADRACE_DEVICE void add_read(Tile, Tile v, Rows x, State) {
-        clear(values);
-        cuda::add_read<Left::high, K>(values, state, x.matrix);
+        read<Left::high, K, Format>(values, state, x.matrix);
         if (exact_reads) {
             each_rest(x, [&](bool of_state) {
                 const auto left = [&](int step) { return part(left_operand(state, step), of_state); };
-                read_rest(left, x.matrix);
+                cuda::add_read<Left::high>(values, left, x.matrix);
             });
         }
         add_transposed(values, v.matrix, first_value());
     }
     // values <- solver values
     HEADRACE_DEVICE void solve(Tile, Tile solver) {
-        TokenSums solved = {};
-        add_lower_transposed(
-            solved, [&](int step) { return left_operand(values, step); }, solver.split);
+        TokenSums solved;
+        add_lower_transposed<Format>(
+            solved, [&](int step) { return left_operand(values, step); }, solver.split, false);
 #pragma unroll
         for (int tile = 0; tile < token_tiles; ++tile)
 #pragma unroll
@@ -68,10 +68,9 @@ struct ChannelWalkOps {
     HEADRACE_DEVICE void scale_value_rows(Tile, Tile, const float* factors) { scale_tokens(values, factors); }
     HEADRACE_DEVICE void read_and_score(Tile o, Rows x, State, Tile P, Tile b) const {
         TokenSums sums;
-        clear(sums);
-        cuda::add_read<Left::high, K>(sums, state, x.matrix);
+        read<Left::high, K, Format>(sums, state, x.matrix);
         if constexpr (delta) {
-            add_lower_transposed<Left::both>(
+            add_lower_transposed<Left::both, Format>(
                 sums, [&](int step) { return left_operand(values, step); }, P.matrix);
             if (exact[0] != 0) {
                 const std::int64_t first = ptx::not_before(place) * LowerImage::size;
@@ -80,7 +79,7 @@ struct ChannelWalkOps {
                     sums, [&](int step) { return left_operand(values, step); }, P.matrix);
             }
         } else {
-            add_lower_transposed<Left::high>(
+            add_lower_transposed<Left::high, Format>(
                 sums, [&](int step) { return left_operand(b.matrix, first_value(), step); }, P.matrix);
         }
         o.patch.store(sums);
@@ -95,7 +94,7 @@ struct ChannelWalkOps {
             const float2 of = decay[8 * tile + lane() % 4 * 2 + odd];
             return SplitDecay<float>{of.x, of.y};
         };
-        decay_and_add<Left::high, K>(state, written, x.matrix, of_channel);
+        decay_and_add<Left::high, K, Format>(state, written, x.matrix, of_channel);
         if constexpr (delta) {
             if (!exact_writes) return;
             each_rest(x, [&](bool of_values) {
@@ -125,14 +124,6 @@ struct ChannelWalkOps {
 #pragma unroll
         for (int n = 0; n < 4; ++n) a.high[n] = rest ? of.low[n] : of.high[n];
         return a;
-    }
-    template <class A>
-    HEADRACE_DEVICE void read_rest(A left, Matrix<K> rows) {
-        const auto from = OperandAt<K>::across(rows);
-#pragma unroll
-        for (int d = 0; d < K; d += 16)
-            multiply_tiles<Left::high>(values, left(d / 16), 0, token_tiles,
-                                       [&](auto& b, int j) { ptx::load_matrix(b, from.at(j, d)); });
     }
 };
 

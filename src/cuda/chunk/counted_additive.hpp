@@ -29,7 +29,7 @@ struct CountedAdditiveOps : CountedWarpOps {
 // Decays and scores of a chunk, by the other four warps while these walk the one before it: nobody waits for them.
 template <int K>
 void count_scores(TileCounter& counter, const KernelArgs& args, bool outputs) {
-    constexpr double blocks = 10, on_diagonal = 4, left_operands = 5;  // of 16 x 16, on and below the diagonal
+    constexpr double blocks = 10, on_diagonal = 4, left_operands = 4;  // of 16 x 16, on and below the diagonal
     KernelWork& work = counter.work;
     const double norms = args.l2norm ? 1 : 0, rows = outputs ? 2 : 1;
     const bool known = args.key_gradient.row_norms != nullptr;  // norms that another walk left

@@ -207,7 +207,8 @@ struct GradientKernel {
         for (int which = 0; which < 2; ++which)
             copy(which == 0 ? stage.r : stage.y, (which == 0 ? from.residuals : from.d_written) + line * tensor_chunk,
                  count);
-        copy_tokens(stage.d_o, args.d_o, task->range, head, first, count < tensor_values ? count : tensor_values);
+        copy_tokens<tensor_values, tensor_threads>(stage.d_o, args.d_o, task->range, head, first,
+                                                   count < tensor_values ? count : tensor_values);
         ptx::end_copies();
     }
     // Queues copies of 64 lines; where there are as many, of pieces that a thread has at distances known beforehand.
@@ -220,7 +221,8 @@ struct GradientKernel {
         const std::uint32_t first = to.piece(of / pieces, of % pieces * 8);
         const char* const source = reinterpret_cast<const char*>(from) + 16 * of;
 #pragma unroll
-        for (int at = 0; at < 2 * columns * tensor_values; at += bytes) ptx::copy_16(first + at, source + at, 16);
+        for (int at = 0; at < 2 * columns * tensor_values; at += bytes)
+            ptx::copy_16(first + at / columns * Matrix<columns>::row, source + at, 16);
     }
     // Of these values in what the sweeps saved.
     HEADRACE_DEVICE std::int64_t first_line(Values values) const {

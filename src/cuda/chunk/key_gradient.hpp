@@ -57,7 +57,7 @@ struct KeyGradientKernel {
 #pragma unroll
         for (int block = 0; block < blocks; ++block) {
             const int first = block * tensor_values;
-            copy_tokens<tensor_values, false>(rows(block), args.key_gradient.rows, range, key_head, first,
+            copy_tokens<tensor_values, 0>(rows(block), args.key_gradient.rows, range, key_head, first,
                                               args.V - first);
         }
         ptx::end_copies();

@@ -9,9 +9,9 @@ namespace headrace::cuda {
 
 // Everything here is multiplied with 16 bits on one side: roundings of reads and writes come back in both walks, and
 // what keys of few directions read in a gradient is far below its roundings (docs/decisions/003).
-template <int K>
-struct SweepKernel : SweepWalk<K> {
-    using Base = SweepWalk<K>;
+template <int K, class Format>
+struct SweepKernel : SweepWalk<K, Format> {
+    using Base = SweepWalk<K, Format>;
     using Base::args, Base::patches, Base::of_sequence, Base::state, Base::state_tiles, Base::warp_value;
     using Base::length_of, Base::place_of, Base::token_of;
 
@@ -31,20 +31,26 @@ struct SweepKernel : SweepWalk<K> {
     // Where the sequence's rows of keys lie: in shared memory, as registers are few.
     struct Keys {
         TokenRows q, k, e;
+        bool whole;  // whether all rows are near, and have all columns of the block's matrices
     };
+
+    // Numbers of a chunk in a stage: factors, the decay, KeyOverlap.
+    static constexpr int decay_at = 4 * tensor_chunk, stage_numbers = decay_at + 4;
 
     Keys* keys;
     char* first_stage;
-    std::uint32_t stage_bytes;  // from a stage to the next
+    std::uint32_t stage_bytes;  // of its matrices
+    float* first_numbers;
 
     __host__ __device__ SweepKernel(const KernelArgs& arguments, Arena& arena) : Base{arguments, {}, {}, {}} {
+        constexpr std::uint32_t column = 2 * tensor_chunk;
+        const auto stages = static_cast<std::size_t>(args.stages);
+        stage_bytes = column * ((args.undecayed_error ? 3 : 2) * K + 5 * 64);
+        first_stage = arena.take<char>(stage_bytes * stages);
+        patches = Matrix<64>::take(arena, args.value_columns);
+        first_numbers = arena.take<float>(stage_numbers * stages);
         of_sequence = arena.take<typename Base::Sequence>(1);
         keys = arena.take<Keys>(1);
-        take_padding(arena);
-        constexpr std::uint32_t column = 2 * tensor_chunk;
-        stage_bytes = column * ((args.undecayed_error ? 3 : 2) * K + 5 * 64) + 4 * 5 * tensor_chunk;
-        first_stage = arena.take<char>(std::size_t{stage_bytes} * static_cast<std::size_t>(args.stages));
-        patches = Matrix<64>::take(arena, args.value_columns);
     }
 
     // ---- sequence n, one value head, values [first, first + args.value_columns) ----
@@ -69,7 +75,8 @@ struct SweepKernel : SweepWalk<K> {
 
   private:
     HEADRACE_DEVICE Stage stage_of(int turn) const {
-        char* at = first_stage + (args.stages == 2 ? static_cast<std::uint32_t>(turn) % 2 * stage_bytes : 0u);
+        const std::uint32_t number = args.stages == 2 ? static_cast<std::uint32_t>(turn) % 2 : 0u;
+        char* at = first_stage + number * stage_bytes;
         const auto take = [&](int columns) {
             std::uint16_t* const matrix = reinterpret_cast<std::uint16_t*>(at);
             at += 2 * tensor_chunk * columns;
@@ -78,11 +85,10 @@ struct SweepKernel : SweepWalk<K> {
         Stage s{};
         s.q.data = take(K), s.k.data = take(K), s.rows.data = take(64);
         s.P.high.data = take(64), s.P.low.data = take(64), s.solve.high.data = take(64), s.solve.low.data = take(64);
-        s.read = reinterpret_cast<float*>(at), s.erase = s.read + tensor_chunk, s.write = s.erase + tensor_chunk;
-        s.beta = s.write + tensor_chunk, s.decay = s.beta + tensor_chunk;
-        s.overlap = reinterpret_cast<std::int32_t*>(s.decay + 2);
-        at += 4 * 5 * tensor_chunk;
         s.e.data = args.undecayed_error ? take(K) : s.k.data;
+        s.read = first_numbers + number * stage_numbers, s.erase = s.read + tensor_chunk;
+        s.write = s.erase + tensor_chunk, s.beta = s.write + tensor_chunk, s.decay = s.read + decay_at;
+        s.overlap = reinterpret_cast<std::int32_t*>(s.decay + 2);
         return s;
     }
     template <bool gradients>
@@ -92,7 +98,9 @@ struct SweepKernel : SweepWalk<K> {
             const std::int64_t key_head = quotient(head, args.group);
             this->template find_sequence<gradients>(s, n, head, first);
             *keys = {rows_of(args.q, all, key_head, 0), rows_of(args.k, all, key_head, 0),
-                     rows_of(args.undecayed_error ? args.p : args.k, all, key_head, 0)};
+                     rows_of(args.undecayed_error ? args.p : args.k, all, key_head, 0), false};
+            keys->whole = args.K == K && args.V - first >= tensor_values && args.value_columns == tensor_values &&
+                          keys->q.near() && keys->k.near() && keys->e.near() && of_sequence->rows.near();
         }
         ptx::sync_block();
     }
@@ -102,14 +110,22 @@ struct SweepKernel : SweepWalk<K> {
         const std::int64_t token = token_of(chunk), place = place_of(chunk), matrix = place * LowerImage::size;
         const int length = length_of(chunk);
         const Warps by = fetching_warps(args);
-        HEADRACE_ROLLED  // the same code for all: what is new to a multiprocessor is slow
-        for (int which = gradients ? 0 : 1; which < (args.undecayed_error ? 3 : 2); ++which) {
-            const Matrix<K> to = which == 0 ? stage.q : which == 1 ? stage.k : stage.e;
-            const TokenRows& from = which == 0 ? keys->q : which == 1 ? keys->k : keys->e;
-            copy_rows(to, from.from(token), length, tensor_chunk, args.K, K, by);
+        if (length == tensor_chunk && keys->whole) {
+            const int thread = by.first * warp_lanes;
+            if (gradients) copy_whole(stage.q, keys->q.from(token), thread);
+            copy_whole(stage.k, keys->k.from(token), thread);
+            if (args.undecayed_error) copy_whole(stage.e, keys->e.from(token), thread);
+            copy_whole(stage.rows, of_sequence->rows.from(token), thread);
+        } else {
+            HEADRACE_ROLLED
+            for (int which = gradients ? 0 : 1; which < (args.undecayed_error ? 3 : 2); ++which) {
+                const Matrix<K> to = which == 0 ? stage.q : which == 1 ? stage.k : stage.e;
+                const TokenRows& from = which == 0 ? keys->q : which == 1 ? keys->k : keys->e;
+                copy_rows<K, 0>(to, from.from(token), length, tensor_chunk, args.K, K, by);
+            }
+            copy_rows<64, 0>(stage.rows, of_sequence->rows.from(token), length, tensor_chunk, args.V - first,
+                             args.value_columns, by);
         }
-        copy_rows(stage.rows, of_sequence->rows.from(token), length, tensor_chunk, args.V - first, args.value_columns,
-                  by);
         const Prepared& from = args.prepared;
         const LowerCopy high{stage.solve.high, from.solve_high + matrix}, low{stage.solve.low, from.solve_low + matrix};
         if constexpr (gradients) {
@@ -129,21 +145,21 @@ struct SweepKernel : SweepWalk<K> {
     // From the state that enters to the one that leaves.
     HEADRACE_DEVICE void advance(const Stage& now, int chunk, int first) {
         this->save(args.swept.states, state, place_of(chunk), first);
-        TokenSums sums = {};
-        add_read<Left::both, K>(sums, state, now.e);
+        TokenSums sums;
+        read<Left::both, K, Format>(sums, state, now.e);
         scale_tokens(sums, now.erase);
         add_transposed(sums, now.rows, warp_value());
         this->solve_residuals(sums, now.solve, now.beta, [&] { return now; }, place_of(chunk), first);
         scale_tokens(sums, now.write);
         const SplitDecay<float> decay{now.decay[0], now.decay[1]};
-        decay_and_add<Left::both, K>(
+        decay_and_add<Left::both, K, Format>(
             state, [&](int step) { return left_operand(sums, step); }, now.k, [&](int, int) { return decay; });
     }
     // From the gradient of the state that leaves to that of the one that enters.
     HEADRACE_DEVICE void retreat(const Stage& now, int chunk, int first) {
         this->save(args.swept.adjoints, state, place_of(chunk), first);
-        TokenSums y = {};
-        add_read<Left::both, K>(y, state, now.k);
+        TokenSums y;
+        read<Left::both, K, Format>(y, state, now.k);
         scale_tokens(y, now.write);
         if constexpr (has_others) {
             meet(scored_barrier);
@@ -159,43 +175,27 @@ struct SweepKernel : SweepWalk<K> {
     }
     // D = decay D + d_o^T (reads q) + z^T (erases e)
     HEADRACE_DEVICE void decay_and_add_both(const TokenSums& erased, const Stage& now) {
-        const auto e = OperandAt<K>::down(now.e);
         const SplitDecay<float> decay{now.decay[0], now.decay[1]};
-        float sums[groups][8][4] = {};
+        float sums[groups][8][4];
         if constexpr (has_others) {
             meet(reads_barrier);
 #pragma unroll
-            for (int group = 0; group < groups; ++group)
+            for (int group = 0; group < groups; ++group) {
+                clear(sums[group]);
                 add_sums(sums[group], left_sums(left_reads(now, group), warp()));
-        } else {
-            add_reads(sums, now, warp_value());
-        }
-#pragma unroll
-        for (int step = 0; step < token_steps; ++step) {
-            const SplitA of_erases = left_operand(erased, step);
-#pragma unroll
-            for (int group = 0; group < groups; ++group)
-                add_written<Left::both>(sums[group], of_erases, e, step, 8 * group);
-        }
-#pragma unroll
-        for (int tile = 0; tile < state_tiles; ++tile) {
-#pragma unroll
-            for (int place = 0; place < 4; ++place) {
-                float& D = state[tile][place];
-                D = fmaf(D, decay.whole, fmaf(D, decay.part, sums[tile / 8][tile % 8][place]));
             }
+        } else {
+            read_queries(sums, now, warp_value());
         }
+        add_all_written<Left::both, Format>(sums, [&](int step) { return left_operand(erased, step); }, now.e);
+#pragma unroll
+        for (int group = 0; group < groups; ++group)
+            decay_and_add_tiles(state, sums[group], 8 * group, [&](int, int) { return decay; });
     }
-    // sums += d_o^T (reads q) of the values from `value` on; left operands are made once, for all channels.
-    HEADRACE_DEVICE static void add_reads(float (&sums)[groups][8][4], const Stage& now, int value) {
-        const auto q = OperandAt<K>::down(now.q);
-#pragma unroll
-        for (int step = 0; step < token_steps; ++step) {
-            const SplitA of_reads = read_rows(now, step, value);
-#pragma unroll
-            for (int group = 0; group < groups; ++group)
-                add_written<Left::both>(sums[group], of_reads, q, step, 8 * group);
-        }
+    // sums = d_o^T (reads q) of the values from `value` on.
+    HEADRACE_DEVICE static void read_queries(float (&sums)[groups][8][4], const Stage& now, int value) {
+        add_all_written<Left::both, Format>(sums, [&](int step) { return read_rows(now, step, value); }, now.q,
+                                            false);
     }
     // d_o^T Diag(read)
     HEADRACE_DEVICE static SplitA read_rows(const Stage& now, int step, int value) {
@@ -238,16 +238,16 @@ struct SweepKernel : SweepWalk<K> {
     // d_o^T P
     HEADRACE_DEVICE void leave_scored(const Stage& now) const {
         if (!is_beside()) return;
-        TokenSums y = {};
-        Base::add_lower_of_rows(y, now.rows, 16 * of_other(), now.P);
+        TokenSums y;
+        Base::add_lower_of_rows(y, now.rows, 16 * of_other(), now.P, false);
         ptx::sync_threads(beside_barrier, walking_threads());  // all have read P
         leave_sums(left_sums(now.P.high, of_other()), y);
         ptx::arrive_threads(scored_barrier, 2 * walking_threads());
     }
     HEADRACE_DEVICE void leave_reads(const Stage& now) const {
         if (!is_beside()) return;
-        float sums[groups][8][4] = {};
-        add_reads(sums, now, 16 * of_other());
+        float sums[groups][8][4];
+        read_queries(sums, now, 16 * of_other());
         meet(taken_barrier);  // all have read q, and what was left before is taken
 #pragma unroll
         for (int group = 0; group < groups; ++group)

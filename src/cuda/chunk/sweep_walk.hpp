@@ -13,7 +13,7 @@ HEADRACE_DEVICE bool keys_overlap(const KernelArgs& args, std::int64_t place) {
 }
 
 // With the state in registers, or the gradient of one.
-template <int K>
+template <int K, class Format>
 struct SweepWalk {
     struct Nothing {
         HEADRACE_DEVICE void operator()(int, int) const {}
@@ -90,11 +90,11 @@ struct SweepWalk {
         }
     }
 
-    // x += rows^T P, rows [64 tokens, 64 values] from `value` on
-    HEADRACE_DEVICE static void add_lower_of_rows(TokenSums& x, Matrix<64> rows, int value, const SplitMatrix& P) {
+    // x += rows^T P, or without `add` x = rows^T P, rows [64 tokens, 64 values] from `value` on
+    HEADRACE_DEVICE static void add_lower_of_rows(TokenSums& x, Matrix<64> rows, int value, const SplitMatrix& P,
+                                                  bool add = true) {
         const auto left = [&](int step) { return left_operand(rows, value, step); };
-        add_lower<Left::high>(x, left, P.low);
-        add_lower<Left::high>(x, left, P.high);
+        add_lower<Left::high, Format>(x, left, P, add);
     }
 
     // With N of `solve` (math.md, section 5): from what a chunk's tokens find to its residuals r = x + N Diag(beta) x,
@@ -107,7 +107,7 @@ struct SweepWalk {
         TokenSums scaled;
         scale_into(scaled, x, beta);
         const auto left = [&](int step) { return left_operand(scaled, step); };
-        add_lower_transposed(x, left, solve);
+        add_lower_transposed<Format>(x, left, solve);
         if (reflected(find().overlap)) {
             const Matrix<64> low = find().solve.low;
             add_lower_transposed<Left::low>(x, left, low);
@@ -124,7 +124,7 @@ struct SweepWalk {
         TokenSums scaled;
         scale_into(scaled, y, beta);
         const auto left = [&](int step) { return left_operand(scaled, step); };
-        add_lower(y, left, solve);
+        add_lower<Left::both, Format>(y, left, solve);
         if (reflected(find().overlap)) {
             const Matrix<64> low = find().solve.low;
             add_lower<Left::low>(y, left, low);

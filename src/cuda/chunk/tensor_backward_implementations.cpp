@@ -118,15 +118,16 @@ class TensorBackward : public PreparingImplementation {
         const bool one = problem.channel_gate && (problem.K <= 64 || args.V <= tensor_values);
         return one ? args : staged(problem, kernel, args);
     }
-    // Values of a block that sweeps: few where each multiprocessor of an H100 gets one block at most, many under
-    // channel gates where it gets more; no bit depends on it.
+    // Values of a block that sweeps: under channel gates few where each multiprocessor of an H100 gets one block at
+    // most, many where it gets more; no bit depends on it.
     static int values_of_block(const Problem& problem) {
         constexpr std::int64_t multiprocessors = 132;
         const auto blocks = [&](std::int64_t values) {
             return problem.N * problem.HV * ((problem.V + values - 1) / values) * (wants_gradients(problem) ? 2 : 1);
         };
+        if (!problem.channel_gate) return 64;
         if (blocks(32) <= multiprocessors) return 32;
-        return problem.channel_gate && problem.V > 64 && blocks(64) > multiprocessors ? 128 : 64;
+        return problem.V > 64 && blocks(64) > multiprocessors ? 128 : 64;
     }
     static bool wants_gradients(const Problem& problem) {
         const Gradients& g = problem.grads;

@@ -51,7 +51,7 @@ class Tensor : public PreparingImplementation {
         const std::int64_t chunks = parts_of(problem, tensor_chunk);
         KernelArgs args = make_args(problem, carver, backward ? chunks : -1);
         stage(problem, carver, args);
-        args.value_columns = value_columns(problem);
+        args.value_columns = tensor_values;
         if (backward) take_key_gradients(problem, carver, args, chunks);
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
         if (args.delta || problem.channel_gate) args.prepared = take_prepared(problem, carver, chunks);
@@ -132,17 +132,6 @@ class Tensor : public PreparingImplementation {
     static std::int64_t blocks_of(std::int64_t columns, int of_block = tensor_values) {
         return (columns + of_block - 1) / of_block;
     }
-    // Values of a block that walks to the outputs: fewer where each multiprocessor of an H100 still gets one block at
-    // most, as a block's operands then pass through its shared memory for fewer warps. No bit depends on it.
-    static int value_columns(const Problem& problem) {
-        constexpr std::int64_t multiprocessors = 132;
-        constexpr int few = 48;
-        const int tokens = segment_tokens(problem);
-        const std::int64_t walks = tokens > 0 ? parts_of(problem, tokens) : problem.N,
-                           blocks = walks * problem.HV * blocks_of(problem.V, few);
-        return problem.rule == Rule::delta && !problem.channel_gate && blocks <= multiprocessors ? few : tensor_values;
-    }
-
     static std::string backward_refusal(const Problem& problem) {
         const Gradients& grads = problem.grads;
         if (problem.rule == Rule::delta) return "has no backward of the delta rule";

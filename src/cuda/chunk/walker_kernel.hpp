@@ -16,9 +16,9 @@ template <int K, class Format>
 struct WalkerKernel {
     using Ops = WalkerOps<K, Format>;
     static constexpr int channels = K;
-    // Numbers of a chunk in a stage: factors, the decay, what tells exactness; up to a multiple of a matrix's row.
+    // Numbers of a chunk in a stage: factors, the decay, what tells exactness.
     static constexpr int decay_at = 4 * tensor_chunk, numbers_at = decay_at + 4, exact_at = numbers_at + 4,
-                         stage_numbers = 5 * tensor_chunk;
+                         stage_numbers = exact_at + 4;
 
     // What has arrived of a chunk.
     struct Stage {
@@ -35,12 +35,14 @@ struct WalkerKernel {
         std::int64_t head;
         std::int64_t tokens, first_place;  // of the sequence; where its first chunk was prepared
         bool last;                         // whether the walk ends with the sequence
+        bool whole;                        // whether rows are near, and have all columns of the block's matrices
     };
 
     const KernelArgs& args;
     Rows* rows;
     char* first_stage;
-    std::size_t stage_bytes;
+    std::size_t stage_bytes;  // of its matrices
+    float* first_numbers;
     OutputPatch patch;             // of this warp, where it computes its own outputs
     LeftOperands<K, Format> left;  // of all that walk, where others compute outputs
     DeltaExactness exactness;
@@ -50,10 +52,11 @@ struct WalkerKernel {
         const std::size_t column = 2 * tensor_chunk, of_outputs = args.o.given ? 1 : 0,
                           of_keys = (args.undecayed_error ? 2 : 1) + of_outputs,
                           of_scores = Format::splits_scores ? 2 * of_outputs : of_outputs;
-        stage_bytes = column * (of_keys * K + (3 + of_scores) * 64) + 4 * stage_numbers;
+        const auto stages = static_cast<std::size_t>(args.stages);
+        stage_bytes = column * (of_keys * K + (3 + of_scores) * 64);
+        first_stage = arena.take<char>(stage_bytes * stages);
+        first_numbers = arena.take<float>(stage_numbers * stages);
         rows = arena.take<Rows>(1);
-        take_padding(arena);
-        first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
         if (!Ops::leaves_outputs) patch.matrix = Matrix<64>::take(arena, args.value_columns);
         if (Ops::leaves_outputs && args.o.given) left = LeftOperands<K, Format>::take(arena, args.value_columns / 16);
 #ifdef __CUDA_ARCH__
@@ -144,7 +147,7 @@ struct WalkerKernel {
                                               args.prepared.scores_low + image,
                                               {walking.count, walking.count}};
         const LeftOperands<K, Format> from = left.of_pair(of_other(), stage.solve);
-        TokenSums sums = {};
+        TokenSums sums;
         ptx::meet_threads(left_barrier, 2 * walking.count * warp_lanes);
         outputs.compute(sums, [&](int step) { return from.left_state(step); }, from.left_factors(),
                         [&](int step) { return from.left_values(step); });
@@ -219,7 +222,8 @@ struct WalkerKernel {
 
     // ---- what arrives ----
     HEADRACE_DEVICE Stage stage_of(std::int64_t chunk) const {
-        char* at = first_stage + (args.stages == 2 ? static_cast<std::size_t>(chunk % 2) * stage_bytes : 0);
+        const int turn = args.stages == 2 ? static_cast<int>(chunk % 2) : 0;
+        char* at = first_stage + static_cast<std::size_t>(turn) * stage_bytes;
         const auto take = [&](int columns) {
             std::uint16_t* const matrix = reinterpret_cast<std::uint16_t*>(at);
             at += 2 * tensor_chunk * columns;
@@ -233,7 +237,7 @@ struct WalkerKernel {
         if (Format::splits_scores) stage.scores.low.data = args.o.given ? take(64) : stage.k.data;
         stage.v.data = take(64);
         stage.solve.high.data = take(64), stage.solve.low.data = take(64);
-        stage.numbers = reinterpret_cast<float*>(at);
+        stage.numbers = first_numbers + turn * stage_numbers;
         return stage;
     }
     HEADRACE_DEVICE void find_rows(const Walk& walk, std::int64_t head, Columns columns) const {
@@ -251,7 +255,11 @@ struct WalkerKernel {
                      head,
                      s.end - s.begin,
                      saved_place(args, s, walk.n, head, 0, tensor_chunk),
-                     walk.last};
+                     walk.last,
+                     false};
+            rows->whole = args.K == K && columns.of_values && columns.all - columns.first >= tensor_values &&
+                          args.value_columns == tensor_values && rows->q.near() && rows->k.near() && rows->e.near() &&
+                          rows->v.near();
         }
         ptx::sync_block();
     }
@@ -264,13 +272,21 @@ struct WalkerKernel {
         const std::int64_t first = chunk * tensor_chunk, place = rows->first_place + chunk * args.HV;
         const int length = length_of(chunk), values = columns.of_values ? columns.all - columns.first : 0;
         const Warps by = fetching_warps(args);
-        HEADRACE_ROLLED  // the same code for all: what is new to a multiprocessor is slow
-        for (int which = outputs ? 0 : 1; which < (args.undecayed_error ? 3 : 2); ++which) {
-            const Matrix<K> to = which == 0 ? stage.q : which == 1 ? stage.k : stage.e;
-            const TokenRows& from = which == 0 ? rows->q : which == 1 ? rows->k : rows->e;
-            copy_rows(to, from.from(first), length, tensor_chunk, args.K, K, by);
+        if (length == tensor_chunk && rows->whole) {
+            const int thread = by.first * warp_lanes;
+            if (outputs) copy_whole(stage.q, rows->q.from(first), thread);
+            copy_whole(stage.k, rows->k.from(first), thread);
+            if (args.undecayed_error) copy_whole(stage.e, rows->e.from(first), thread);
+            copy_whole(stage.v, rows->v.from(first), thread);
+        } else {
+            HEADRACE_ROLLED
+            for (int which = outputs ? 0 : 1; which < (args.undecayed_error ? 3 : 2); ++which) {
+                const Matrix<K> to = which == 0 ? stage.q : which == 1 ? stage.k : stage.e;
+                const TokenRows& from = which == 0 ? rows->q : which == 1 ? rows->k : rows->e;
+                copy_rows<K, 0>(to, from.from(first), length, tensor_chunk, args.K, K, by);
+            }
+            copy_rows<64, 0>(stage.v, rows->v.from(first), length, tensor_chunk, values, args.value_columns, by);
         }
-        copy_rows(stage.v, rows->v.from(first), length, tensor_chunk, values, args.value_columns, by);
         const LowerCopy high{stage.solve.high, args.prepared.solve_high + place * LowerImage::size},
             low{stage.solve.low, args.prepared.solve_low + place * LowerImage::size},
             scores{stage.scores.high, args.prepared.scores + place * LowerImage::size};

@@ -60,7 +60,6 @@ struct WalkerOps {
 
     // values = v + x S
     HEADRACE_DEVICE void add_read(Tile, Tile v, Decayed x, State) {
-        clear(values);
         const auto factors = Format::RowFactors::of(state);
         if (leaves) left.leave_factors(factors);
         const auto of_state = [&](int step) {
@@ -69,18 +68,18 @@ struct WalkerOps {
             return a;
         };
         if (exact_reads) {
-            add_read_of<Left::both, K, Format>(values, of_state, x.x.matrix, factors);
+            read_of<Left::both, K, Format>(values, of_state, x.x.matrix, factors);
         } else {
-            add_read_of<Left::high, K, Format>(values, of_state, x.x.matrix, factors);
+            read_of<Left::high, K, Format>(values, of_state, x.x.matrix, factors);
         }
         scale_tokens(values, x.factors);
         add_transposed<Format>(values, v.matrix, first_value());
     }
     // values <- solver values
     HEADRACE_DEVICE void solve(Tile, Tile solver) {
-        TokenSums solved = {};
-        add_lower_transposed(
-            solved, [&](int step) { return left_operand(values, step); }, solver.split);
+        TokenSums solved;
+        add_lower_transposed<Format>(
+            solved, [&](int step) { return left_operand(values, step); }, solver.split, false);
 #pragma unroll
         for (int tile = 0; tile < token_tiles; ++tile)
             for (int place = 0; place < 4; ++place) values[tile][place] = solved[tile][place];
@@ -95,7 +94,7 @@ struct WalkerOps {
             ptx::arrive_threads(left_barrier, 2 * walking.count * warp_lanes);
         } else {
             const auto factors = Format::RowFactors::of(state);
-            TokenSums sums = {};
+            TokenSums sums;
             const ChunkOutputs<K, Format> outputs{
                 x.x.matrix, x.factors, P.split, exact, scores_low + ptx::not_before(place) * LowerImage::size, walking};
             outputs.compute(sums, [&](int step) { return left_operand<Format>(state, step, factors); }, factors, d);

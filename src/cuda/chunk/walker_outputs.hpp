@@ -57,15 +57,19 @@ struct ChunkOutputs {
     // output's own roundings, of rows that were multiplied by `factors`.
     template <class State, class D>
     HEADRACE_DEVICE void compute(TokenSums& sums, State state, const typename Format::RowFactors& factors, D d) const {
-        add_read_of<Left::high, K, Format>(sums, state, q, factors);
+        read_of<Left::high, K, Format>(sums, state, q, factors);
         scale_tokens(sums, read);
-        if constexpr (Format::splits_scores) {
-            add_lower_transposed(sums, d, P);
+        if constexpr (Format::splits_scores && Format::by_group) {
+            HEADRACE_ROLLED  // side by side, ptxas has no registers for products that go on by themselves
+            for (int turn = 0; turn < 2; ++turn)
+                add_lower_transposed<Left::both, Format>(sums, d, turn == 0 ? P.low : P.high);
+        } else if constexpr (Format::splits_scores) {
+            add_lower_transposed<Format>(sums, d, P);
         } else {
             HEADRACE_ROLLED
             for (int turn = 0; turn <= exact[0]; ++turn) {
                 if (turn == 1) replace_lower(P.high, scores_low, by);
-                add_lower_transposed<Left::both>(sums, d, P.high);
+                add_lower_transposed<Left::both, Format>(sums, d, P.high);
             }
         }
     }

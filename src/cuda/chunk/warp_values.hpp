@@ -98,21 +98,42 @@ HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPat
 HEADRACE_DEVICE Warps walking_warps(const KernelArgs& args) { return {0, args.value_columns / 16}; }
 HEADRACE_DEVICE Warps fetching_warps(const KernelArgs& args) {
     const int walking = walking_warps(args).count;
-    return warps_from(warps() > walking ? walking : 0);
+    return {warps() > walking ? walking : 0, block_warps};
 }
 
-// Queues copies of lower triangular matrices; above the diagonal's blocks nothing is written.
+// Queues copies of lower triangular matrices, by the first four of the warps, or fewer; above the diagonal's blocks
+// nothing is written.
 struct LowerCopy {
     Matrix<64> to;
     const std::uint16_t* from;  // LowerImage
 };
 template <class... Copies>
 HEADRACE_DEVICE void copy_lower(Warps by, Copies... copies) {
-    const auto copy_piece = [&](int i, int j) {
-        const int to = Matrix<64>::place(i, j), from = LowerImage::place(i, j);
-        (ptx::copy_16(ptx::shared_address(copies.to.data + to), copies.from + from, 16), ...);
+    if (by.count < block_warps) {
+        const auto copy_piece = [&](int i, int j) {
+            const int to = Matrix<64>::place(i, j), from = LowerImage::place(i, j);
+            (ptx::copy_16(ptx::shared_address(copies.to.data + to), copies.from + from, 16), ...);
+        };
+        return each_lower_piece(copy_piece, by);
+    }
+    // Of the blocks that warps 0 to 3 have in a turn, rows and columns, two bits each.
+    constexpr unsigned rows[] = {0b10010100, 0b11111010, 0b00001111}, columns[] = {0b00010000, 0b01001001, 0b00001110};
+    const auto own = static_cast<unsigned>(ptx::not_before(lane())), row = own % 16, column = own / 16 * 8,
+               first = static_cast<unsigned>(ptx::not_before(warp()) - by.first);
+    if (first >= block_warps) return;
+    const auto place = Matrix<64>::place(static_cast<int>(row), static_cast<int>(column));
+    const unsigned to_first = 2 * static_cast<unsigned>(place),
+                   from_first = 2 * (16 * row + column + LowerImage::block_size * first);
+    const auto copy = [&](unsigned turn, std::uint32_t to_matrix, const char* from) {
+        const unsigned row_block = rows[turn] >> 2 * first & 3, column_block = columns[turn] >> 2 * first & 3;
+        ptx::copy_16(to_matrix + (to_first ^ 32 * column_block) + 16 * 2 * Matrix<64>::row * row_block,
+                     from + from_first + turn * (2 * LowerImage::block_size * block_warps), 16);
     };
-    each_lower_piece(copy_piece, by);
+#pragma unroll
+    for (unsigned turn = 0; turn < 3; ++turn) {
+        if (turn == 2 && first >= 2) return;  // ten blocks
+        (copy(turn, ptx::shared_address(copies.to.data), reinterpret_cast<const char*>(copies.from)), ...);
+    }
 }
 
 // Queues copies of so many bytes, a multiple of 16. A warp copies up to 2 KiB at a time, at distances that are known

@@ -53,8 +53,8 @@ template <class T, bool delta, bool channel_gate>
 BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The chunk form on tensor cores: tensors of 16 bits, a scalar gate, up to 128 key channels. A block walks the chunks
-// of a sequence, or of a segment (Segments), of a head and some of its values: of the delta rule args.value_columns, 64
-// or 32, with a thread for every half; of the additive one 64, with tensor_threads.
+// of a sequence, or of a segment (Segments), of a head and 64 of its values (args.value_columns): of the delta rule with
+// a thread for every half, of the additive one with tensor_threads.
 inline constexpr int tensor_chunk = 64, tensor_threads = 256, tensor_values = 64;
 // key_gradient: a block has a chunk of a key head and so many threads.
 constexpr int key_gradient_threads(std::int64_t K) { return K <= 64 ? launched_threads : 2 * launched_threads; }
@@ -137,8 +137,8 @@ BlockWork staged_copy_work(const KernelArgs& args, std::size_t shared_limit);
 BlockWork log_decays_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The backward of the delta rule on tensor cores. Prepare: as TensorKernels'. Sweeps: blocks as of SplitKernels, of
-// args.value_columns values, 64 or 32, with a warp for each 16 and fetching_threads. Gradients: a block for each chunk
-// and key head.
+// args.value_columns values, 64, with a warp for each 16 and fetching_threads. Gradients: a block for each chunk and key
+// head.
 inline constexpr int most_sweep_threads = 128;
 struct TensorBackwardKernels {
     Kernel prepare, sweeps, gradients;

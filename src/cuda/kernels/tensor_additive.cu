@@ -7,8 +7,8 @@ namespace {
 template <int K, class Format>
 TensorKernels additive_kernels() {
     static_assert(tensor_threads == 2 * block_threads);
-    using Block = AdditiveKernel<K, false, Format>;
-    using WithTerms = AdditiveKernel<K, true, Format>;
+    using Block = AdditiveKernel<K, false, ByGroup<Format>>;
+    using WithTerms = AdditiveKernel<K, true, ByGroup<Format>>;
     TensorKernels kernels{};
     kernels.forward = {"tensor_forward", reinterpret_cast<const void*>(&tensor_forward<Block>),
                        registers_allowed(tensor_threads, 1), &shared_memory_of<Block>, &tensor_forward_work<K>};

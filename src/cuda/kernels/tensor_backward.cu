@@ -11,7 +11,7 @@ inline constexpr int sweep_threads = most_sweep_threads + fetching_threads(K);
 template <int K>
 __global__ void __launch_bounds__(sweep_threads<K>, 1) tensor_sweeps(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
-    SweepKernel<K> kernel(args, arena);
+    SweepKernel<K, ByGroup<Bf16>> kernel(args, arena);
     const Task task = task_of(blockIdx.x, args.HV, (args.V + args.value_columns - 1) / args.value_columns);
     const bool back = task.place < args.N;
     const std::int64_t n = back ? task.place : task.place - args.N, head = task.head;
@@ -35,7 +35,7 @@ TensorBackwardKernels kernels_of() {
     return {{"tensor_prepare", reinterpret_cast<const void*>(&tensor_prepare<Chunk>),
              registers_allowed(block_threads, prepare_blocks), &shared_memory_of<Chunk>, &tensor_prepare_work<K>},
             {"tensor_sweeps", reinterpret_cast<const void*>(&tensor_sweeps<K>), of_sweeps,
-             &shared_memory_of<SweepKernel<K>>, &tensor_sweeps_work<K>},
+             &shared_memory_of<SweepKernel<K, ByGroup<Bf16>>>, &tensor_sweeps_work<K>},
             {"tensor_gradients", reinterpret_cast<const void*>(&tensor_gradients<K, comba>), of_gradients,
              &shared_memory_of<GradientKernel<K, comba>>, &tensor_gradients_work<K, comba>}};
 }

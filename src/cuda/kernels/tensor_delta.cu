@@ -7,7 +7,7 @@ namespace {
 template <int K, class Format>
 TensorKernels delta_kernels() {
     using Chunk = PrepareKernel<K, Format, false>;
-    using Block = WalkerKernel<K, Format>;
+    using Block = WalkerKernel<K, ByGroup<Format>>;
     TensorKernels kernels{};
     kernels.prepare = {"tensor_prepare", reinterpret_cast<const void*>(&tensor_prepare<Chunk>),
                        registers_allowed(block_threads, prepare_blocks), &shared_memory_of<Chunk>,

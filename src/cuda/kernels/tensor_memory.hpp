@@ -8,7 +8,7 @@
 namespace headrace::cuda {
 
 // Matrices begin at multiples of their rows.
-extern __shared__ __align__(256) char block_memory[];
+extern __shared__ __align__(1024) char block_memory[];
 
 HEADRACE_DEVICE Arena block_arena() { return {block_memory, nullptr, ~std::size_t{0}}; }
 

@@ -20,14 +20,20 @@ HEADRACE_DEVICE float low_half(std::uint32_t pair) { return __uint_as_float(pair
 HEADRACE_DEVICE float high_half(std::uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 struct Bf16 {
-    // Whether 8 bits of scores are too few.
-    static constexpr bool splits_scores = false;
+    // Whether 8 bits of scores are too few; whether four warps multiply together.
+    static constexpr bool splits_scores = false, by_group = false;
 
     HEADRACE_DEVICE static float first(std::uint32_t pair) { return low_half(pair); }
     HEADRACE_DEVICE static float second(std::uint32_t pair) { return high_half(pair); }
     HEADRACE_DEVICE static std::uint32_t round(float first, float second) { return ptx::round_to_bf16(first, second); }
     HEADRACE_DEVICE static void multiply(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
         ptx::multiply_bf16(d, a, b);
+    }
+
+    template <bool transposed, int tiles>
+    HEADRACE_DEVICE static void multiply_group(float (&d)[tiles][4], const std::uint32_t (&a)[4], std::uint64_t b,
+                                               bool add) {
+        ptx::multiply_group_bf16<transposed>(d, a, b, add);
     }
 
     // Of rows g and g + 8 of a left operand, half 0 and 1: none.
@@ -43,13 +49,18 @@ struct Bf16 {
 };
 
 struct F16 {
-    static constexpr bool splits_scores = true;
+    static constexpr bool splits_scores = true, by_group = false;
 
     HEADRACE_DEVICE static float first(std::uint32_t pair) { return __low2float(both(pair)); }
     HEADRACE_DEVICE static float second(std::uint32_t pair) { return __high2float(both(pair)); }
     HEADRACE_DEVICE static std::uint32_t round(float first, float second) { return ptx::round_to_f16(first, second); }
     HEADRACE_DEVICE static void multiply(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
         ptx::multiply_f16(d, a, b);
+    }
+    template <bool transposed, int tiles>
+    HEADRACE_DEVICE static void multiply_group(float (&d)[tiles][4], const std::uint32_t (&a)[4], std::uint64_t b,
+                                               bool add) {
+        ptx::multiply_group_f16<transposed>(d, a, b, add);
     }
 
     // Powers of two, of the largest elements in accumulators whose rows four lanes share. NaN and infinity stay what
@@ -96,6 +107,12 @@ struct F16 {
         memcpy(&numbers, &pair, sizeof numbers);
         return numbers;
     }
+};
+
+// The same of warps that come to their products four at a time (group_products.hpp), on GPUs that have those.
+template <class Format>
+struct ByGroup : Format {
+    static constexpr bool by_group = ptx::multiplies_by_group;
 };
 
 }  // namespace headrace::cuda

@@ -9,16 +9,19 @@
 
 namespace headrace::cuda {
 
-// [rows, columns], columns 64 or 128. A row's pieces of 16 bytes change places with the row's number, so that a column
-// of eight pieces lies in all banks. It begins at a multiple of its rows, so that what is known of a place's bits holds
-// for its address.
+// [rows, columns], columns 64 or 128: of 128, [64,64] twice, one behind the other. A row's pieces of 16 bytes change
+// places with the row's number, so that a column of eight pieces lies in all banks: what wgmma calls a swizzle of 128
+// bytes, if the matrix begins at a multiple of 1024. It begins at a multiple of its rows, so that what is known of a
+// place's bits holds for its address.
 template <int columns>
 struct Matrix {
+    static constexpr int row = 64, half_rows = 64, half = half_rows * row;  // in elements
+
     std::uint16_t* data = nullptr;
 
     static __host__ __device__ Matrix take(Arena& arena, int rows) {
-        constexpr std::size_t row = columns * sizeof(std::uint16_t);
-        arena.shared_used = (arena.shared_used + row - 1) / row * row;
+        constexpr std::size_t bytes = row * sizeof(std::uint16_t);
+        arena.shared_used = (arena.shared_used + bytes - 1) / bytes * bytes;
         return {arena.take<std::uint16_t>(static_cast<std::size_t>(rows) * columns)};
     }
     HEADRACE_DEVICE explicit operator bool() const { return data != nullptr; }
@@ -28,17 +31,30 @@ struct Matrix {
     }
     // The pair so many rows below one of a row that is a multiple of eight, whose place is known.
     HEADRACE_DEVICE std::uint32_t pair_below(int place, int rows) const {
-        return *reinterpret_cast<const std::uint32_t*>(data + (place ^ rows % 8 * 8) + rows * columns);
+        return *reinterpret_cast<const std::uint32_t*>(data + (place ^ rows % 8 * 8) + rows * row);
     }
     HEADRACE_DEVICE std::uint32_t piece(int i, int j) const { return ptx::shared_address(data + place(i, j)); }
     HEADRACE_DEVICE std::uint16_t& at(int i, int j) const { return data[place(i, j)]; }
     // Elements from the first one in memory to (i, j).
-    HEADRACE_DEVICE static int place(int i, int j) { return i * columns + ((j / 8) ^ (i % 8)) * 8 + j % 8; }
+    HEADRACE_DEVICE static int place(int i, int j) {
+        const int in_half = i * row + ((j / 8 % 8) ^ (i % 8)) * 8 + j % 8;
+        return columns == row ? in_half : in_half + j / row * half;
+    }
+    // Bytes from a place of column 0 to that so many columns and rows on, the latter a multiple of eight.
+    HEADRACE_DEVICE static std::uint32_t moved(std::uint32_t from, int rows, int columns_on) {
+        const std::uint32_t in_half = (from ^ static_cast<std::uint32_t>(2 * (columns_on % row))) + 2 * row * rows;
+        return columns == row ? in_half : in_half + static_cast<std::uint32_t>(columns_on / row * (2 * half));
+    }
 };
 
-// Before memory that is shared out to matrices later: they begin at multiples of their rows. What has a size that the
-// compiler knows comes before all else of a block's memory, whose places it then knows.
-__host__ __device__ inline void take_padding(Arena& arena) { arena.shared_used = (arena.shared_used + 255) / 256 * 256; }
+// Before memory that is shared out to matrices later: they begin at multiples of their rows, or of `group_multiple` for
+// products of groups. What has a size that the compiler knows comes before all else of a block's memory, whose places
+// it then knows.
+template <std::size_t multiple = 128>
+__host__ __device__ void take_padding(Arena& arena) {
+    arena.shared_used = (arena.shared_used + multiple - 1) / multiple * multiple;
+}
+inline constexpr std::size_t group_multiple = 1024;
 
 // Two numbers as sums of two of 16 bits.
 struct SplitPair {
@@ -72,12 +88,15 @@ struct PairsAt {
     }
     // Of a tile, rows further down by a multiple of 8.
     HEADRACE_DEVICE std::uint32_t& of(Matrix<columns> m, int tile, int down) const {
-        const std::uint32_t bytes = (first ^ static_cast<std::uint32_t>(16 * tile)) + 2 * columns * down;
+        const std::uint32_t bytes = Matrix<columns>::moved(first, down, 8 * tile);
         return *reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(m.data) + bytes);
     }
 };
 
 // ---- operands of fp32, each as high and low: products are off by 2^-16 ----
+
+// What is multiplied of a left operand: its upper 8 bits, the next 8, or both.
+enum class Left { high, low, both };
 
 struct SplitA {
     std::uint32_t high[4], low[4];

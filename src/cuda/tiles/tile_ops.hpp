@@ -40,8 +40,12 @@ HEADRACE_DEVICE Task task_of(std::int64_t number, std::int64_t heads, std::int64
 }
 
 // Between all threads of a block whose warps come from different places in the code, where ptx::sync_block is for one.
+// What they have written before is there for products of groups behind it.
 inline constexpr int meeting_barrier = 3;
-HEADRACE_DEVICE void meet_block() { ptx::meet_threads(meeting_barrier, static_cast<int>(blockDim.x)); }
+HEADRACE_DEVICE void meet_block() {
+    ptx::publish_to_products();
+    ptx::meet_threads(meeting_barrier, static_cast<int>(blockDim.x));
+}
 // What the block's threads have queued is there for all.
 HEADRACE_DEVICE void end_copies_of_block() {
     ptx::wait_for_copies<0>();

@@ -33,10 +33,11 @@ HEADRACE_DEVICE void each_own_row(F f) {
 // blocks, each row-major.
 struct LowerImage {
     static constexpr std::int64_t size = lower_size;
+    static constexpr int blocks = 10, block_size = 256;
     std::uint16_t* first;
 
     // Of a block, and of an element of the matrix.
-    static __host__ __device__ int first_of(int row, int column) { return 256 * (row * (row + 1) / 2 + column); }
+    static __host__ __device__ int first_of(int row, int column) { return block_size * (row * (row + 1) / 2 + column); }
     static __host__ __device__ int place(int i, int j) { return first_of(i / 16, j / 16) + i % 16 * 16 + j % 16; }
     // The piece of 16 bytes that begins with (i, j).
     HEADRACE_DEVICE uint4& piece(int i, int j) const { return *reinterpret_cast<uint4*>(first + place(i, j)); }
@@ -45,21 +46,22 @@ struct LowerImage {
     HEADRACE_DEVICE LowerImage of(std::int64_t place) const { return {first + place * size}; }
 };
 
-// f(i, j) for the pieces of [64,64] in blocks of 16 x 16 on and below the diagonal: ten turns of a warp.
+// Of the ten blocks of 16 x 16 on and below the diagonal of [64,64], in the order of LowerImage.
+struct LowerPlace {
+    int row, column;  // of blocks
+    HEADRACE_DEVICE explicit LowerPlace(int number) : row((number >= 1) + (number >= 3) + (number >= 6)) {
+        column = number - row * (row + 1) / 2;
+    }
+};
+
+// f(i, j) for their pieces: a warp has a block at a time, eight lanes pieces of as many rows.
 template <class F>
 HEADRACE_DEVICE void each_lower_piece(F f, Warps by = all_warps()) {
     const int own = ptx::not_before(lane());
     HEADRACE_ROLLED
-    for (int turn = ptx::not_before(warp()) - by.first; turn < 10; turn += by.count) {
-        // Of rows from 48 on 8 pieces, of those from 16 on the first 4, of the first 16 and of those from 32 on 2 more.
-        const int bits = turn < 4   ? 3
-                         : turn < 8 ? 2
-                                    : 1,
-                  first_row = turn < 4   ? 48 + 4 * turn
-                              : turn < 8 ? 8 * turn - 16
-                                         : 32 * (turn - 8),
-                  first_piece = turn < 9 ? 0 : 4;
-        f(first_row + (own >> bits), 8 * (first_piece + (own & ((1 << bits) - 1))));
+    for (int number = ptx::not_before(warp()) - by.first; number < LowerImage::blocks; number += by.count) {
+        const LowerPlace block(number);
+        f(16 * block.row + own % 16, 16 * block.column + own / 16 * 8);
     }
 }
 
@@ -71,6 +73,7 @@ HEADRACE_DEVICE void replace_lower(Matrix<64> matrix, const std::uint16_t* image
         *reinterpret_cast<uint4*>(&matrix.pair(i, j)) = *reinterpret_cast<const uint4*>(image + LowerImage::place(i, j));
     };
     each_lower_piece(replace, by);
+    ptx::publish_to_products();
     ptx::sync_threads(replacing_barrier, by.count * warp_lanes);
 }
 
@@ -79,61 +82,78 @@ struct TokenRows {
     char* first;
     std::int64_t step;
     HEADRACE_DEVICE TokenRows from(std::int64_t token) const { return {first + token * step, step}; }
+    // Whether 32 rows lie within 2^31 bytes.
+    HEADRACE_DEVICE bool near() const {
+        const int narrow = static_cast<int>(step);
+        return narrow == step && narrow / (1 << 26) == 0;
+    }
 };
 HEADRACE_DEVICE TokenRows rows_of(const Strided& tensor, const ChunkRange& range, std::int64_t head, int first_column) {
     return {tensor.data + 2 * offset_of(tensor, range.row, range.token(0), head, first_column),
             2 * (range.reverse ? -tensor.stride[1] : tensor.stride[1])};
 }
 
-// Queues copies of `count` columns of `length` rows in pieces of 16 bytes; the rest of [padded, width] becomes zero.
-// `whole`: there is none. A warp has eight rows at a time, as every eighth has its pieces in the same order.
-template <int columns, bool whole>
+// Queues copies of `count` columns of `length` rows in pieces of 16 bytes; the rest of [padded, width] becomes zero. A
+// thread has the same piece of rows that lie multiples of eight apart, at distances known beforehand: `by` are as many
+// warps as have a piece of each of eight rows, or a multiple.
+template <int columns>
 HEADRACE_DEVICE void copy_pieces(Matrix<columns> to, const char* from, std::int64_t step, int length, int padded,
                                  int count, int width, Warps by) {
-    constexpr int pieces = columns / 8, rows = warp_lanes / pieces;  // of a row; at once
-    const int thread = ptx::not_before(static_cast<int>(threadIdx.x)), own = thread % warp_lanes,
-              of_warp = 8 * (thread / warp_lanes - by.first), of_all = 8 * by.count, row = own / pieces,
-              column = own % pieces * 8;
+    constexpr int pieces = columns / 8;
+    const int thread = ptx::not_before(static_cast<int>(threadIdx.x)) - by.first * warp_lanes,
+              together = by.count * warp_lanes / pieces, first_row = thread / pieces, column = thread % pieces * 8;
     if (column >= width) return;
-    const int bytes = whole || column < count ? 16 : 0;
-    std::uint32_t first_piece = to.piece(of_warp + row, column);
-    const char* of_eight = from + (of_warp + row) * step + 2 * column;
+    const int bytes = column < count ? 16 : 0;
+    std::uint32_t to_piece = to.piece(first_row, column);
+    const char* of_row = from + first_row * step + 2 * column;
+    const std::int64_t to_next = together * step;
     HEADRACE_ROLLED
-    for (int first = of_warp; first < padded; first += of_all) {
-        const char* of_row = of_eight;
-#pragma unroll
-        for (int i = 0; i < 8; i += rows) {
-            const bool given = whole || (first + row + i < length && bytes > 0);
-            ptx::copy_16((first_piece ^ static_cast<std::uint32_t>(16 * i)) + 2 * columns * i, given ? of_row : from,
-                         given ? bytes : 0);
-            of_row += rows * step;
-        }
-        of_eight += of_all * step;
-        first_piece += static_cast<std::uint32_t>(of_all * 2 * columns);
+    for (int row = first_row; row < padded; row += together) {
+        const bool given = row < length && bytes > 0;
+        ptx::copy_16(to_piece, given ? of_row : from, given ? bytes : 0);
+        to_piece += static_cast<std::uint32_t>(together * 2 * Matrix<columns>::row);
+        of_row += to_next;
     }
+}
+// The same of all of [64, columns] by so many threads from `first` on, of rows that are `near`: two instructions for a
+// copy.
+template <int columns, int threads = block_threads>
+HEADRACE_DEVICE void copy_whole(Matrix<columns> to, TokenRows rows, int first) {
+    constexpr unsigned pieces = columns / 8, together = threads / pieces;
+    static_assert(together % 8 == 0 && together <= 32);
+    const unsigned thread = static_cast<unsigned>(ptx::not_before(static_cast<int>(threadIdx.x)) - first),
+                   row = thread / pieces, piece = thread % pieces;
+    const int step = static_cast<int>(rows.step), to_next = static_cast<int>(together) * step;
+    const std::uint32_t to_piece = to.piece(static_cast<int>(row), static_cast<int>(8 * piece));
+    const char* const of_row = rows.first + static_cast<std::int64_t>(row) * step + 16 * piece;
+#pragma unroll
+    for (int n = 0; n < static_cast<int>(64 / together); ++n)
+        ptx::copy_16(to_piece + n * together * 2 * Matrix<columns>::row,
+                     of_row + static_cast<std::int64_t>(n) * to_next, 16);
 }
 
 // The same of `count` lines of a matrix that lies one line behind the other, up to 64.
 template <int columns>
 HEADRACE_DEVICE void copy_lines(Matrix<columns> to, const std::uint16_t* from, int count) {
-    copy_pieces<columns, false>(to, reinterpret_cast<const char*>(from), 2 * columns, count, 64, columns, columns,
-                                all_warps());
+    copy_pieces(to, reinterpret_cast<const char*>(from), 2 * columns, count, 64, columns, columns, all_warps());
 }
 
-// The same of rows of tokens. They are there behind ptx::wait_for_copies and a barrier. `apart`: code of its own for
-// whole chunks, which is shorter to run.
-template <int columns, bool apart = true>
+// The same of rows of tokens. They are there behind ptx::wait_for_copies and a barrier. Where `by` have so many
+// threads, whole chunks have code of their own, which is shorter to run.
+template <int columns, int threads = block_threads>
 HEADRACE_DEVICE void copy_rows(Matrix<columns> to, TokenRows rows, int length, int padded, int count,
                                int width = columns, Warps by = all_warps()) {
-    apart&& length == padded&& count >= width
-        ? copy_pieces<columns, true>(to, rows.first, rows.step, length, padded, count, width, by)
-        : copy_pieces<columns, false>(to, rows.first, rows.step, length, padded, count, width, by);
+    if constexpr (threads > 0) {
+        const bool all = length == 64 && count >= columns && width == columns && by.count * warp_lanes == threads;
+        if (all && rows.near()) return copy_whole<columns, threads>(to, rows, by.first * warp_lanes);
+    }
+    copy_pieces(to, rows.first, rows.step, length, padded, count, width, by);
 }
 // Of the range's tokens, from first_column on.
-template <int columns, bool apart = true>
+template <int columns, int threads = block_threads>
 HEADRACE_DEVICE void copy_tokens(Matrix<columns> to, const Strided& tensor, const ChunkRange& range, std::int64_t head,
                                  int first_column, int count) {
-    copy_rows<columns, apart>(to, rows_of(tensor, range, head, first_column), range.length, range.rows, count);
+    copy_rows<columns, threads>(to, rows_of(tensor, range, head, first_column), range.length, range.rows, count);
 }
 
 // The other way; pieces past `count` are left alone.

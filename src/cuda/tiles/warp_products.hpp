@@ -3,6 +3,7 @@
 // where they are.
 #pragma once
 
+#include "cuda/tiles/group_products.hpp"
 #include "cuda/tiles/matrices.hpp"
 
 namespace headrace::cuda {
@@ -11,9 +12,7 @@ namespace headrace::cuda {
 inline constexpr int token_tiles = 8, token_steps = 4;  // of 8 tokens; of 16, the depth of a product
 using TokenSums = float[token_tiles][4];
 
-// What is multiplied of a left operand: its upper 8 bits, the next 8, or both. A right operand is a matrix, or a sum of
-// two.
-enum class Left { high, low, both };
+// A right operand: the sum of two matrices.
 struct SplitMatrix {
     Matrix<64> high, low;
 };
@@ -51,9 +50,9 @@ struct OperandAt {
     static HEADRACE_DEVICE OperandAt across(Matrix<columns> m, int own = lane()) {
         return {m.piece(own % 8 + own / 16 * 8, own / 8 % 2 * 8)};
     }
-    HEADRACE_DEVICE OperandAt from(int row) const { return {first + 2 * columns * row}; }
+    HEADRACE_DEVICE OperandAt from(int row) const { return {at(row, 0)}; }
     HEADRACE_DEVICE std::uint32_t at(int row, int column) const {
-        return (first ^ static_cast<std::uint32_t>(2 * column)) + 2 * columns * row;
+        return Matrix<columns>::moved(first, row, column);
     }
 };
 
@@ -104,6 +103,13 @@ HEADRACE_DEVICE void add_transposed(TokenSums& sums, Matrix<64> m, int first_val
 
 // ---- products ----
 
+// Left operands of all steps.
+template <int steps, class A>
+HEADRACE_DEVICE void each_step(SplitA (&all)[steps], A a) {
+#pragma unroll
+    for (int step = 0; step < steps; ++step) all[step] = a(step);
+}
+
 // Tiles [first, end) of sums += a b, both even; b(registers, column) loads right operands of two tiles.
 template <Left left, class Format = Bf16, int tiles, class B>
 HEADRACE_DEVICE void multiply_tiles(float (&sums)[tiles][4], const SplitA& a, int first, int end, B load_right) {
@@ -122,29 +128,76 @@ HEADRACE_DEVICE void multiply_tiles(float (&sums)[tiles][4], const SplitA& a, in
     }
 }
 
-// sums += S^T rows^T, rows [64,K]; of f16 there must be none before. state(step) gives left operands, of a state whose
-// rows were multiplied by `factors`.
-template <Left left, int K, class Format = Bf16, class State>
-HEADRACE_DEVICE void add_read_of(TokenSums& sums, State state, Matrix<K> rows,
-                                 const typename Format::RowFactors& factors) {
+// sums += S^T rows^T, rows [64,K]; state(step) gives left operands.
+template <Left left, class Format = Bf16, int K, class State>
+HEADRACE_DEVICE void add_read(TokenSums& sums, State state, Matrix<K> rows) {
     const auto from = OperandAt<K>::across(rows);
 #pragma unroll
     for (int d = 0; d < K; d += 16)
         multiply_tiles<left, Format>(sums, state(d / 16), 0, token_tiles,
                                      [&](auto& b, int j) { ptx::load_matrix(b, from.at(j, d)); });
+}
+// sums = S^T rows^T, of a state whose rows were multiplied by `factors`.
+template <Left left, int K, class Format = Bf16, class State>
+HEADRACE_DEVICE void read_of(TokenSums& sums, State state, Matrix<K> rows,
+                             const typename Format::RowFactors& factors) {
+    if constexpr (Format::by_group) {
+        SplitA a[K / 16];
+        each_step(a, state);
+        group_products::read<left, Format>(sums, a, rows);
+    } else {
+        clear(sums);
+        add_read<left, Format>(sums, state, rows);
+    }
     factors.take_back(sums);
 }
 // The same of the state in registers.
 template <Left left, int K, class Format = Bf16>
-HEADRACE_DEVICE void add_read(TokenSums& sums, const float (&state)[K / 8][4], Matrix<K> rows) {
+HEADRACE_DEVICE void read(TokenSums& sums, const float (&state)[K / 8][4], Matrix<K> rows) {
     const auto factors = Format::RowFactors::of(state);
-    add_read_of<left, K, Format>(
+    read_of<left, K, Format>(
         sums, [&](int step) { return left_operand<Format>(state, step, factors); }, rows, factors);
 }
 
-// S^T = decay S^T + what add(sums, first) adds to 8 tiles from `first` on; decay(tile, odd) gives the SplitDecay of
-// channel 8 tile + LanePlace::column, or of the one behind it. Tensor cores cut what they add to; the sum with the
-// state rounds.
+// sums = a rows^T of 16 tokens with those of the first blocks of 16 up to `block`, rows [64,K]; a(step) gives left
+// operands. What it says of later ones means nothing.
+template <int K, class Format, class A>
+HEADRACE_DEVICE void multiply_lower_rows(TokenSums& sums, A a, Matrix<K> rows, int block) {
+    if constexpr (Format::by_group) {
+        SplitA of[K / 16];
+        each_step(of, a);
+        group_products::read<Left::high, Format>(sums, of, rows);
+    } else {
+        clear(sums);
+        const auto from = OperandAt<K>::across(rows);
+#pragma unroll
+        for (int d = 0; d < K; d += 16) {
+            const SplitA left = a(d / 16);
+#pragma unroll
+            for (int other = 0; other < token_steps; ++other) {
+                if (other > block) break;
+                multiply_tiles<Left::high, Format>(sums, left, 2 * other, 2 * other + 2,
+                                                   [&](auto& b, int j) { ptx::load_matrix(b, from.at(j, d)); });
+            }
+        }
+    }
+}
+
+// S^T = decay S^T + sums, of 8 tiles from `first` on; decay(tile, odd) gives the SplitDecay of channel 8 tile +
+// LanePlace::column, or of the one behind it. Tensor cores cut what they add to; the sum with the state rounds.
+template <int tiles, class Decay>
+HEADRACE_DEVICE void decay_and_add_tiles(float (&state)[tiles][4], const float (&sums)[8][4], int first, Decay decay) {
+#pragma unroll
+    for (int tile = 0; tile < 8; ++tile) {
+#pragma unroll
+        for (int place = 0; place < 4; ++place) {
+            const SplitDecay<float> of = decay(first + tile, place % 2);
+            float& S = state[first + tile][place];
+            S = fmaf(S, of.whole, fmaf(S, of.part, sums[tile][place]));
+        }
+    }
+}
+// The same of what add(sums, first) adds to 8 tiles from `first` on.
 template <int K, class Add, class Decay>
 HEADRACE_DEVICE void decay_and_add_sums(float (&state)[K / 8][4], Add add, Decay decay) {
     constexpr int group = 8;  // tiles at once: sums that do not wait for each other
@@ -152,15 +205,7 @@ HEADRACE_DEVICE void decay_and_add_sums(float (&state)[K / 8][4], Add add, Decay
     for (int first = 0; first < K / 8; first += group) {
         float sums[group][4] = {};
         add(sums, first);
-#pragma unroll
-        for (int tile = 0; tile < group; ++tile) {
-#pragma unroll
-            for (int place = 0; place < 4; ++place) {
-                const SplitDecay<float> of = decay(first + tile, place % 2);
-                float& S = state[first + tile][place];
-                S = fmaf(S, of.whole, fmaf(S, of.part, sums[tile][place]));
-            }
-        }
+        decay_and_add_tiles(state, sums, first, decay);
     }
 }
 // sums += 8 tiles of a rows from `first` on, at a step of the depth; `from` of rows [64,K].
@@ -169,62 +214,120 @@ HEADRACE_DEVICE void add_written(float (&sums)[8][4], const SplitA& a, const Ope
     multiply_tiles<left, Format>(
         sums, a, 0, 8, [&](auto& b, int c) { ptx::load_matrix_transposed(b, from.at(16 * step, 8 * first + c)); });
 }
+// sums += a rows of all channels, 64 at a time, rows [64,K]; a(step) gives left operands, once for all channels.
+// Without `add` sums = a rows.
+template <Left left, class Format = Bf16, int groups, class A>
+HEADRACE_DEVICE void add_all_written(float (&sums)[groups][8][4], A a, Matrix<64 * groups> rows, bool add = true) {
+    if constexpr (Format::by_group) {
+        SplitA of[token_steps];
+        each_step(of, a);
+        group_products::add_written<left, Format>(sums, of, rows, add);
+    } else {
+#pragma unroll
+        for (auto& of_group : sums)
+            if (!add) clear(of_group);
+        const auto from = OperandAt<64 * groups>::down(rows);
+#pragma unroll
+        for (int step = 0; step < token_steps; ++step) {
+            const SplitA of = a(step);
+#pragma unroll
+            for (int group = 0; group < groups; ++group)
+                add_written<left, Format>(sums[group], of, from, step, 8 * group);
+        }
+    }
+}
 // S^T = decay S^T + a rows, rows [64,K]; a(step) gives left operands, of rows that were multiplied by `factors`.
 template <Left left, int K, class Format = Bf16, class A, class Decay>
 HEADRACE_DEVICE void decay_and_add(float (&state)[K / 8][4], A a, Matrix<K> rows, Decay decay,
                                    const typename Format::RowFactors& factors = {}) {
-    const auto from = OperandAt<K>::down(rows);
-    decay_and_add_sums<K>(
-        state,
-        [&](float(&sums)[8][4], int first) {
-#pragma unroll
-            for (int step = 0; step < token_steps; ++step) add_written<left, Format>(sums, a(step), from, step, first);
+    if constexpr (Format::by_group) {
+        SplitA of[token_steps];
+        each_step(of, a);
+        group_products::each_written<left, Format>(of, rows, [&](float(&sums)[8][4], int first) {
             factors.take_back(sums);
-        },
-        decay);
+            decay_and_add_tiles(state, sums, first, decay);
+        });
+    } else {
+        const auto from = OperandAt<K>::down(rows);
+        decay_and_add_sums<K>(
+            state,
+            [&](float(&sums)[8][4], int first) {
+#pragma unroll
+                for (int step = 0; step < token_steps; ++step)
+                    add_written<left, Format>(sums, a(step), from, step, first);
+                factors.take_back(sums);
+            },
+            decay);
+    }
 }
 
 // sums += a m^T, m [64,64] lower triangular: token i takes of tokens up to i.
-template <Left left, class A>
+template <Left left, class Format = Bf16, class A>
 HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, Matrix<64> m) {
-    const auto from = OperandAt<64>::across(m);
+    if constexpr (Format::by_group) {
+        SplitA of[token_steps];
+        each_step(of, a);
+        group_products::add_lower_transposed<left>(sums, of, m);
+    } else {
+        const auto from = OperandAt<64>::across(m);
 #pragma unroll
-    for (int step = 0; step < token_steps; ++step)
-        multiply_tiles<left>(sums, a(step), 2 * step, token_tiles,
-                             [&](auto& b, int i) { ptx::load_matrix(b, from.at(i, 16 * step)); });
-}
-// sums += a m: token j takes of tokens from j on.
-template <Left left, class A>
-HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, Matrix<64> m) {
-    const auto from = OperandAt<64>::down(m);
-#pragma unroll
-    for (int step = 0; step < token_steps; ++step)
-        multiply_tiles<left>(sums, a(step), 0, 2 * step + 2,
-                             [&](auto& b, int j) { ptx::load_matrix_transposed(b, from.at(16 * step, j)); });
-}
-// The same of operands and matrices of 16 bits.
-template <class A>
-HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, SplitMatrix m) {
-    const auto high = OperandAt<64>::across(m.high), low = OperandAt<64>::across(m.low);
-#pragma unroll
-    for (int step = 0; step < token_steps; ++step) {
-        const SplitA left = a(step);
-        multiply_tiles<Left::high>(sums, left, 2 * step, token_tiles,
-                                   [&](auto& b, int i) { ptx::load_matrix(b, low.at(i, 16 * step)); });
-        multiply_tiles<Left::both>(sums, left, 2 * step, token_tiles,
-                                   [&](auto& b, int i) { ptx::load_matrix(b, high.at(i, 16 * step)); });
+        for (int step = 0; step < token_steps; ++step)
+            multiply_tiles<left>(sums, a(step), 2 * step, token_tiles,
+                                 [&](auto& b, int i) { ptx::load_matrix(b, from.at(i, 16 * step)); });
     }
 }
-template <class A>
-HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, SplitMatrix m) {
-    const auto high = OperandAt<64>::down(m.high), low = OperandAt<64>::down(m.low);
+// sums += a m: token j takes of tokens from j on.
+template <Left left, class Format = Bf16, class A>
+HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, Matrix<64> m) {
+    if constexpr (Format::by_group) {
+        SplitA of[token_steps];
+        each_step(of, a);
+        group_products::add_lower<left>(sums, of, m);
+    } else {
+        const auto from = OperandAt<64>::down(m);
 #pragma unroll
-    for (int step = 0; step < token_steps; ++step) {
-        const SplitA left = a(step);
-        multiply_tiles<Left::high>(sums, left, 0, 2 * step + 2,
-                                   [&](auto& b, int j) { ptx::load_matrix_transposed(b, low.at(16 * step, j)); });
-        multiply_tiles<Left::both>(sums, left, 0, 2 * step + 2,
-                                   [&](auto& b, int j) { ptx::load_matrix_transposed(b, high.at(16 * step, j)); });
+        for (int step = 0; step < token_steps; ++step)
+            multiply_tiles<left>(sums, a(step), 0, 2 * step + 2,
+                                 [&](auto& b, int j) { ptx::load_matrix_transposed(b, from.at(16 * step, j)); });
+    }
+}
+// The same of operands and matrices of 16 bits.
+template <class Format = Bf16, class A>
+HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, SplitMatrix m, bool add = true) {
+    if constexpr (Format::by_group) {
+        SplitA of[token_steps];
+        each_step(of, a);
+        group_products::add_lower_transposed(sums, of, m.high, m.low, add);
+    } else {
+        if (!add) clear(sums);
+        const auto high = OperandAt<64>::across(m.high), low = OperandAt<64>::across(m.low);
+#pragma unroll
+        for (int step = 0; step < token_steps; ++step) {
+            const SplitA left = a(step);
+            multiply_tiles<Left::high>(sums, left, 2 * step, token_tiles,
+                                       [&](auto& b, int i) { ptx::load_matrix(b, low.at(i, 16 * step)); });
+            multiply_tiles<Left::both>(sums, left, 2 * step, token_tiles,
+                                       [&](auto& b, int i) { ptx::load_matrix(b, high.at(i, 16 * step)); });
+        }
+    }
+}
+template <Left left_of_high = Left::both, class Format = Bf16, class A>
+HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, SplitMatrix m, bool add = true) {
+    if constexpr (Format::by_group) {
+        SplitA of[token_steps];
+        each_step(of, a);
+        group_products::add_lower<left_of_high>(sums, of, m.high, m.low, add);
+    } else {
+        if (!add) clear(sums);
+        const auto high = OperandAt<64>::down(m.high), low = OperandAt<64>::down(m.low);
+#pragma unroll
+        for (int step = 0; step < token_steps; ++step) {
+            const SplitA left = a(step);
+            multiply_tiles<Left::high>(sums, left, 0, 2 * step + 2,
+                                       [&](auto& b, int j) { ptx::load_matrix_transposed(b, low.at(16 * step, j)); });
+            multiply_tiles<left_of_high>(sums, left, 0, 2 * step + 2,
+                                       [&](auto& b, int j) { ptx::load_matrix_transposed(b, high.at(16 * step, j)); });
+        }
     }
 }
 

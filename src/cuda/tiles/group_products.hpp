@@ -1,0 +1,168 @@
+// group_products: the products of warp_products by a warpgroup (ptx.hpp), whose four warps, the block's first or
+// second four, own 16 values each. They come to each of these functions together, and right operands begin at
+// multiples of 1024 bytes.
+#pragma once
+
+#include "cuda/ptx.hpp"
+#include "cuda/tiles/matrices.hpp"
+
+namespace headrace::cuda::group_products {
+
+// [16 values, 64 tokens or channels] in accumulators.
+using Sums = float[8][4];
+
+// Of a matrix the right operand at (row, column): one addition from that at (0, 0).
+template <int columns>
+struct GroupOperandAt {
+    std::uint32_t first;
+
+    HEADRACE_DEVICE explicit GroupOperandAt(Matrix<columns> m)
+        : first(ptx::group_operand_place(ptx::shared_address(m.data))) {}
+    HEADRACE_DEVICE std::uint64_t at(int row, int column) const {
+        using M = Matrix<columns>;
+        return ptx::group_operand(first + 2 * (row * M::row + column % M::row + column / M::row * M::half) / 16);
+    }
+};
+
+// sums = a b, or with `add` sums + a b, of the halves of a that `left` names, low ones first.
+template <Left left, bool transposed, class Format, int tiles>
+HEADRACE_DEVICE void multiply(float (&sums)[tiles][4], const SplitA& a, std::uint64_t b, bool add) {
+    if constexpr (left != Left::high) Format::template multiply_group<transposed>(sums, a.low, b, add);
+    if constexpr (left != Left::low)
+        Format::template multiply_group<transposed>(sums, a.high, b, add || left == Left::both);
+}
+
+// sums = S^T rows^T, rows [64,K]; state[step] are left operands.
+template <Left left, class Format, int K>
+HEADRACE_DEVICE void read(Sums& sums, const SplitA (&state)[K / 16], Matrix<K> rows) {
+    const GroupOperandAt<K> from(rows);
+    ptx::begin_products();
+#pragma unroll
+    for (int step = 0; step < K / 16; ++step)
+        multiply<left, false, Format>(sums, state[step], from.at(0, 16 * step), step > 0);
+    ptx::end_products();
+    ptx::wait_for_products<0>(sums);
+}
+
+// sums += a m^T, m [64,64] lower triangular: token i takes of tokens up to i. Blocks above the diagonal are not read: so
+// products of a step have fewer columns than those of the step before, and sums of their own.
+struct LowerSums {
+    float second[6][4], third[4][4], fourth[2][4];
+};
+// sums += part, from tile `first` on
+template <int first, int tiles>
+HEADRACE_DEVICE void add_tiles(Sums& sums, const float (&part)[tiles][4]) {
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+        for (int place = 0; place < 4; ++place) sums[first + tile][place] += part[tile][place];
+    }
+}
+HEADRACE_DEVICE void end_lower(Sums& sums, LowerSums& others) {
+    ptx::end_products();
+    ptx::wait_for_products<0>(sums), ptx::wait_for_products<0>(others.second);
+    ptx::wait_for_products<0>(others.third), ptx::wait_for_products<0>(others.fourth);
+}
+template <Left left>
+HEADRACE_DEVICE void multiply_lower_transposed(Sums& sums, LowerSums& others, const SplitA (&a)[4], Matrix<64> m,
+                                               bool add, bool add_others) {
+    const GroupOperandAt<64> from(m);
+    multiply<left, false, Bf16>(sums, a[0], from.at(0, 0), add);
+    multiply<left, false, Bf16>(others.second, a[1], from.at(16, 16), add_others);
+    multiply<left, false, Bf16>(others.third, a[2], from.at(32, 32), add_others);
+    multiply<left, false, Bf16>(others.fourth, a[3], from.at(48, 48), add_others);
+}
+// sums += a m^T: of the steps behind the first one, tokens from 16, 32 and 48 on.
+HEADRACE_DEVICE void end_lower_transposed(Sums& sums, LowerSums& others) {
+    end_lower(sums, others);
+    add_tiles<2>(sums, others.second), add_tiles<4>(sums, others.third), add_tiles<6>(sums, others.fourth);
+}
+template <Left left>
+HEADRACE_DEVICE void add_lower_transposed(Sums& sums, const SplitA (&a)[4], Matrix<64> m) {
+    LowerSums others;
+    ptx::begin_products();
+    multiply_lower_transposed<left>(sums, others, a, m, true, false);
+    end_lower_transposed(sums, others);
+}
+// Without `add` = a m^T.
+HEADRACE_DEVICE void add_lower_transposed(Sums& sums, const SplitA (&a)[4], Matrix<64> high, Matrix<64> low, bool add) {
+    LowerSums others;
+    ptx::begin_products();
+    multiply_lower_transposed<Left::high>(sums, others, a, low, add, false);
+    multiply_lower_transposed<Left::both>(sums, others, a, high, true, true);
+    end_lower_transposed(sums, others);
+}
+// sums += a m: token j takes of tokens from j on; of the steps before the last one, tokens up to 48, 32 and 16.
+template <Left left>
+HEADRACE_DEVICE void multiply_lower(Sums& sums, LowerSums& others, const SplitA (&a)[4], Matrix<64> m, bool add,
+                                    bool add_others) {
+    const GroupOperandAt<64> from(m);
+    multiply<left, true, Bf16>(sums, a[3], from.at(48, 0), add);
+    multiply<left, true, Bf16>(others.second, a[2], from.at(32, 0), add_others);
+    multiply<left, true, Bf16>(others.third, a[1], from.at(16, 0), add_others);
+    multiply<left, true, Bf16>(others.fourth, a[0], from.at(0, 0), add_others);
+}
+HEADRACE_DEVICE void end_lower_down(Sums& sums, LowerSums& others) {
+    end_lower(sums, others);
+    add_tiles<0>(sums, others.second), add_tiles<0>(sums, others.third), add_tiles<0>(sums, others.fourth);
+}
+template <Left left>
+HEADRACE_DEVICE void add_lower(Sums& sums, const SplitA (&a)[4], Matrix<64> m) {
+    LowerSums others;
+    ptx::begin_products();
+    multiply_lower<left>(sums, others, a, m, true, false);
+    end_lower_down(sums, others);
+}
+// Without `add` = a m.
+template <Left left>
+HEADRACE_DEVICE void add_lower(Sums& sums, const SplitA (&a)[4], Matrix<64> high, Matrix<64> low, bool add) {
+    LowerSums others;
+    ptx::begin_products();
+    multiply_lower<Left::high>(sums, others, a, low, add, false);
+    multiply_lower<left>(sums, others, a, high, true, true);
+    end_lower_down(sums, others);
+}
+
+// sums = a rows, or with `add` sums + a rows, 64 channels at a time, rows [64 tokens, 64 * parts].
+template <Left left, class Format, int parts>
+HEADRACE_DEVICE void add_written(float (&sums)[parts][8][4], const SplitA (&a)[4], Matrix<64 * parts> rows, bool add) {
+    const GroupOperandAt<64 * parts> from(rows);
+    ptx::begin_products();
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+#pragma unroll
+        for (int step = 0; step < 4; ++step)
+            multiply<left, true, Format>(sums[part], a[step], from.at(16 * step, 64 * part), add || step > 0);
+    }
+    ptx::end_products();
+#pragma unroll
+    for (int part = 0; part < parts; ++part) ptx::wait_for_products<0>(sums[part]);
+}
+
+// add(sums, first) for each 8 of the K / 8 tiles of a rows from `first` on, rows [64,K]: the next ones' products go on
+// meanwhile.
+template <Left left, class Format, int K, class Add>
+HEADRACE_DEVICE void each_written(const SplitA (&a)[4], Matrix<K> rows, Add add) {
+    constexpr int parts = K / 64;
+    const GroupOperandAt<K> from(rows);
+    Sums sums[parts];
+    ptx::begin_products();
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+#pragma unroll
+        for (int step = 0; step < 4; ++step)
+            multiply<left, true, Format>(sums[part], a[step], from.at(16 * step, 64 * part), step > 0);
+        ptx::end_products();
+    }
+    if constexpr (parts == 2) {
+        ptx::wait_for_products<1>(sums[0]);
+        add(sums[0], 0);
+        ptx::wait_for_products<0>(sums[1]);
+        add(sums[1], 8);
+    } else {
+        ptx::wait_for_products<0>(sums[0]);
+        add(sums[0], 0);
+    }
+}
+
+}  // namespace headrace::cuda::group_products

@@ -64,7 +64,7 @@ class Plan(Case):
         self.assertEqual([(launch["blocks"], launch["steps"]) for launch in recurrent["launches"]], [(64 * 4, 8192)])
         self.assertEqual(self.json("plan", problem + "=a100", "--json")["gpu"]["peers"], [])
         text = self.headrace("plan", problem)
-        for words in ("NVIDIA H200", "modelled, not measured", "share of the bound", "published: 0.397 FlashQLA"):
+        for words in ("NVIDIA H200", "a model, not measured", "share of the bound", "published: 0.397 FlashQLA"):
             self.assertIn(words, text)
         peers = self.json("plan", "--peers", "cuda=h200", "--json")
         self.assertTrue(all(row["seconds"] > row["bound_seconds"] for row in peers), peers)

@@ -102,25 +102,15 @@ HEADRACE_DEVICE void multiply_lower(Sums& sums, LowerSums& others, const SplitA 
     multiply<left, true, Bf16>(others.third, a[1], from.at(16, 0), add_others);
     multiply<left, true, Bf16>(others.fourth, a[0], from.at(0, 0), add_others);
 }
-HEADRACE_DEVICE void end_lower_down(Sums& sums, LowerSums& others) {
-    end_lower(sums, others);
-    add_tiles<0>(sums, others.second), add_tiles<0>(sums, others.third), add_tiles<0>(sums, others.fourth);
-}
-template <Left left>
-HEADRACE_DEVICE void add_lower(Sums& sums, const SplitA (&a)[4], Matrix<64> m) {
-    LowerSums others;
-    ptx::begin_products();
-    multiply_lower<left>(sums, others, a, m, true, false);
-    end_lower_down(sums, others);
-}
-// Without `add` = a m.
+// Without `add` = a m. `left`: of the operands of the high one.
 template <Left left>
 HEADRACE_DEVICE void add_lower(Sums& sums, const SplitA (&a)[4], Matrix<64> high, Matrix<64> low, bool add) {
     LowerSums others;
     ptx::begin_products();
     multiply_lower<Left::high>(sums, others, a, low, add, false);
     multiply_lower<left>(sums, others, a, high, true, true);
-    end_lower_down(sums, others);
+    end_lower(sums, others);
+    add_tiles<0>(sums, others.second), add_tiles<0>(sums, others.third), add_tiles<0>(sums, others.fourth);
 }
 
 // sums = a rows, or with `add` sums + a rows, 64 channels at a time, rows [64 tokens, 64 * parts].

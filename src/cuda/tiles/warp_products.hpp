@@ -277,19 +277,13 @@ HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, Matrix<64> m) {
     }
 }
 // sums += a m: token j takes of tokens from j on.
-template <Left left, class Format = Bf16, class A>
+template <Left left, class A>
 HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, Matrix<64> m) {
-    if constexpr (Format::by_group) {
-        SplitA of[token_steps];
-        each_step(of, a);
-        group_products::add_lower<left>(sums, of, m);
-    } else {
-        const auto from = OperandAt<64>::down(m);
+    const auto from = OperandAt<64>::down(m);
 #pragma unroll
-        for (int step = 0; step < token_steps; ++step)
-            multiply_tiles<left>(sums, a(step), 0, 2 * step + 2,
-                                 [&](auto& b, int j) { ptx::load_matrix_transposed(b, from.at(16 * step, j)); });
-    }
+    for (int step = 0; step < token_steps; ++step)
+        multiply_tiles<left>(sums, a(step), 0, 2 * step + 2,
+                             [&](auto& b, int j) { ptx::load_matrix_transposed(b, from.at(16 * step, j)); });
 }
 // The same of operands and matrices of 16 bits.
 template <class Format = Bf16, class A>

@@ -59,7 +59,9 @@ LIMITS = {
     "channel_walk": (255, 0, 0, (0, 1, 1)),
     "channel_gradients": (255, 0, 0, (0, 1, 1)),
     "channel_gradients k64 additive": (255, 0, 0, (1, 1, 1)),
+    "channel_gradients k128 delta": (255, 8, 8, (0, 1, 1)),  # one register, among 1700 instructions of a token group
     "channel_gradients_low": (255, 0, 0, (0, 1, 1)),
+    "channel_gradients_low k128": (255, 8, 8, (0, 1, 1)),  # likewise
     "channel_estimate k128": (152, 16, 0, (3, 3, 3)),  # the numbers of four chunks on their way, for a warp a head
     "channel_key_sums": (128, 0, 0, (1, 2, 2)),
     "channel_states": (255, 0, 0, (2, 2, 2)),

@@ -379,10 +379,9 @@ struct ChannelGradient {
     template <bool fine_sums>
     HEADRACE_DEVICE ChannelPairs<K, delta, fine_sums> pairs_of(int part) const {
         const int own = ptx::not_before(lane()), first_channel = warp_channel();
-        return {OperandAt<K>::across(rows.q, own),
+        return {{OperandAt<K>::across(rows.q, own).at(0, first_channel)},
                 PairOperands({W.data + part * (2 * PairOperands::bytes / 2)}, own),
                 lane_gates(),
-                first_channel,
                 reinterpret_cast<float4*>(first_stage.S.data),
                 {totals + first_channel + own / 4},
                 GateSums(own),

@@ -35,10 +35,9 @@ struct PairOperands {
 // Of decayed rows it takes what Digits say, of what tokens add to gates 8 bits or, `fine`, 16: they may alternate.
 template <int K, bool delta, bool fine>
 struct ChannelPairs {
-    OperandAt<K> q;  // across; k lies behind it
+    OperandAt<K> q;  // across, from the warp's first channel on; k lies behind it
     PairOperands operands;
     Tile<float> decays;  // [64 tokens, K] from the lane's first token and channel on
-    int channel;         // the warp's first
     float4* kept;        // [12, threads] of since (groups 1 to 3) and until (0 to 2) in whole groups
     Through<K> through;
     GateSums sums;
@@ -105,10 +104,10 @@ struct ChannelPairs {
     }
 
     HEADRACE_DEVICE void load_queries(TokenGroup& x, int group) const {
-        load_group(x, q.at(group_tokens * group, channel));
+        load_group(x, q.at(group_tokens * group, 0));
     }
     HEADRACE_DEVICE void load_keys(TokenGroup& x, int group) const {
-        load_group(x, q.at(group_tokens * group, channel) + 2 * tensor_chunk * K);
+        load_group(x, q.at(group_tokens * group, 0) + 2 * tensor_chunk * K);
     }
 
     // Where `kept` has them.

@@ -37,12 +37,13 @@ struct Matrix {
     HEADRACE_DEVICE std::uint16_t& at(int i, int j) const { return data[place(i, j)]; }
     // Elements from the first one in memory to (i, j).
     HEADRACE_DEVICE static int place(int i, int j) {
-        const int in_half = i * row + ((j / 8 % 8) ^ (i % 8)) * 8 + j % 8;
+        const int piece = columns == row ? j / 8 : j / 8 % 8, in_half = i * row + (piece ^ (i % 8)) * 8 + j % 8;
         return columns == row ? in_half : in_half + j / row * half;
     }
     // Bytes from a place of column 0 to that so many columns and rows on, the latter a multiple of eight.
     HEADRACE_DEVICE static std::uint32_t moved(std::uint32_t from, int rows, int columns_on) {
-        const std::uint32_t in_half = (from ^ static_cast<std::uint32_t>(2 * (columns_on % row))) + 2 * row * rows;
+        const int on = columns == row ? columns_on : columns_on % row;
+        const std::uint32_t in_half = (from ^ static_cast<std::uint32_t>(2 * on)) + 2 * row * rows;
         return columns == row ? in_half : in_half + static_cast<std::uint32_t>(columns_on / row * (2 * half));
     }
 };

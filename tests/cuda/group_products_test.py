@@ -37,7 +37,7 @@ def run(headrace, folder):
                 sys.exit(f"{process.args}: exit code {process.returncode}\n{output}")
 
 
-def unreached(folder):
+def products_of(folder):
     """[(kernel, products, those that ran)] of the kernels that have some."""
     _, counts, _ = coverage.read_counts([folder / "counts"])
     texts = coverage.read_texts(folder / "texts")
@@ -58,7 +58,7 @@ def main():
         folder = pathlib.Path(scratch)
         (folder / "texts").mkdir()
         run(arguments.headrace, folder)
-        found = unreached(folder)
+        found = products_of(folder)
     for name, products, ran in sorted(found):
         print(f"{ran:4} of {products:3} products ran  {name}")
     if not found:

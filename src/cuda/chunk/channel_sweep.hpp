@@ -13,7 +13,7 @@ namespace headrace::cuda {
 // end.
 template <int K, bool delta>
 struct ChannelSweep : SweepWalk<K, Bf16> {
-    using Format = Bf16;
+    using Format = Bf16;  // by groups, ptxas would have no registers
     using Base = SweepWalk<K, Format>;
     using Base::args, Base::patches, Base::of_sequence, Base::state, Base::state_tiles, Base::warp_value;
     using Base::length_of, Base::place_of, Base::token_of;

@@ -93,7 +93,7 @@ HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPat
     }
 }
 
-// Of a block that walks, with a warp for each 16 of its values: those warps, and those that fetch, which are the others
+// Of a block that walks, with a warp for each 16 of its values: those warps, and the four that fetch, which are others
 // where there are any: what they wait for holds up none that computes.
 HEADRACE_DEVICE Warps walking_warps(const KernelArgs& args) { return {0, args.value_columns / 16}; }
 HEADRACE_DEVICE Warps fetching_warps(const KernelArgs& args) {

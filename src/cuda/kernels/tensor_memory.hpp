@@ -7,7 +7,7 @@
 
 namespace headrace::cuda {
 
-// Matrices begin at multiples of their rows.
+// Matrices begin at multiples of their rows, those for products of groups at multiples of group_multiple.
 extern __shared__ __align__(1024) char block_memory[];
 
 HEADRACE_DEVICE Arena block_arena() { return {block_memory, nullptr, ~std::size_t{0}}; }

@@ -15,7 +15,7 @@ namespace headrace::cuda {
 // place's bits holds for its address.
 template <int columns>
 struct Matrix {
-    static constexpr int row = 64, half_rows = 64, half = half_rows * row;  // in elements
+    static constexpr int row = 64, half = 64 * row;  // in elements
 
     std::uint16_t* data = nullptr;
 

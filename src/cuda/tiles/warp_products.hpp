@@ -197,17 +197,6 @@ HEADRACE_DEVICE void decay_and_add_tiles(float (&state)[tiles][4], const float (
         }
     }
 }
-// The same of what add(sums, first) adds to 8 tiles from `first` on.
-template <int K, class Add, class Decay>
-HEADRACE_DEVICE void decay_and_add_sums(float (&state)[K / 8][4], Add add, Decay decay) {
-    constexpr int group = 8;  // tiles at once: sums that do not wait for each other
-#pragma unroll
-    for (int first = 0; first < K / 8; first += group) {
-        float sums[group][4] = {};
-        add(sums, first);
-        decay_and_add_tiles(state, sums, first, decay);
-    }
-}
 // sums += 8 tiles of a rows from `first` on, at a step of the depth; `from` of rows [64,K].
 template <Left left, class Format = Bf16, int K>
 HEADRACE_DEVICE void add_written(float (&sums)[8][4], const SplitA& a, const OperandAt<K>& from, int step, int first) {
@@ -249,15 +238,15 @@ HEADRACE_DEVICE void decay_and_add(float (&state)[K / 8][4], A a, Matrix<K> rows
         });
     } else {
         const auto from = OperandAt<K>::down(rows);
-        decay_and_add_sums<K>(
-            state,
-            [&](float(&sums)[8][4], int first) {
 #pragma unroll
-                for (int step = 0; step < token_steps; ++step)
-                    add_written<left, Format>(sums, a(step), from, step, first);
-                factors.take_back(sums);
-            },
-            decay);
+        for (int first = 0; first < K / 8; first += 8) {  // tiles at once: sums that do not wait for each other
+            float sums[8][4] = {};
+#pragma unroll
+            for (int step = 0; step < token_steps; ++step)
+                add_written<left, Format>(sums, a(step), from, step, first);
+            factors.take_back(sums);
+            decay_and_add_tiles(state, sums, first, decay);
+        }
     }
 }
 

@@ -66,7 +66,7 @@ struct AdditiveKernel {
         for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
         scores.decays.carve(arena);
         scores.q_norm = q_norm, scores.k_norm = k_norm, scores.normalised = args.l2norm;
-        take_padding<group_multiple>(arena);
+        take_padding(arena);
         patch.matrix = Matrix<64>::take(arena, tensor_values);
         const auto matrix = [&] { return Matrix<64>::take(arena, tensor_chunk); };
         first_values.v = matrix();

@@ -47,7 +47,7 @@ struct ChannelSweep : SweepWalk<K, Bf16> {
         first_stage.decay = arena.take<float>(2 * K);
         // Behind all others, whose places the compiler knows.
         first_stage.rows = Matrix<64>::take(arena, tensor_chunk * value_groups());
-        take_padding<group_multiple>(arena);
+        take_padding(arena);
         stage_bytes = static_cast<int>(arena.shared_used - before);
         if (args.stages == 2) arena.take<char>(static_cast<std::size_t>(stage_bytes));
         patches = Matrix<64>::take(arena, args.value_columns);

@@ -48,14 +48,11 @@ struct Matrix {
     }
 };
 
-// Before memory that is shared out to matrices later: they begin at multiples of their rows, or of `group_multiple` for
-// products of groups. What has a size that the compiler knows comes before all else of a block's memory, whose places
-// it then knows.
-template <std::size_t multiple = 128>
-__host__ __device__ void take_padding(Arena& arena) {
-    arena.shared_used = (arena.shared_used + multiple - 1) / multiple * multiple;
-}
+// Before matrices for products of groups, and between stages that have them: they begin at multiples of this.
 inline constexpr std::size_t group_multiple = 1024;
+__host__ __device__ inline void take_padding(Arena& arena) {
+    arena.shared_used = (arena.shared_used + group_multiple - 1) / group_multiple * group_multiple;
+}
 
 // Two numbers as sums of two of 16 bits.
 struct SplitPair {

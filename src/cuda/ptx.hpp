@@ -214,7 +214,26 @@ HEADRACE_DEVICE float exp2_approximate(float x) {
     return y;
 }
 
-// The smaller one; NaN where one is.
+// 1 / x, off by up to 1 unit in the last place; 0 of results below 2^-126.
+HEADRACE_DEVICE float inverse_approximate(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// The root of x, off by up to 2^-23 of it.
+HEADRACE_DEVICE float root_approximate(float x) {
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// The larger one, the smaller one; NaN where one is.
+HEADRACE_DEVICE float maximum(float a, float b) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+    return most;
+}
 HEADRACE_DEVICE float minimum(float a, float b) {
     float least;
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
@@ -279,6 +298,21 @@ HEADRACE_DEVICE T shuffle_xor(T value, int lanes) {
 template <class T>
 HEADRACE_DEVICE T shuffle_from(T value, int lane) {
     return __shfl_sync(0xffffffffu, value, lane);
+}
+// Times what the lane so many before this one has, or behind it, where the warp has that lane.
+HEADRACE_DEVICE void multiply_by_lane_before(float& value, int lanes) {
+    asm volatile("{\n\t.reg .pred there;\n\t.reg .f32 other;\n\t"
+                 "shfl.sync.up.b32 other|there, %0, %1, 0, 0xffffffff;\n\t"
+                 "@there mul.f32 %0, %0, other;\n\t}"
+                 : "+f"(value)
+                 : "r"(lanes));
+}
+HEADRACE_DEVICE void multiply_by_lane_behind(float& value, int lanes) {
+    asm volatile("{\n\t.reg .pred there;\n\t.reg .f32 other;\n\t"
+                 "shfl.sync.down.b32 other|there, %0, %1, 31, 0xffffffff;\n\t"
+                 "@there mul.f32 %0, %0, other;\n\t}"
+                 : "+f"(value)
+                 : "r"(lanes));
 }
 
 }  // namespace headrace::cuda::ptx

@@ -150,9 +150,11 @@ class Chunks {
     }
 
   private:
-    // What operands leave of scores, against the largest of a matrix. Of 22 bits less than is stored of them, two bf16
-    // and what the inverse adds up of these. Of 11 bits each operand is off by up to 2^-11, either way, and products of
-    // 41 channels and more average that to a quarter.
+    // What operands leave of scores. Of one, against the root of the sum of the squares of its terms: an operand of 11
+    // bits is off by 2^-12.3 on the mean of squares, either way, each by itself, and a term has two; five times that.
+    static constexpr double term_of_11_bits = 0x1.8p-10;
+    // Against the largest of a matrix: of 22 bits less than is stored of them, two bf16 and what the inverse adds up of
+    // these; of 11 bits 2^-11 for each operand, which products of 41 channels and more average to a quarter.
     static constexpr double of_22_bits = 0x1p-14, of_11_bits = 0x1p-12;
     static constexpr double scale = 0.3, of_bf16 = 0x1.01p-8, smallest = 0x1p-120;  // less is zero
     Case of_;
@@ -169,6 +171,7 @@ class Chunks {
     Managed<std::uint16_t> reads_, erases_, writes_;
 
     double of_operands() const { return of_.reflects || of_.backward ? of_22_bits : of_11_bits; }
+    double of_term() const { return of_.reflects || of_.backward ? of_22_bits : term_of_11_bits; }
     std::size_t tokens() const { return static_cast<std::size_t>(of_.T); }
     // 64 columns behind the others (tiles/matrices.hpp).
     static std::size_t swizzled(int i, int j) {
@@ -200,7 +203,7 @@ class Chunks {
         const std::size_t place = static_cast<std::size_t>(chunk * of_.HV + head);
         const std::string where = "chunk " + std::to_string(chunk) + " head " + std::to_string(head);
         // decay[j][i][c] = e^{G_i - G_j}
-        std::vector<double> q_norm(C), k_norm(C), beta(C), P(C * C), l(C * C), start(C * of_.K), end(C * of_.K, 1);
+        std::vector<double> q_norm(C), k_norm(C), beta(C), P(C * C), squares(C * C), l(C * C), start(C * of_.K), end(C * of_.K, 1);
         for (int i = 0; i < C; ++i) {
             const int at = token(chunk, i);
             q_norm[i] = norm(q_, at, head), k_norm[i] = norm(k_, at, head);
@@ -219,7 +222,8 @@ class Chunks {
                 for (int i = j; i < C; ++i) {
                     const int at = token(chunk, i);
                     if (i > j) key *= std::exp(gate(at, head, c));
-                    P[i * C + j] += scale * row(q_, at, head, c) * q_norm[i] * key;
+                    const double term = scale * row(q_, at, head, c) * q_norm[i] * key;
+                    P[i * C + j] += term, squares[i * C + j] += term * term;
                     if (i > j) l[i * C + j] += row(k_, at, head, c) * k_norm[i] * key;
                 }
             }
@@ -229,7 +233,6 @@ class Chunks {
                         0x1p-22 * of_sum * product + smallest)
                 << where << " channel " << c;
         }
-        const double norm_of_P = largest(P);
         for (int i = 0; i < C; ++i) {
             const float* const factors = &factors_.values[place * 4 * C];
             const double norms[] = {scale * q_norm[i], -k_norm[i], k_norm[i]};
@@ -238,7 +241,7 @@ class Chunks {
             EXPECT_EQ(factors[3 * C + i], of_.delta ? static_cast<float>(beta[i]) : 1.0f);
             for (int j = 0; j < (i / 16 + 1) * 16; ++j)
                 EXPECT_NEAR(bf16(scores_.values[place * cuda::lower_size + lower(i, j)]), P[i * C + j],
-                            of_bf16 * std::fabs(P[i * C + j]) + of_operands() * norm_of_P)
+                            of_bf16 * std::fabs(P[i * C + j]) + of_term() * std::sqrt(squares[i * C + j]) + smallest)
                     << where << " P " << i << ' ' << j;
             for (int c = 0; c < columns_; ++c) {
                 const bool inside = c < of_.K;

@@ -38,8 +38,7 @@ enum class Precision { cut, mixed, fine };
 // sums += a b in tf32, a 16 x 8 and b 8 x 8: (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4) and (t, g), (t + 4, g). The
 // rows that are `fine`, g and g + 8, with 22 bits.
 template <Precision precision>
-HEADRACE_DEVICE void multiply_cut(float (&sums)[4], const float (&a)[4], const float (&b)[2], bool fine,
-                                  bool fine_8) {
+HEADRACE_DEVICE void multiply_cut(float (&sums)[4], const float (&a)[4], const float (&b)[2], const bool (&fine)[2]) {
     const auto bits = [](float x) { return __float_as_uint(x); };
     const auto rest = [&](float x) { return bits(x - __uint_as_float(bits(x) & 0xffffe000u)); };
     const std::uint32_t left[4] = {bits(a[0]), bits(a[1]), bits(a[2]), bits(a[3])}, right[2] = {bits(b[0]), bits(b[1])};
@@ -47,7 +46,7 @@ HEADRACE_DEVICE void multiply_cut(float (&sums)[4], const float (&a)[4], const f
         std::uint32_t fine_left[4], left_rest[4];
 #pragma unroll
         for (int place = 0; place < 4; ++place) {
-            const bool own = precision == Precision::fine || (place % 2 == 0 ? fine : fine_8);
+            const bool own = precision == Precision::fine || fine[place % 2];
             fine_left[place] = own ? left[place] : 0, left_rest[place] = own ? rest(a[place]) : 0;
         }
         ptx::multiply_tf32(sums, left_rest, right);
@@ -55,72 +54,69 @@ HEADRACE_DEVICE void multiply_cut(float (&sums)[4], const float (&a)[4], const f
     }
     ptx::multiply_tf32(sums, left, right);
 }
-// The factor of a left operand whose right one is lifted: a fine row takes that back.
-HEADRACE_DEVICE float left_lift(bool fine) { return fine ? 1 / lift : lift; }
-
-// Of Precision::cut `since` and `until` are lifted, and `through` has the decays through the token's block.
+// The factors of operands: a fine row takes back what its columns were lifted.
 template <Precision precision>
-struct ChannelSlice {
-    static constexpr bool cut = precision == Precision::cut, mixed = precision == Precision::mixed;
+HEADRACE_DEVICE float left_lift(bool fine) {
+    return precision == Precision::fine ? 1.0f : precision == Precision::mixed && fine ? 1 / lift : lift;
+}
+// Of tokens 0 and 1 of a lane and its channels.
+using LaneTokens = float[2][lane_channels];
 
-    float q[2][lane_channels], k[2][lane_channels];  // of the lane's tokens
-    float since[2][lane_channels];                   // decays from the start of the token's block, its own included
-    float until[2][lane_channels];                   // decays behind the token to the end of its block
-    float through[2][lane_channels];
+// Decays of tokens inside their block. Those since its start follow from no later token; where one of them is below
+// `least`, a channel's pairs of tokens from there on do not meet at the start.
+struct ChannelDecays {
+    static constexpr float least = 0x1p-64f;
 
-    // From blocks of one token, `since` their decays.
-    HEADRACE_DEVICE void start_blocks() {
+    LaneTokens since;              // from the start of the block, the token's own included
+    float through[lane_channels];  // to its end
+
+    // `since` has the decays of single tokens.
+    HEADRACE_DEVICE void find_since() {
 #pragma unroll
-        for (int which = 0; which < 2; ++which) {
+        for (int distance = 1; distance < slice_tokens / 2; distance *= 2) {
 #pragma unroll
             for (int c = 0; c < lane_channels; ++c) {
-                until[which][c] = cut ? lift : 1.0f;
-                if (!cut) continue;
-                through[which][c] = since[which][c];
-                since[which][c] *= lift;
+                ptx::multiply_by_lane_before(since[0][c], 4 * distance);
+                ptx::multiply_by_lane_behind(since[1][c], 4 * distance);
             }
         }
-    }
-    HEADRACE_DEVICE float decay_through(int which, int c) const {
-        return cut ? through[which][c] : since[which][c] * until[which][c];
-    }
-    // sums += rows later, in their blocks of 2 l, times keys earlier: rows 0 to 7 are q, the others k, of later_token;
-    // columns earlier_token. Of different blocks it means nothing.
-    HEADRACE_DEVICE void add_pairs(float (&sums)[4], int l, const bool (&fine)[2]) const {
-        const bool first = first_is_later(l), fine_row = mixed && chosen(first, fine[0], fine[1]);
-        const float factor = l > 1 ? left_lift(fine_row) : fine_row ? 1.0f : lift,
-                    right_factor = mixed ? lift : 1.0f;
 #pragma unroll
-        for (int pair = 0; pair < 2; ++pair) {
-            float a[4], b[2];
-#pragma unroll
-            for (int odd = 0; odd < 2; ++odd) {
-                const int c = 2 * pair + odd;
-                const float decay = chosen(first, since[0][c], since[1][c]), left = mixed ? decay * factor : decay,
-                            key = chosen(first, k[1][c], k[0][c]);
-                a[2 * odd] = chosen(first, q[0][c], q[1][c]) * left;
-                a[2 * odd + 1] = chosen(first, k[0][c], k[1][c]) * left;
-                b[odd] = l == 1 ? key : key * (chosen(first, until[1][c], until[0][c]) * right_factor);
-            }
-            multiply_cut<precision>(sums, a, b, fine_row, fine_row);
+        for (int c = 0; c < lane_channels; ++c) {
+            since[1][c] *= ptx::shuffle_from(since[0][c], warp_lanes - 4 + lane() % 4);
+            through[c] = ptx::shuffle_from(since[1][c], lane() % 4);
         }
     }
-    // From blocks of l tokens to blocks of 2 l.
-    HEADRACE_DEVICE void join_blocks(int l) {
+    // Whether all pairs of the warp's tokens meet at the block's start.
+    HEADRACE_DEVICE bool have_one_anchor() const {
+        const float of_lane = ptx::minimum(ptx::minimum(through[0], through[1]), ptx::minimum(through[2], through[3]));
+        return !ptx::any_of_warp(!(of_lane >= least));
+    }
+};
+
+// Pairs of tokens that meet where the later one's half of the smallest block of 2, 4, 8 or 16 tokens that has both
+// begins: for each size one product.
+struct ChannelLevels {
+    LaneTokens since, until;  // inside blocks of `l` tokens; at first `since` has the decays of single tokens
+    int l = 1;
+
+    // From blocks of l tokens to those of 2 l.
+    HEADRACE_DEVICE void join() {
         const bool first = first_is_later(l);
 #pragma unroll
         for (int c = 0; c < lane_channels; ++c) {
-            const float own[2] = {decay_through(0, c), decay_through(1, c)};
+            const float own[2] = {since[0][c] * until[0][c], since[1][c] * until[1][c]};
             float other[2];
 #pragma unroll
-            for (int which = 0; which < 2; ++which)
-                other[which] = 2 * l == slice_tokens ? own[1 - which] : ptx::shuffle_xor(own[which], 4 * l);
+            for (int which = 0; which < 2; ++which) {
+                const float of_lane = ptx::shuffle_xor(own[which], 4 * l & (warp_lanes - 1));
+                other[which] = 2 * l == slice_tokens ? own[1 - which] : of_lane;
+            }
             since[0][c] *= first ? other[0] : 1.0f;
             until[1][c] *= first ? other[1] : 1.0f;
             since[1][c] *= first ? 1.0f : other[1];
             until[0][c] *= first ? 1.0f : other[0];
-            if (cut) through[0][c] *= other[0], through[1][c] *= other[1];
         }
+        l *= 2;
     }
 };
 
@@ -148,8 +144,8 @@ HEADRACE_DEVICE void sum_over_tokens(float (&sums)[values]) {
 template <int values>
 HEADRACE_DEVICE int summed_value() {
     static_assert(values == 4 || values == 8);
-    const int row = lane() / 4;
-    return values / 2 * (row & 1) + values / 4 * (row / 2 & 1) + (values == 8 ? row / 4 & 1 : 0);
+    const int own = ptx::not_before(lane());  // found each time, as registers are few
+    return values / 2 * (own >> 2 & 1) + values / 4 * (own >> 3 & 1) + (values == 8 ? own >> 4 & 1 : 0);
 }
 
 }  // namespace headrace::cuda

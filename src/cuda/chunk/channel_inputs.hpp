@@ -72,17 +72,16 @@ struct ChannelInputs {
         for (float& each : gates) each = 0;
         if (i >= length || c >= args.K) return;
         const Source& from = sources->log_decays;
-        take(gates, args.log_decays.data + (from.first + i * from.step + 4 * c));
-    }
-    // What must not be given makes NaN of what it decays. A sum is NaN with any of its terms.
-    HEADRACE_DEVICE void take(float (&gates)[lane_channels], const char* from) const {
-        const float4 all = *reinterpret_cast<const float4*>(from);
+        float4 all = *reinterpret_cast<const float4*>(args.log_decays.data + (from.first + i * from.step + 4 * c));
+        accept(all);
         gates[0] = all.x, gates[1] = all.y, gates[2] = all.z, gates[3] = all.w;
-        const float most = fmaxf(fmaxf(gates[0], gates[1]), fmaxf(gates[2], gates[3])),
-                    sum = (gates[0] + gates[1]) + (gates[2] + gates[3]);
-        if (most <= 0 && sum <= 0) return;
-#pragma unroll
-        for (float& each : gates) each = each <= 0 ? each : not_a_number<float>();
+    }
+    // What must not be given makes NaN of what it decays.
+    HEADRACE_DEVICE void accept(float4& gates) const {
+        const float most = ptx::maximum(ptx::maximum(gates.x, gates.y), ptx::maximum(gates.z, gates.w));
+        if (most <= 0) return;
+        const auto accepted = [](float gate) { return gate <= 0 ? gate : not_a_number<float>(); };
+        gates = {accepted(gates.x), accepted(gates.y), accepted(gates.z), accepted(gates.w)};
         atomicOr(args.refused, refused_gate);
     }
 };

@@ -14,26 +14,36 @@
 
 namespace headrace::cuda {
 
-// A warp has 16 of the chunk's tokens. Scores are products of matrices: those of two of its tokens i > j meet at the
-// token where the later one's half of the smallest block of 2, 4, 8 or 16 tokens that has both begins, those with
-// earlier tokens of other warps where its own 16 begin. Decays on the way there and on from there are products of
-// decays of single tokens, which follow from no later token than i. Operands have 11 bits; 22 of a backward, and of
-// tokens that reflect the state, as their errors stay in it.
+// A warp has a block of 16 of the chunk's tokens. Scores are products of matrices: those of tokens i > j meet where the
+// block of i begins. Decays on the way there and on from there are products of decays of single tokens, which follow
+// from no later token than i; of two tokens of a block the way there leads back, and the key's factor is the inverse of
+// its decay. Where a channel has decayed too far for that, the two meet in between (ChannelLevels). Operands have 11
+// bits; 22 of a backward, and of tokens that reflect the state, as their errors stay in it.
 template <int K, bool delta>
 struct ChannelPrepare {
     static constexpr int blocks = tensor_chunk / slice_tokens, slices = K / slice_channels, kinds = delta ? 2 : 1,
-                         pieces_of_keys = blocks * (blocks - 1) / 2, levels = 4;
+                         levels = 4;
 
-    // Of 16 rows: with each earlier warp's 16 keys, columns of tokens `number` and 15 - number; and inside, at 1, 2, 4
-    // and 8. Kinds: q k^T, k k^T.
+    // Of 16 rows, with 16 keys: columns of tokens `number` and 15 - number; kinds q k^T and k k^T.
+    using Products = float[2][kinds][4];
     struct Sums {
-        float across[blocks - 1][2][kinds][4], inside[levels][4];
+        Products across[blocks - 1], inside;  // with each earlier warp's keys, with the warp's own
+        float q_k[2], q_q[2];                 // of the lane's tokens, over its channels
+    };
+    // Of a lane's tokens in a slice, on the way.
+    struct Arriving {
+        uint2 q[2];
+        float4 log_decays[2];
+    };
+    struct Slice {
+        LaneTokens q, k;
+        ChannelDecays decays;
     };
 
     const KernelArgs& args;
-    float4* keys;   // [pieces_of_keys, 2, lanes] right operands: of the lane's first token and the other
+    float4* keys;   // [2, blocks - 1, 2, lanes] of every second slice: as right operands behind their blocks
     uint2* kept;    // [slices, 2, block_threads] keys of the lane's tokens, where `inverse` will lie
-    float* totals;  // [blocks, slice_channels] decays through blocks
+    float* totals;  // [2, blocks, slice_channels] decays through blocks
     float *log_sums, *energies, *written;  // [blocks, K] of the tokens of a block
     float *q_norm, *k_norm, *k_k, *beta;   // [C] inverse norms; |k|^2
     float* of_token;                       // [C] what it writes of the errors in what it reads
@@ -47,7 +57,6 @@ struct ChannelPrepare {
         const char *q[2], *log_decays[2];
     };
     OwnRows* own_rows;  // [block_threads]
-    float4* dots;       // [block_threads] q.k of a lane's tokens and q.q, over its channels: registers are few
     struct Shared {
         ChannelInputs::Sources sources;
         std::int64_t place;  // of what the chunk prepares
@@ -59,13 +68,12 @@ struct ChannelPrepare {
     Shared* shared;
 
     __host__ __device__ ChannelPrepare(const KernelArgs& arguments, Arena& arena) : args(arguments) {
-        keys = arena.take<float4>(pieces_of_keys * 2 * warp_lanes);
-        totals = arena.take<float>(blocks * slice_channels);
+        keys = arena.take<float4>(2 * keys_of_slice);
+        totals = arena.take<float>(2 * totals_of_slice);
         for (float** sums : {&log_sums, &energies, &written}) *sums = arena.take<float>(blocks * K);
         for (float** vector : {&q_norm, &k_norm, &k_k, &beta, &of_token}) *vector = arena.take<float>(tensor_chunk);
         P = Matrix<64>::take(arena, tensor_chunk);
         of_warp = arena.take<float>(block_warps);
-        dots = arena.take<float4>(block_threads);
         own_rows = arena.take<OwnRows>(block_threads);
         shared = arena.take<Shared>(1);
         if (delta) {
@@ -87,7 +95,6 @@ struct ChannelPrepare {
         if (!find_chunk(row, head)) return;
         find_sources(row * args.HV + head);
         inputs().template prefetch<K>(0, range_.length);
-        clear_scores();
         find_own_rows();
         weigh_tokens();
         Sums sums{};
@@ -96,7 +103,7 @@ struct ChannelPrepare {
             case Precision::mixed: run_slices<Precision::mixed>(sums); break;
             case Precision::fine: run_slices<Precision::fine>(sums); break;
         }
-        if (args.l2norm && !with_rows()) weigh_queries();
+        if (weighs_queries()) weigh_queries(sums);
         ptx::sync_block();
         store_scores(sums);
         ptx::sync_block();
@@ -127,19 +134,29 @@ struct ChannelPrepare {
         find_sources(place);
         find_own_rows();
         weigh_tokens();
+        Arriving next = ask(0);
         HEADRACE_ROLLED
         for (int slice = 0; slice < slices; ++slice) {
-            ChannelSlice<Precision::fine> rows;
-            load_slice(rows, slice);
-            rows.start_blocks();
-#pragma unroll
-            for (int level = 0; level < levels; ++level) rows.join_blocks(1 << level);
-            share_totals(rows);
-            float before[lane_channels], after[lane_channels];
-            take_totals(before, 0, block_);
-            take_totals(after, block_ + 1, blocks);
-            write_low_rows(rows, before, after, slice_channel(slice));
+            Slice rows;
+            take_slice(rows, next, slice);
+            next = ask(slice + 1);
+            rows.decays.find_since();
+            Left left;
+            find_left<Precision::fine>(left, rows);
+            LaneTokens right;
+            Leaving leaving;
+            if (rows.decays.have_one_anchor()) {
+                find_leaving<Precision::fine>(right, leaving, rows);
+            } else {
+                LevelRows of;
+                load_levels(of, slice);
+                HEADRACE_ROLLED
+                for (int level = 0; level < levels; ++level) of.decays.join();
+                find_leaving<Precision::fine>(leaving, of);
+            }
+            share_totals(rows.decays, slice);
             ptx::sync_block();
+            write_low_rows(left, leaving, slice);
         }
     }
 
@@ -148,14 +165,13 @@ struct ChannelPrepare {
     ChunkRange range_;
     int head_;
     bool fine_[2];    // rows of scores of the lane's tokens
-    // Bits of the parts of rows that this lane shares, those with tokens of other warps and the levels inside, where
-    // scores need 16 bits (PrepareOps).
+    // Bits of the parts of rows that this lane shares (each_pair), where scores need 16 bits (PrepareOps).
     unsigned overlaps_;
 
     __host__ __device__ bool for_gradients() const { return args.prepared.of_backward; }
 
-    template <Precision precision>
-    static constexpr float unlift = precision == Precision::cut ? 1 / lift : 1.0f;  // of decays of a slice
+    static constexpr int keys_of_slice = (blocks - 1) * 2 * warp_lanes, totals_of_slice = blocks * slice_channels;
+
     // Else the walk decays them (ChannelRows).
     HEADRACE_DEVICE bool with_rows() const { return args.prepared.reads != nullptr; }
 
@@ -204,17 +220,25 @@ struct ChannelPrepare {
     HEADRACE_DEVICE uint2* kept_at(int slice, int which) const {
         return kept + (2 * slice + which) * block_threads + threadIdx.x;
     }
-    HEADRACE_DEVICE void weigh_queries() const {
-        const float4 of = dots[threadIdx.x];
-        const float norm = inverse_norm(sum_of_quad(of.z)), other_norm = inverse_norm(sum_of_quad(of.w));
-        if (lane() % 4 == 0) q_norm[row_of_token(0)] = norm, q_norm[row_of_token(1)] = other_norm;
+    HEADRACE_DEVICE bool weighs_queries() const { return args.l2norm && !with_rows(); }
+    HEADRACE_DEVICE void weigh_queries(const Sums& sums) const {
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            const float norm = inverse_norm(sum_of_quad(sums.q_q[which]));
+            if (lane() % 4 == 0) q_norm[row_of_token(which)] = norm;
+        }
     }
     // Of a token's row, which is kept from there on.
     HEADRACE_DEVICE float squares(const Strided& tensor, const ChannelInputs::Source& source, int i, uint2* to) const {
+        const char* const row =
+            i < shared->length ? tensor.data + (source.first + i * source.step + 2 * lane_channel()) : nullptr;
         float sum = 0;
 #pragma unroll 4
         for (int slice = 0; slice < slices; ++slice) {
-            const Piece x = inputs().load_piece(tensor, source, i, slice_channel(slice), shared->length);
+            uint2 of{};
+            if (row != nullptr && slice_channel(slice) < args.K)
+                of = *reinterpret_cast<const uint2*>(row + 2 * slice_channels * slice);
+            const Piece x{{of.x, of.y}};
             if (to != nullptr) to[2 * slice * block_threads] = {x.pairs[0], x.pairs[1]};
 #pragma unroll
             for (int n = 0; n < lane_channels; ++n) sum = fmaf(x.at(n), x.at(n), sum);
@@ -261,75 +285,69 @@ struct ChannelPrepare {
     // ---- a slice of channels ----
     template <Precision precision>
     HEADRACE_DEVICE void run_slices(Sums& sums) {
-        dots[threadIdx.x] = {};
+        Arriving next = ask(0);
         HEADRACE_ROLLED
         for (int slice = 0; slice < slices; ++slice) {
             // Addresses are computed again, as registers are few.
             if (precision != Precision::cut) block_ = ptx::not_before(block_);
             if (precision == Precision::mixed) find_fine_rows();
-            run_slice<precision>(sums, slice);
+            run_slice<precision>(sums, next, slice);
         }
     }
     template <Precision precision>
-    HEADRACE_DEVICE void run_slice(Sums& sums, int slice) {
-        ChannelSlice<precision> rows;
-        load_slice(rows, slice);
-        add_dots(rows);
-        rows.start_blocks();
-#pragma unroll
-        for (int level = 0; level < levels; ++level) {
-            rows.add_pairs(sums.inside[level], 1 << level, fine_);
-            rows.join_blocks(1 << level);
+    HEADRACE_DEVICE void run_slice(Sums& sums, Arriving& next, int slice) {
+        Slice rows;
+        take_slice(rows, next, slice);
+        add_to_sums(rows, next, slice);
+        next = ask(slice + 1);
+        add_dots(sums, rows);
+        rows.decays.find_since();
+        Left left;
+        find_left<precision>(left, rows);
+        Leaving leaving;
+        if (rows.decays.have_one_anchor()) {
+            LaneTokens right;
+            find_leaving<precision>(right, leaving, rows);
+            multiply_inside<precision>(sums.inside, left, right);
+        } else {
+            add_in_between<precision>(sums.inside, leaving, left, rows, slice);
         }
-        share_totals(rows);
-        float after[lane_channels];
-        take_totals(after, 0, 0);
-        HEADRACE_ROLLED
-        for (int other = block_ + 1; other < blocks; ++other) {
-            leave_keys(rows, after, other);
-            multiply_by_total(after, other);
-        }
-        if (with_rows()) {
-            float before[lane_channels];
-            take_totals(before, 0, block_);
-            write_rows(rows, before, after, slice_channel(slice));
-        }
-        if (delta) add_written(rows, after, slice_channel(slice));
+        if (delta) add_written(leaving, slice);
+        leave_keys(leaving, slice);
+        share_totals(rows.decays, slice);
         ptx::sync_block();
-        add_across(sums, rows);
+        add_across<precision>(sums, left, slice);
+        if (with_rows()) write_rows<precision>(left, leaving, slice);
     }
-    template <Precision precision>
-    HEADRACE_DEVICE void add_dots(const ChannelSlice<precision>& rows) const {
-        float4 of = dots[threadIdx.x];
-#pragma unroll
-        for (int n = 0; n < lane_channels; ++n) {
-            of.x = fmaf(rows.q[0][n], rows.k[0][n], of.x), of.y = fmaf(rows.q[1][n], rows.k[1][n], of.y);
-            of.z = fmaf(rows.q[0][n], rows.q[0][n], of.z), of.w = fmaf(rows.q[1][n], rows.q[1][n], of.w);
-        }
-        dots[threadIdx.x] = of;
-    }
-    template <Precision precision>
-    HEADRACE_DEVICE void load_slice(ChannelSlice<precision>& rows, int slice) const {
-        const int c = slice_channel(slice);
-        float of_channels[2 * lane_channels] = {};
+    HEADRACE_DEVICE void add_dots(Sums& sums, const Slice& rows) const {
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            const int i = row_of_token(which);
-            const Piece k = key_piece(i, slice, which);
-            Piece q{};
-            float gates[lane_channels] = {};
-            load_own(q, gates, which, c);
 #pragma unroll
-            for (int n = 0; n < lane_channels; ++n) {
-                rows.q[which][n] = q.at(n), rows.k[which][n] = k.at(n);
-                of_channels[n] += gates[n];
-                of_channels[lane_channels + n] = fmaf(k.at(n), k.at(n), of_channels[lane_channels + n]);
-                rows.since[which][n] = ptx::exp2_approximate(gates[n] * log2_e);
-            }
+            for (int c = 0; c < lane_channels; ++c)
+                sums.q_k[which] = fmaf(rows.q[which][c], rows.k[which][c], sums.q_k[which]);
         }
-        sum_over_tokens(of_channels);
-        const int value = summed_value<2 * lane_channels>(), at = block_ * K + c + value % lane_channels;
-        (value < lane_channels ? log_sums : energies)[at] = of_channels[0];
+        if (!weighs_queries()) return;
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+#pragma unroll
+            for (int c = 0; c < lane_channels; ++c)
+                sums.q_q[which] = fmaf(rows.q[which][c], rows.q[which][c], sums.q_q[which]);
+        }
+    }
+    // Rows of a slice and the decays of single tokens; keys follow from `kept` or memory.
+    HEADRACE_DEVICE void take_slice(Slice& rows, Arriving& arrived, int slice) const {
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            const Piece q{{arrived.q[which].x, arrived.q[which].y}}, k = key_piece(row_of_token(which), slice, which);
+#pragma unroll
+            for (int c = 0; c < lane_channels; ++c) rows.q[which][c] = q.at(c), rows.k[which][c] = k.at(c);
+            take_decays(rows.decays.since[which], arrived.log_decays[which]);
+        }
+    }
+    HEADRACE_DEVICE void take_decays(float (&decays)[lane_channels], float4& gates) const {
+        inputs().accept(gates);
+        decays[0] = ptx::exp2_approximate(gates.x * log2_e), decays[1] = ptx::exp2_approximate(gates.y * log2_e);
+        decays[2] = ptx::exp2_approximate(gates.z * log2_e), decays[3] = ptx::exp2_approximate(gates.w * log2_e);
     }
     HEADRACE_DEVICE void find_own_rows() const {
         const ChannelInputs::Sources& from = shared->sources;
@@ -342,13 +360,19 @@ struct ChannelPrepare {
             own.log_decays[which] = args.log_decays.data + (from.log_decays.first + i * from.log_decays.step);
         }
     }
-    HEADRACE_DEVICE void load_own(Piece& q, float (&gates)[lane_channels], int which, int c) const {
+    // For rows and log decays of a slice; zeros past the ends.
+    HEADRACE_DEVICE Arriving ask(int slice) const {
         const OwnRows& own = own_rows[threadIdx.x];
-        const char* const row = own.q[which];
-        if (row == nullptr || c >= args.K) return;
-        const uint2 pairs = *reinterpret_cast<const uint2*>(row + 2 * c);
-        q.pairs[0] = pairs.x, q.pairs[1] = pairs.y;
-        inputs().take(gates, own.log_decays[which] + 4 * c);
+        const int c = slice_channel(slice);
+        Arriving of{};
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            const char* const row = own.q[which];
+            if (row == nullptr || c >= args.K) continue;
+            of.q[which] = *reinterpret_cast<const uint2*>(row + 2 * c);
+            of.log_decays[which] = *reinterpret_cast<const float4*>(own.log_decays[which] + 4 * c);
+        }
+        return of;
     }
     HEADRACE_DEVICE Piece key_piece(int i, int slice, int which) const {
         if constexpr (!delta)
@@ -357,222 +381,394 @@ struct ChannelPrepare {
         return {{pairs.x, pairs.y}};
     }
 
-    // ---- decays through blocks ----
+    // ---- products ----
+    // Rows with their decays from the start of the block, as left operands: of channels 0 and 1, 2 and 3.
+    using Left = float[kinds][2][4];
     template <Precision precision>
-    HEADRACE_DEVICE void share_totals(const ChannelSlice<precision>& rows) const {
-        float* const own = totals + block_ * slice_channels + lane_channel();
-        if (first_token() == 0) {
+    HEADRACE_DEVICE void find_left(Left& left, const Slice& rows) const {
 #pragma unroll
-            for (int n = 0; n < lane_channels; ++n) own[n] = rows.decay_through(0, n);
+        for (int which = 0; which < 2; ++which) {
+            const float factor = left_lift<precision>(fine_[which]);
+#pragma unroll
+            for (int c = 0; c < lane_channels; ++c) {
+                const float since = rows.decays.since[which][c],
+                            decay = precision == Precision::fine ? since : since * factor;
+                left[0][c / 2][c % 2 * 2 + which] = rows.q[which][c] * decay;
+                if (delta) left[kinds - 1][c / 2][c % 2 * 2 + which] = rows.k[which][c] * decay;
+            }
         }
-        ptx::sync_block();
     }
-    HEADRACE_DEVICE void take_totals(float (&decays)[lane_channels], int first, int end) const {
+    // To the end of the block: decays, and keys as right operands.
+    struct Leaving {
+        LaneTokens decays, keys;
+    };
+    // With keys as right operands that have their decays' inverse.
+    template <Precision precision>
+    HEADRACE_DEVICE void find_leaving(LaneTokens& right, Leaving& leaving, const Slice& rows) const {
+        const ChannelDecays& decays = rows.decays;
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+#pragma unroll
+            for (int c = 0; c < lane_channels; ++c) {
+                const float inverse = ptx::inverse_approximate(decays.since[which][c]);
+                right[which][c] = rows.k[which][c] * lifted<precision>(inverse);
+                leaving.decays[which][c] = decays.through[c] * inverse;
+                leaving.keys[which][c] = right[which][c] * decays.through[c];
+            }
+        }
+    }
+    template <Precision precision>
+    HEADRACE_DEVICE static float lifted(float of_right) {
+        return precision == Precision::fine ? of_right : of_right * lift;
+    }
+    // sums += left right
+    template <Precision precision>
+    HEADRACE_DEVICE void multiply_inside(Products& sums, const Left& left, const LaneTokens& right) const {
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+#pragma unroll
+            for (int pair = 0; pair < 2; ++pair) {
+#pragma unroll
+                for (int kind = 0; kind < kinds; ++kind)
+                    multiply_cut<precision>(sums[which][kind], left[kind][pair],
+                                            {right[which][2 * pair], right[which][2 * pair + 1]}, fine_);
+            }
+        }
+    }
+    // Where not all pairs meet at the start of the block.
+    template <Precision precision>
+    HEADRACE_DEVICE void add_in_between(Products& sums, Leaving& leaving, const Left& left, const Slice& rows,
+                                        int slice) const {
+        const unsigned near = multiply_near<precision>(sums, left, rows);
+        LevelRows of;
+        load_levels(of, slice);
+        HEADRACE_ROLLED
+        for (int level = 0; level < levels; ++level) {
+            float met[4] = {};
+            multiply_level<precision>(met, of, near);
+            add_met(sums, met, of.decays.l);
+            of.decays.join();
+        }
+        find_leaving<precision>(leaving, of);
+    }
+    // The pairs that do. Returns a bit for each of the lane's tokens and channels whose pairs with earlier ones do.
+    template <Precision precision>
+    HEADRACE_DEVICE unsigned multiply_near(Products& sums, const Left& left, const Slice& rows) const {
+        unsigned near = 0;
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+            float near_left[kinds][4], right[2][2];
+#pragma unroll
+            for (int which = 0; which < 2; ++which) {
+#pragma unroll
+                for (int n = 0; n < 2; ++n) {
+                    const int c = 2 * pair + n, place = 2 * n + which;
+                    const float since = rows.decays.since[which][c];
+                    const bool meets = since >= ChannelDecays::least;
+                    near |= meets ? near_bit(which, c) : 0;
+                    right[which][n] =
+                        meets ? rows.k[which][c] * lifted<precision>(ptx::inverse_approximate(since)) : 0.0f;
+#pragma unroll
+                    for (int kind = 0; kind < kinds; ++kind)
+                        near_left[kind][place] = meets ? left[kind][pair][place] : 0.0f;
+                }
+            }
+#pragma unroll
+            for (int which = 0; which < 2; ++which) {
+#pragma unroll
+                for (int kind = 0; kind < kinds; ++kind)
+                    multiply_cut<precision>(sums[which][kind], near_left[kind], right[which], fine_);
+            }
+        }
+        return near;
+    }
+    HEADRACE_DEVICE static unsigned near_bit(int which, int c) { return 1u << (lane_channels * which + c); }
+    // Rows of a slice once more, and decays on the way to where blocks meet.
+    struct LevelRows {
+        Piece q[2], k[2];
+        ChannelLevels decays;
+    };
+    HEADRACE_DEVICE void load_levels(LevelRows& of, int slice) const {
+        Arriving arrived = ask(slice);
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            of.q[which] = {{arrived.q[which].x, arrived.q[which].y}};
+            of.k[which] = key_piece(row_of_token(which), slice, which);
+            take_decays(of.decays.since[which], arrived.log_decays[which]);
+#pragma unroll
+            for (int c = 0; c < lane_channels; ++c) of.decays.until[which][c] = 1;
+        }
+    }
+    template <Precision precision>
+    HEADRACE_DEVICE void find_leaving(Leaving& leaving, const LevelRows& of) const {
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+#pragma unroll
+            for (int c = 0; c < lane_channels; ++c) {
+                leaving.decays[which][c] = of.decays.until[which][c];
+                leaving.keys[which][c] = of.k[which].at(c) * lifted<precision>(of.decays.until[which][c]);
+            }
+        }
+    }
+    // Rows 0 to 7 are q, the others k, of later_token; columns earlier_token.
+    template <Precision precision>
+    HEADRACE_DEVICE void multiply_level(float (&met)[4], const LevelRows& of, unsigned near) const {
+        const bool first = first_is_later(of.decays.l), fine = chosen(first, fine_[0], fine_[1]);
+        const float factor = left_lift<precision>(fine);
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+            float a[4], b[2];
+#pragma unroll
+            for (int odd = 0; odd < 2; ++odd) {
+                const int c = 2 * pair + odd;
+                const auto chosen_row = [&](const Piece(&rows)[2], bool first_token) {
+                    return Piece{{chosen(first_token, rows[0].pairs[0], rows[1].pairs[0]),
+                                  chosen(first_token, rows[0].pairs[1], rows[1].pairs[1])}}
+                        .at(c);
+                };
+                const bool met_before = (near & chosen(first, near_bit(0, c), near_bit(1, c))) != 0;
+                const float since = chosen(first, of.decays.since[0][c], of.decays.since[1][c]),
+                            until = chosen(first, of.decays.until[1][c], of.decays.until[0][c]),
+                            left = met_before ? 0.0f : since * factor;
+                a[2 * odd] = chosen_row(of.q, first) * left;
+                a[2 * odd + 1] = chosen_row(of.k, first) * left;
+                b[odd] = chosen_row(of.k, !first) * lifted<precision>(until);
+            }
+            multiply_cut<precision>(met, a, b, {fine, fine});
+        }
+    }
+    // To where they lie inside; those of different blocks mean nothing.
+    HEADRACE_DEVICE void add_met(Products& sums, const float (&met)[4], int l) const {
+        const LanePlace at;
+        const int i = later_token(at.row, l);
+#pragma unroll
+        for (int next = 0; next < 2; ++next) {
+            const int number = at.column + next, j = earlier_token(number, l);
+            const bool met_here = i / (2 * l) == j / (2 * l);
+#pragma unroll
+            for (int which = 0; which < 2; ++which) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const bool here = met_here && (j == number) == (which == 0) && (i == at.row) == (half == 0);
+#pragma unroll
+                    for (int kind = 0; kind < kinds; ++kind)
+                        sums[which][kind][2 * half + next] += here ? met[2 * kind + next] : 0.0f;
+                }
+            }
+        }
+    }
+    // ---- between blocks ----
+    // Buffers of a slice; the other one's may still be read.
+    HEADRACE_DEVICE float4* keys_of(int slice, int block) const {
+        return keys + slice % 2 * keys_of_slice + block * 2 * warp_lanes + lane();
+    }
+    HEADRACE_DEVICE float* totals_of(int slice, int block) const {
+        return totals + slice % 2 * totals_of_slice + block * slice_channels + lane_channel();
+    }
+    HEADRACE_DEVICE void share_totals(const ChannelDecays& decays, int slice) const {
+        if (first_token() == 0) *reinterpret_cast<float4*>(totals_of(slice, block_)) = of_four(decays.through);
+    }
+    // Decays through blocks [first, end).
+    HEADRACE_DEVICE void take_totals(float (&decays)[lane_channels], int slice, int first, int end) const {
 #pragma unroll
         for (float& decay : decays) decay = 1;
         HEADRACE_ROLLED
-        for (int other = first; other < end; ++other) multiply_by_total(decays, other);
+        for (int other = first; other < end; ++other) multiply_by_total(decays, slice, other);
     }
-    HEADRACE_DEVICE void multiply_by_total(float (&decays)[lane_channels], int other) const {
-        const float* const from = totals + other * slice_channels + lane_channel();
-#pragma unroll
-        for (int n = 0; n < lane_channels; ++n) decays[n] *= from[n];
+    HEADRACE_DEVICE void multiply_by_total(float (&decays)[lane_channels], int slice, int other) const {
+        const float4 of = *reinterpret_cast<const float4*>(totals_of(slice, other));
+        decays[0] *= of.x, decays[1] *= of.y, decays[2] *= of.z, decays[3] *= of.w;
     }
-    // Rows j < i of pairs of blocks: three, two and one.
-    HEADRACE_DEVICE static int piece_of(int row_block, int key_block) {
-        return row_block * (row_block - 1) / 2 + key_block;
-    }
-    template <Precision precision>
-    HEADRACE_DEVICE void leave_keys(const ChannelSlice<precision>& rows, const float (&between)[lane_channels],
-                                    int to) const {
-        float4* const piece = keys + piece_of(to, block_) * 2 * warp_lanes + lane();
-        float factors[lane_channels];
+    HEADRACE_DEVICE void leave_keys(const Leaving& leaving, int slice) const {
+        if (block_ == blocks - 1) return;
+        float4* const to = keys_of(slice, block_);
 #pragma unroll
-        for (int n = 0; n < lane_channels; ++n) factors[n] = rows.mixed ? between[n] * lift : between[n];
-#pragma unroll
-        for (int which = 0; which < 2; ++which) {
-            const auto key = [&](int n) { return rows.k[which][n] * (rows.until[which][n] * factors[n]); };
-            piece[which * warp_lanes] = {key(0), key(1), key(2), key(3)};
-        }
+        for (int which = 0; which < 2; ++which) to[which * warp_lanes] = of_four(leaving.keys[which]);
     }
     template <Precision precision>
-    HEADRACE_DEVICE void add_across(Sums& sums, const ChannelSlice<precision>& rows) const {
-        if (block_ == 0) return;
+    HEADRACE_DEVICE void add_across(Sums& sums, const Left& left, int slice) const {
+        float between[lane_channels] = {1, 1, 1, 1};
 #pragma unroll
-        for (int kind = 0; kind < kinds; ++kind) {
-            float a[2][4];  // of channels 0 and 1, 2 and 3
+        for (int other = blocks - 2; other >= 0; --other) {
+            if (other >= block_) continue;
+            if (other + 1 < block_) multiply_by_total(between, slice, other + 1);
+            const float4* const from = keys_of(slice, other);
 #pragma unroll
-            for (int n = 0; n < lane_channels; ++n) {
+            for (int which = 0; which < 2; ++which) {
+                const float4 of = from[which * warp_lanes];
+                float b[2][2] = {{of.x, of.y}, {of.z, of.w}};
+                if (other + 1 < block_) {
 #pragma unroll
-                for (int which = 0; which < 2; ++which) {
-                    const float row = kind == 0 ? rows.q[which][n] : rows.k[which][n], since = rows.since[which][n];
-                    a[n / 2][n % 2 * 2 + which] = row * (rows.mixed ? since * left_lift(fine_[which]) : since);
+                    for (int c = 0; c < lane_channels; ++c) b[c / 2][c % 2] *= between[c];
                 }
-            }
 #pragma unroll
-            for (int other = 0; other < blocks - 1; ++other) {
-                if (other >= block_) continue;
-                const float4* const piece = keys + piece_of(block_, other) * 2 * warp_lanes + lane();
+                for (int kind = 0; kind < kinds; ++kind) {
 #pragma unroll
-                for (int which = 0; which < 2; ++which) {
-                    const float4 of = piece[which * warp_lanes];
-                    float(&to)[4] = sums.across[other][which][kind];
-                    multiply_cut<precision>(to, a[0], {of.x, of.y}, fine_[0], fine_[1]);
-                    multiply_cut<precision>(to, a[1], {of.z, of.w}, fine_[0], fine_[1]);
+                    for (int pair = 0; pair < 2; ++pair)
+                        multiply_cut<precision>(sums.across[other][which][kind], left[kind][pair], b[pair], fine_);
                 }
             }
         }
     }
+    HEADRACE_DEVICE static float4 of_four(const float (&x)[lane_channels]) { return {x[0], x[1], x[2], x[3]}; }
 
     // ---- outputs ----
-    template <Precision precision>
-    HEADRACE_DEVICE void write_rows(const ChannelSlice<precision>& rows, const float (&before)[lane_channels],
-                                    const float (&after)[lane_channels], int c) const {
+    // Of a block's tokens the sums of log decays and of squares of keys, for each channel.
+    HEADRACE_DEVICE void add_to_sums(const Slice& rows, const Arriving& arrived, int slice) const {
+        const float4 &first = arrived.log_decays[0], &second = arrived.log_decays[1];
+        float of_channels[2 * lane_channels] = {first.x + second.x, first.y + second.y, first.z + second.z,
+                                                first.w + second.w};
 #pragma unroll
-        for (int which = 0; which < 2; ++which) {
-            const int i = row_of_token(which);
-            const float read = static_cast<float>(args.scale) * q_norm[i] * unlift<precision>,
-                        key = k_norm[i] * unlift<precision>;
-            float q[lane_channels], e[lane_channels], k[lane_channels];
-#pragma unroll
-            for (int n = 0; n < lane_channels; ++n) {
-                const float start = rows.since[which][n] * before[n], end = rows.until[which][n] * after[n];
-                q[n] = rows.q[which][n] * (start * read);
-                e[n] = rows.k[which][n] * (start * -key);
-                k[n] = rows.k[which][n] * (end * key);
-            }
-            write_row(args.prepared.reads, i, c, q);
-            if (delta) write_row(args.prepared.erases, i, c, e);
-            write_row(args.prepared.writes, i, c, k);
-        }
+        for (int c = 0; c < lane_channels; ++c)
+            of_channels[lane_channels + c] = fmaf(rows.k[0][c], rows.k[0][c], rows.k[1][c] * rows.k[1][c]);
+        sum_over_tokens(of_channels);
+        const int value = summed_value<2 * lane_channels>(),
+                  at = block_ * K + slice_channel(slice) + value % lane_channels;
+        (value < lane_channels ? log_sums : energies)[at] = of_channels[0];
     }
-    template <Precision precision>
-    HEADRACE_DEVICE void add_written(const ChannelSlice<precision>& rows, const float (&after)[lane_channels],
-                                     int c) const {
+    HEADRACE_DEVICE void add_written(const Leaving& leaving, int slice) const {
         float added[lane_channels] = {};
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            const float own = of_token[row_of_token(which)] * (unlift<precision> * unlift<precision>);
+            const float own = of_token[row_of_token(which)];
 #pragma unroll
-            for (int n = 0; n < lane_channels; ++n) {
-                const float end = rows.until[which][n] * after[n];
-                added[n] = fmaf(own, end * end, added[n]);
+            for (int c = 0; c < lane_channels; ++c) {
+                const float until = leaving.decays[which][c];
+                added[c] = fmaf(own * until, until, added[c]);
             }
         }
         sum_over_tokens(added);
-        if (lane() < warp_lanes / 2) written[block_ * K + c + summed_value<lane_channels>()] = added[0];
+        if (lane() < warp_lanes / 2)
+            written[block_ * K + slice_channel(slice) + summed_value<lane_channels>()] = added[0];
     }
-    HEADRACE_DEVICE void write_low_rows(const ChannelSlice<Precision::fine>& rows, const float (&before)[lane_channels],
-                                        const float (&after)[lane_channels], int c) const {
+    // f(token, channel, row of q, of k for erases, of k for writes) of rows with their decays, whose factors are undone,
+    // from the start of the chunk and to its end.
+    template <Precision precision, class F>
+    HEADRACE_DEVICE void each_row(const Left& left, const Leaving& leaving, int slice, F f) const {
+        float before[lane_channels], after[lane_channels];
+        take_totals(before, slice, 0, block_);
+        take_totals(after, slice, block_ + 1, blocks);
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const int i = row_of_token(which);
-            float e[lane_channels], k[lane_channels];
+            const float unlift = precision == Precision::fine ? 1.0f : 1 / left_lift<precision>(fine_[which]),
+                        key = precision == Precision::fine ? k_norm[i] : k_norm[i] / lift,
+                        erase = -k_norm[i] * unlift, read = static_cast<float>(args.scale) * q_norm[i] * unlift;
+            float q[lane_channels], e[lane_channels], k[lane_channels];
 #pragma unroll
-            for (int n = 0; n < lane_channels; ++n) {
-                e[n] = rest(rows.k[which][n] * (rows.since[which][n] * before[n] * -k_norm[i]));
-                k[n] = rest(rows.k[which][n] * (rows.until[which][n] * after[n] * k_norm[i]));
+            for (int c = 0; c < lane_channels; ++c) {
+                const int place = c % 2 * 2 + which;
+                q[c] = left[0][c / 2][place] * (before[c] * read);
+                e[c] = left[kinds - 1][c / 2][place] * (before[c] * erase);
+                k[c] = leaving.keys[which][c] * (after[c] * key);
             }
-            write_row(args.prepared.erases_low, i, c, e);
-            write_row(args.prepared.writes_low, i, c, k);
+            f(i, slice_channel(slice), q, e, k);
         }
     }
+    template <Precision precision>
+    HEADRACE_DEVICE void write_rows(const Left& left, const Leaving& leaving, int slice) const {
+        each_row<precision>(left, leaving, slice, [&](int i, int c, const auto& q, const auto& e, const auto& k) {
+            write_row(args.prepared.reads, i, c, q);
+            if (delta) write_row(args.prepared.erases, i, c, e);
+            write_row(args.prepared.writes, i, c, k);
+        });
+    }
+    HEADRACE_DEVICE void write_low_rows(const Left& left, const Leaving& leaving, int slice) const {
+        const auto rests = [](float(&of)[lane_channels], const float(&row)[lane_channels]) {
+#pragma unroll
+            for (int c = 0; c < lane_channels; ++c) of[c] = rest(row[c]);
+        };
+        each_row<Precision::fine>(left, leaving, slice, [&](int i, int c, const auto&, const auto& e, const auto& k) {
+            float of_e[lane_channels], of_k[lane_channels];
+            rests(of_e, e), rests(of_k, k);
+            write_row(args.prepared.erases_low, i, c, of_e);
+            write_row(args.prepared.writes_low, i, c, of_k);
+        });
+    }
     HEADRACE_DEVICE static float rest(float x) { return x - low_half(ptx::round_to_bf16(x, 0)); }
+    HEADRACE_DEVICE static std::uint32_t low_pair(float2 of) { return ptx::round_to_bf16(rest(of.x), rest(of.y)); }
     HEADRACE_DEVICE void write_row(std::uint16_t* matrices, int i, int c, const float (&row)[lane_channels]) const {
         const Matrix<K> to{matrices + shared->place * tensor_chunk * K};
         *reinterpret_cast<uint2*>(&to.pair(i, c)) = {ptx::round_to_bf16(row[0], row[1]),
                                                      ptx::round_to_bf16(row[2], row[3])};
     }
 
-    // Above the diagonal in the diagonal's blocks, which no sum has.
-    HEADRACE_DEVICE void clear_scores() const {
-        each(tensor_chunk * slice_tokens, [&](int place) {
-            const int i = place / slice_tokens, j = i / slice_tokens * slice_tokens + place % slice_tokens;
-            P.at(i, j) = 0;
-            if (for_gradients()) P_low.at(i, j) = 0;
-            if (delta) n.at(i, j) = 0;
-        });
-    }
-    // Of rows and columns of the chunk: P, and -l.
-    HEADRACE_DEVICE float score(int kind, float sum, int i, int j) const {
-        return sum * (kind == 0 ? static_cast<float>(args.scale) * q_norm[i] * k_norm[j] : -k_norm[i] * k_norm[j]);
-    }
-    // f(sum of P, sum of l, i, j, part) for the pairs of tokens i > j of this lane, in the chunk: parts 0 and 1 are the
-    // lane's two rows with earlier warps' tokens, the next those inside at each level.
+    // f(sums of P, sums of l, i, j, part) for this lane's pairs of neighbours j and j + 1 in rows i of the chunk: parts 0
+    // and 1 are the lane's two rows with earlier warps' tokens, 2 and 3 with those of their block, where a sum of a
+    // later token is none.
     template <class F>
     HEADRACE_DEVICE void each_pair(const Sums& sums, F f) const {
-        const LanePlace at;
-        const int first = slice_tokens * block_;
 #pragma unroll
         for (int other = 0; other < blocks - 1; ++other) {
             if (other >= block_) continue;
+            each_pair(sums.across[other], slice_tokens * other, 0, f);
+        }
+        each_pair(sums.inside, slice_tokens * block_, 2, f);
+    }
+    template <class F>
+    HEADRACE_DEVICE void each_pair(const Products& sums, int first, int part, F f) const {
+        const LanePlace at;
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            const int j = first + (which == 0 ? at.column : slice_tokens - 2 - at.column);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int i = row_of_token(half);
-#pragma unroll
-                for (int which = 0; which < 2; ++which) {
-                    const auto& of = sums.across[other][which];
-#pragma unroll
-                    for (int next = 0; next < 2; ++next) {
-                        const int number = at.column + next,
-                                  j = slice_tokens * other + (which == 0 ? number : slice_tokens - 1 - number);
-                        f(of[0][2 * half + next], of[kinds - 1][2 * half + next], i, j, half);
-                    }
-                }
-            }
-        }
-#pragma unroll
-        for (int level = 0; level < levels; ++level) {
-            const int l = 1 << level, i = later_token(at.row, l);
-#pragma unroll
-            for (int next = 0; next < 2; ++next) {
-                const int j = earlier_token(at.column + next, l);
-                if (i / (2 * l) != j / (2 * l)) continue;
-                f(sums.inside[level][next], sums.inside[level][2 + next], first + i, first + j, 2 + level);
+                const auto of = [&](const float(&products)[4]) {
+                    const float number = products[2 * half], next = products[2 * half + 1];
+                    return which == 0 ? float2{number, next} : float2{next, number};
+                };
+                f(of(sums[which][0]), of(sums[which][kinds - 1]), row_of_token(half), j, part + half);
             }
         }
     }
-    HEADRACE_DEVICE void store_scores(const Sums& sums) {
-        float squares[2 + levels] = {};
-        each_pair(sums, [&](float of_P, float of_l, int i, int j, int part) {
-            store_read_score(score(0, of_P, i, j), i, j);
-            if (!delta) return;
-            const float l = score(1, of_l, i, j);
-            n.at(i, j) = l * (for_gradients() ? divisor : beta)[j];
-            squares[part] = fmaf(l, l, squares[part]);
-        });
+    // P, and zeros above the diagonal.
+    HEADRACE_DEVICE float2 scores_of(float2 sums, int i, int j) const {
+        const float2 columns = *reinterpret_cast<const float2*>(k_norm + j);
+        const float row = static_cast<float>(args.scale) * q_norm[i];
+        return {j <= i ? sums.x * (row * columns.x) : 0.0f, j < i ? sums.y * (row * columns.y) : 0.0f};
+    }
+    HEADRACE_DEVICE void put_diagonal(Sums& sums) const {
+        const LanePlace at;
 #pragma unroll
-        for (int which = 0; which < 2; ++which) {
-            const float own = sum_of_quad(which == 0 ? dots[threadIdx.x].x : dots[threadIdx.x].y);
-            const int i = row_of_token(which);
-            if (lane() % 4 == 0) store_read_score(score(0, own, i, i), i, i);
+        for (int half = 0; half < 2; ++half) {
+            const float own = sum_of_quad(sums.q_k[half]);
+#pragma unroll
+            for (int next = 0; next < 2; ++next) {  // tokens of half 0 and 1 are columns of which 0 and 1
+                float& sum = sums.inside[half][0][2 * half + next];
+                sum = at.column + next == at.row ? own : sum;
+            }
         }
+    }
+    HEADRACE_DEVICE void store_scores(Sums& sums) {
+        put_diagonal(sums);
+        float squares[4] = {};
+        each_pair(sums, [&](float2 of_P, float2 of_l, int i, int j, int part) {
+            const float2 read = scores_of(of_P, i, j);
+            P.pair(i, j) = ptx::round_to_bf16(read.x, read.y);
+            if (for_gradients()) P_low.pair(i, j) = low_pair(read);
+            if (!delta) return;
+            const float2 columns = *reinterpret_cast<const float2*>(k_norm + j),
+                         factors = *reinterpret_cast<const float2*>((for_gradients() ? divisor : beta) + j);
+            const float row = -k_norm[i], l = j < i ? of_l.x * (row * columns.x) : 0.0f,
+                        next = j + 1 < i ? of_l.y * (row * columns.y) : 0.0f;
+            *reinterpret_cast<float2*>(&n.at(i, j)) = {l * factors.x, next * factors.y};
+            squares[part] = fmaf(l, l, fmaf(next, next, squares[part]));
+        });
         if (!delta) return;
         overlaps_ = 0;
         float all = 0;
 #pragma unroll
-        for (int part = 0; part < 2 + levels; ++part) {
+        for (int part = 0; part < 4; ++part) {
             all += squares[part];
-            const int tokens = part < 2 ? slice_tokens * block_ : 1 << (part - 2);
+            const int tokens = part < 2 ? slice_tokens * block_ : token_of(part - 2);
             if (!for_gradients() && sum_of_quad(squares[part]) > most_overlap(args, tokens)) overlaps_ |= 1u << part;
         }
         const float of_lane = for_gradients() ? all : overlaps_ != 0 ? 1.0f : 0.0f, sum = sum_of_warp(of_lane);
         if (lane() == 0) of_warp[ptx::not_before(warp())] = sum;
     }
-    HEADRACE_DEVICE void store_read_score(float value, int i, int j) const {
-        P.at(i, j) = static_cast<std::uint16_t>(ptx::round_to_bf16(value, 0));
-        if (for_gradients()) P_low.at(i, j) = static_cast<std::uint16_t>(ptx::round_to_bf16(rest(value), 0));
-    }
     HEADRACE_DEVICE void store_low_scores(const Sums& sums) const {
-        each_pair(sums, [&](float of_P, float, int i, int j, int part) {
-            const float low = rest(score(0, of_P, i, j));
-            P_low.at(i, j) =
-                (overlaps_ >> part & 1u) != 0 ? static_cast<std::uint16_t>(ptx::round_to_bf16(low, 0)) : 0;
-        });
-        // on and above the diagonal in its blocks
-        each(tensor_chunk * slice_tokens, [&](int place) {
-            const int i = place / slice_tokens, j = i / slice_tokens * slice_tokens + place % slice_tokens;
-            if (j >= i) P_low.at(i, j) = 0;
+        each_pair(sums, [&](float2 of_P, float2, int i, int j, int part) {
+            P_low.pair(i, j) = (overlaps_ >> part & 1u) != 0 ? low_pair(scores_of(of_P, i, j)) : 0;
         });
     }
     HEADRACE_DEVICE UnitLowerBlocks::Images images_of_solve() const {
@@ -647,7 +843,7 @@ struct ChannelPrepare {
 #pragma unroll
         for (int n = 0; n < own; ++n) {
             const int c = lane() + n * warp_lanes;
-            const float sum = sum_of_blocks(written, c) * share, added = c < args.K ? (sum < most ? sum : most) : 0.0f;
+            const float sum = written_of(c) * share, added = c < args.K ? (sum < most ? sum : most) : 0.0f;
             args.prepared.added[shared->place * K + c] = added;
             all_added += added;
         }
@@ -663,6 +859,16 @@ struct ChannelPrepare {
     }
     static constexpr float hardly_forgets = -0.008f * tensor_chunk,  // a channel, of which that much is left
         most = 1e6f;                                                 // of what a chunk adds: keeps the estimate finite
+    // Of a channel, to the end of the chunk.
+    HEADRACE_DEVICE float written_of(int c) const {
+        float of = written[c];
+#pragma unroll
+        for (int block = 1; block < blocks; ++block) {
+            const float decay = ptx::exp2_approximate(log_sums[block * K + c] * log2_e);
+            of = fmaf(of * decay, decay, written[block * K + c]);
+        }
+        return of;
+    }
     HEADRACE_DEVICE static float sum_of_blocks(const float* sums, int c) {
         return (sums[c] + sums[K + c]) + (sums[2 * K + c] + sums[3 * K + c]);
     }

@@ -21,7 +21,7 @@ HEADRACE_DEVICE float divisible(float beta) {
 // their sum is distributed as chi squared, and beyond this limit once in 100,000, for 1 to 48 tokens alike.
 HEADRACE_DEVICE float most_overlap(const KernelArgs& args, int tokens) {
     const float count = static_cast<float>(tokens);
-    return (count + 6 * sqrtf(count) + 12) / static_cast<float>(args.K);
+    return (count + 6 * ptx::root_approximate(count) + 12) * ptx::inverse_approximate(static_cast<float>(args.K));
 }
 
 template <int K, class Format, bool for_gradients>

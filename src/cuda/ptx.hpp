@@ -11,10 +11,11 @@
 
 namespace headrace::cuda::ptx {
 
-// The value, of which the compiler knows nothing: what follows from it is computed where it stands, and not kept in
-// registers from before a loop.
+// The value, of which the compiler knows no more than that it is not negative: what follows from it is computed where it
+// stands, and not kept in registers from before a loop.
 HEADRACE_DEVICE int not_before(int value) {
     asm volatile("" : "+r"(value));
+    __builtin_assume(value >= 0);
     return value;
 }
 

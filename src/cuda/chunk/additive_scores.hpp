@@ -98,7 +98,7 @@ struct AdditiveScores {
     }
 
   private:
-    HEADRACE_DEVICE static int own_row() { return ptx::not_before(warp() % block_warps) * 16; }
+    HEADRACE_DEVICE static int own_row() { return warp_here() % block_warps * 16; }
     HEADRACE_DEVICE float norm(const float* of, int i) const { return normalised ? of[i] : 1.0f; }
 };
 

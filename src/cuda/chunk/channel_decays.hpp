@@ -144,7 +144,7 @@ HEADRACE_DEVICE void sum_over_tokens(float (&sums)[values]) {
 template <int values>
 HEADRACE_DEVICE int summed_value() {
     static_assert(values == 4 || values == 8);
-    const int own = ptx::not_before(lane());  // found each time, as registers are few
+    const int own = lane_here();  // found each time, as registers are few
     return values / 2 * (own >> 2 & 1) + values / 4 * (own >> 3 & 1) + (values == 8 ? own >> 4 & 1 : 0);
 }
 

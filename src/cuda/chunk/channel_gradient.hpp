@@ -131,7 +131,7 @@ struct ChannelGradient {
     }
     // From the lane's first token and channel on.
     HEADRACE_DEVICE Tile<float> lane_gates() const {
-        const int own = ptx::not_before(lane());
+        const int own = lane_here();
         return gates.from(own % 4 * 2, warp_channel() + own / 4);
     }
 
@@ -175,7 +175,7 @@ struct ChannelGradient {
         const GateRows from_rows = gate_rows(args.log_decays);
         const int length = rows.at->range.length;
         constexpr int pieces = K / 4, step = threads / pieces;
-        const int own_piece = ptx::not_before(static_cast<int>(threadIdx.x)), i = own_piece / pieces,
+        const int own_piece = thread_here(), i = own_piece / pieces,
                   c = own_piece % pieces * 4;
         const float* const from = reinterpret_cast<const float*>(args.log_decays.data) + from_rows.first;
         const float* const own = from + i * from_rows.step + c;
@@ -206,7 +206,7 @@ struct ChannelGradient {
             erase[i] = -key, write[i] = key;
         });
         constexpr float log2_e = 1.4426950408889634f;
-        const int c = ptx::not_before(static_cast<int>(threadIdx.x)) % (K / 4) * 4;
+        const int c = thread_here() % (K / 4) * 4;
         each_own_row<threads, K / 4>([&](int i, int) {
             const int count = i < length ? args.K - c : 0;
             float4& all = *reinterpret_cast<float4*>(&gates.at(i, c));
@@ -378,7 +378,7 @@ struct ChannelGradient {
     // Of W and L, or of W_low and L_low. Made anew for each use, as registers are few.
     template <bool fine_sums>
     HEADRACE_DEVICE ChannelPairs<K, delta, fine_sums> pairs_of(int part) const {
-        const int own = ptx::not_before(lane()), first_channel = warp_channel();
+        const int own = lane_here(), first_channel = warp_channel();
         return {{OperandAt<K>::across(rows.q, own).at(0, first_channel)},
                 PairOperands({W.data + part * (2 * PairOperands::bytes / 2)}, own),
                 lane_gates(),
@@ -538,7 +538,7 @@ struct ChannelGradient {
         }
         const int length = rows.at->range.length;
         constexpr int pieces = K / 4, step = threads / pieces;
-        const int own_piece = ptx::not_before(static_cast<int>(threadIdx.x)), i = own_piece / pieces,
+        const int own_piece = thread_here(), i = own_piece / pieces,
                   c = own_piece % pieces * 4;
         float* const own = reinterpret_cast<float*>(args.d_g.data) + to.first + i * to.step + c;
         const float* const from = &gates.at(i, c);

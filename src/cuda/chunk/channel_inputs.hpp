@@ -42,7 +42,7 @@ struct ChannelInputs {
     template <int K, int size>
     HEADRACE_DEVICE void prefetch(const Strided& tensor, const Source& source, std::int64_t first, int count) const {
         constexpr int line = 128, lines = size * K / line;  // of a row, in bytes
-        const int thread = ptx::not_before(static_cast<int>(threadIdx.x)) % block_threads, byte = thread % lines * line;
+        const int thread = thread_here() % block_threads, byte = thread % lines * line;
         if (byte >= size * args.K) return;
         const char* from = tensor.data + (source.first + (first + thread / lines) * source.step + byte);
         HEADRACE_ROLLED

@@ -83,7 +83,7 @@ struct ChannelKeyRows {
     // place of the rows.
     HEADRACE_DEVICE void store(const Strided& tensor, const TokenGroups& d, Matrix<K> x, const float* norm) const {
         if (!tensor.given) return;
-        const auto from = OperandAt<K>::across(x, ptx::not_before(lane()));
+        const auto from = OperandAt<K>::across(x, lane_here());
         if (args.l2norm) {
 #pragma unroll
             for (int group = 0; group < token_groups; ++group) add_products(d[group], from, group_tokens * group);
@@ -96,7 +96,7 @@ struct ChannelKeyRows {
             });
             ptx::sync_block();
         }
-        const int own = ptx::not_before(lane()), first_token = own % 4 * 2, even = element_of(first_token, own),
+        const int own = lane_here(), first_token = own % 4 * 2, even = element_of(first_token, own),
                   odd = element_of(first_token + 1, own);
 #pragma unroll
         for (int group = 0; group < token_groups; ++group) {

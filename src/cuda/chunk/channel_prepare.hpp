@@ -70,7 +70,7 @@ struct ChannelPrepare {
     __host__ __device__ ChannelPrepare(const KernelArgs& arguments, Arena& arena) : args(arguments) {
         keys = arena.take<float4>(2 * keys_of_slice);
         totals = arena.take<float>(2 * totals_of_slice);
-        for (float** sums : {&log_sums, &energies, &written}) *sums = arena.take<float>(blocks * K);
+        log_sums = arena.take<float>(blocks * K);
         for (float** vector : {&q_norm, &k_norm, &k_k, &beta, &of_token}) *vector = arena.take<float>(tensor_chunk);
         P = Matrix<64>::take(arena, tensor_chunk);
         of_warp = arena.take<float>(block_warps);
@@ -84,6 +84,7 @@ struct ChannelPrepare {
             Arena in_inverse{reinterpret_cast<char*>(inverse.data), nullptr, sizeof(float) * tensor_chunk * length};
             inverse_blocks.carve(in_inverse, n);
             static_assert(4 * tensor_chunk * length >= 8 * slices * 2 * block_threads);
+            for (float** sums : {&energies, &written}) *sums = arena.take<float>(blocks * K);
         }
         if (delta || for_gradients()) P_low = Matrix<64>::take(arena, tensor_chunk);
         if (!for_gradients()) return;  // behind all others, whose places the compiler knows
@@ -613,18 +614,19 @@ struct ChannelPrepare {
     HEADRACE_DEVICE static float4 of_four(const float (&x)[lane_channels]) { return {x[0], x[1], x[2], x[3]}; }
 
     // ---- outputs ----
-    // Of a block's tokens the sums of log decays and of squares of keys, for each channel.
+    // Of a block's tokens the sums of log decays and, of the delta rule, of squares of keys, for each channel.
     HEADRACE_DEVICE void add_to_sums(const Slice& rows, const Arriving& arrived, int slice) const {
         const float4 &first = arrived.log_decays[0], &second = arrived.log_decays[1];
-        float of_channels[2 * lane_channels] = {first.x + second.x, first.y + second.y, first.z + second.z,
-                                                first.w + second.w};
+        constexpr int count = kinds * lane_channels;
+        float of_channels[count] = {first.x + second.x, first.y + second.y, first.z + second.z, first.w + second.w};
 #pragma unroll
-        for (int c = 0; c < lane_channels; ++c)
-            of_channels[lane_channels + c] = fmaf(rows.k[0][c], rows.k[0][c], rows.k[1][c] * rows.k[1][c]);
+        for (int c = lane_channels; c < count; ++c) {
+            const float k[2] = {rows.k[0][c - lane_channels], rows.k[1][c - lane_channels]};
+            of_channels[c] = fmaf(k[0], k[0], k[1] * k[1]);
+        }
         sum_over_tokens(of_channels);
-        const int value = summed_value<2 * lane_channels>(),
-                  at = block_ * K + slice_channel(slice) + value % lane_channels;
-        (value < lane_channels ? log_sums : energies)[at] = of_channels[0];
+        const int value = summed_value<count>(), at = block_ * K + slice_channel(slice) + value % lane_channels;
+        if (delta || lane() < warp_lanes / 2) (value < lane_channels ? log_sums : energies)[at] = of_channels[0];
     }
     HEADRACE_DEVICE void add_written(const Leaving& leaving, int slice) const {
         float added[lane_channels] = {};
@@ -764,7 +766,7 @@ struct ChannelPrepare {
             if (!for_gradients() && sum_of_quad(squares[part]) > most_overlap(args, tokens)) overlaps_ |= 1u << part;
         }
         const float of_lane = for_gradients() ? all : overlaps_ != 0 ? 1.0f : 0.0f, sum = sum_of_warp(of_lane);
-        if (lane() == 0) of_warp[ptx::not_before(warp())] = sum;
+        if (lane() == 0) of_warp[warp_here()] = sum;
     }
     HEADRACE_DEVICE void store_low_scores(const Sums& sums) const {
         each_pair(sums, [&](float2 of_P, float2, int i, int j, int part) {

@@ -18,11 +18,11 @@ HEADRACE_DEVICE int group_token(int h) { return 8 * h + lane() % 4 * 2; }
 HEADRACE_DEVICE int group_channel(int c) { return lane() / 4 + 8 * c; }
 
 // The warp's first channel.
-HEADRACE_DEVICE int warp_channel() { return ptx::not_before(warp()) * group_channels; }
+HEADRACE_DEVICE int warp_channel() { return warp_here() * group_channels; }
 // f(i) for the chunk's tokens, of which no thread has two.
 template <class F>
 HEADRACE_DEVICE void each_token(F f) {
-    const int i = ptx::not_before(static_cast<int>(threadIdx.x));
+    const int i = thread_here();
     if (i < tensor_chunk) f(i);
 }
 

@@ -166,7 +166,7 @@ struct ChannelWalk {
         for (int chunk = first; chunk < end_chunk; ++chunk) {
             if (chunk > first) end_copies_of_block();
             // What follows from the chunk is computed where it stands, as registers are few.
-            if (chunk + ahead < end_chunk) arrive(ptx::not_before(chunk) + ahead);
+            if (chunk + ahead < end_chunk) arrive(ptx::not_before(chunk + ahead));
             if (ahead == 0) end_copies_of_block();
             if (chunk >= first_chunk) compute(ptx::not_before(chunk));
         }
@@ -204,7 +204,7 @@ struct ChannelWalk {
         using Recurrence = TokenRecurrence<K, Bf16>;
         constexpr int group = 16;
         const Recurrence recurrence{ops.state};
-        const int own = ptx::not_before(static_cast<int>(threadIdx.x));
+        const int own = thread_here();
         const LanePlace at(own % warp_lanes);
         float* const decays = reinterpret_cast<float*>(stage.writes.data);                              // [group,K]
         std::uint32_t* const pairs = reinterpret_cast<std::uint32_t*>(decays + group * K);              // [2,group,K/2]
@@ -246,7 +246,7 @@ struct ChannelWalk {
         constexpr int pieces = K / lane_channels, group = 16;
         const ChannelInputs from = inputs();
         HEADRACE_ROLLED
-        for (int place = ptx::not_before(static_cast<int>(threadIdx.x)); place < group * pieces;
+        for (int place = thread_here(); place < group * pieces;
              place += block_threads) {
             const int n = place / pieces, c = place % pieces * lane_channels;
             const Piece q = from.load_piece(args.q, rows->sources.q, first + n, c, rows->tokens),

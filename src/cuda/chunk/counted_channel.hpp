@@ -62,17 +62,19 @@ BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limi
     const double passes = 2 + (args.l2norm && rows ? delta ? 1 : 2 : 0);
     work.input_bytes = passes * C * args.K * 2 + bytes_of(args.log_decays, C * args.K) + bytes_of(args.beta, C);
     work.memory_waits = delta || args.l2norm ? 2 : 1;
-    // a slice: four levels inside, then the pairs of warps, each for tokens x and 15 - x; products of tf32 have half
-    // the depth of those of bf16 and half their rate
-    work.tensor_flop =
-        slices * (exact ? 3 : 1) * 2 * (warps * 4 + pairs * 2 * kinds) * WarpProducts::flop_of_product;
-    // joins of blocks, sums over tokens, totals: shuffles of each warp; right operands of pairs, written and read
-    const double joins = 3 * 2 * 4, sums = delta ? 11 : 7, totals = 13;
-    work.tile_bytes = 128 * slices * (warps * (joins + sums + totals + (delta ? 18 : 7)) + 2 * pairs * 2 * 4);
-    work.tile_waits = slices * (4 * 3 + 3 + 5);
+    // a slice: the warps' own tokens, then pairs of warps, each for tokens x and 15 - x; products of tf32 have half the
+    // depth of those of bf16 and half their rate
+    work.tensor_flop = slices * (exact ? 3 : 1) * 2 * 2 * kinds * (warps + pairs) * WarpProducts::flop_of_product;
+    // shuffles of each warp, for decays and sums over tokens; rows' places and keys; keys left, read by later warps;
+    // totals
+    const double shuffles = 32 + (delta ? 11 : 4), places = delta ? 14 : 10, totals = rows ? 14 : 2;
+    work.tile_bytes = 128 * slices * (warps * (shuffles + places + totals) + (3 + pairs) * 8);
+    work.tile_waits = slices * (3 + 2 + 3 + 4);
     // decays, roundings into high and low: multiplications and differences, as many slots as multiply-adds
-    work.fma_flop = 64 * (slices * (delta ? 1567 : 1316) + (delta ? 1380 : 384));
-    for (int i = 0; i < 2 * static_cast<int>(slices) + 2; ++i) counter.barrier();
+    const double of_slice = delta ? exact ? 1062 : 634 : exact ? 720 : 628,
+                 beside = delta ? exact ? 1381 : 1231 : exact ? 328 : 248;
+    work.fma_flop = 64 * (slices * of_slice + beside);
+    for (int i = 0; i < static_cast<int>(slices) + 3; ++i) counter.barrier();
     work.tile_bytes += 128 * (delta ? 620 : 360);  // scores, element by element, and the matrix that leaves
     const double matrices = (delta ? 3 : 1) + (exact ? 1 : 0);
     work.saved_bytes = (rows ? delta ? 3 : 2 : 0) * channel_rows_bytes(K) + matrices * lower_matrix_bytes +

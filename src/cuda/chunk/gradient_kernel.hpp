@@ -235,7 +235,7 @@ struct GradientKernel {
     HEADRACE_DEVICE void take_numbers(int member) const {
         if (warp() > 0 || member >= args.group) return;
         HEADRACE_ROLLED  // the code of formulas once
-        for (int i = 2 * ptx::not_before(lane()), end = i + 2; i < end; ++i) {
+        for (int i = 2 * lane_here(), end = i + 2; i < end; ++i) {
             float log_decay = 0;
             Beta<float> beta{0, 1};
             if (i < task->range.length) {
@@ -249,7 +249,7 @@ struct GradientKernel {
     }
     // Four lanes have a row.
     HEADRACE_DEVICE void weigh_rows() const {
-        const int i = 8 * warp() + ptx::not_before(lane()) / 4;
+        const int i = 8 * warp() + lane_here() / 4;
         const auto norm = [&](float* to, Matrix<K> x) {
             const float of_row = args.l2norm ? inverse_norm(dot_of_rows(x, x, i)) : 1.0f;
             if (lane() % 4 == 0) to[i] = of_row;
@@ -279,7 +279,7 @@ struct GradientKernel {
 
     // ---- operands ----
     // This thread's number, of which nothing is kept from step to step.
-    HEADRACE_DEVICE static int own() { return ptx::not_before(static_cast<int>(threadIdx.x)); }
+    HEADRACE_DEVICE static int own() { return thread_here(); }
     // Where a matrix has what is the warp's of a thread: tokens as its rows, as its columns; channels as its columns.
     template <int columns>
     HEADRACE_DEVICE static OperandAt<columns> token_rows(Matrix<columns> m, int of) {

@@ -217,7 +217,7 @@ struct SweepKernel : SweepWalk<K, Format> {
     HEADRACE_DEVICE int of_other() const { return warp() - walking_warps(args).count; }
     HEADRACE_DEVICE bool is_beside() const { return has_others && of_other() < walking_warps(args).count; }
     HEADRACE_DEVICE static float4* left_sums(Matrix<64> memory, int pair) {
-        return reinterpret_cast<float4*>(memory.data) + pair * token_tiles * warp_lanes + ptx::not_before(lane());
+        return reinterpret_cast<float4*>(memory.data) + pair * token_tiles * warp_lanes + lane_here();
     }
     // In place of q's first half, and of P.
     HEADRACE_DEVICE static Matrix<64> left_reads(const Stage& now, int group) {

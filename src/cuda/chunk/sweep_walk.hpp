@@ -185,7 +185,7 @@ struct SweepWalk {
     // d_v
     HEADRACE_DEVICE void store_rows(const TokenSums& rows, int chunk, int first) const {
         if (!args.d_v.given) return;
-        const OutputPatch patch{{patches.data + ptx::not_before(warp()) * 16 * 64}};
+        const OutputPatch patch{{patches.data + warp_here() * 16 * 64}};
         ptx::sync_warp();
         patch.store(rows);
         ptx::sync_warp();

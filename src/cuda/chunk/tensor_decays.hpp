@@ -24,7 +24,7 @@ HEADRACE_DEVICE float inverse_norm(float square) {
 // Of rows i, the same in each of the four lanes that share it.
 template <class Format = Bf16, int K>
 HEADRACE_DEVICE float dot_of_rows(Matrix<K> a, Matrix<K> b, int i) {
-    const int first = ptx::not_before(lane()) % 4 * 8;
+    const int first = lane_here() % 4 * 8;
     float sum = 0;
 #pragma unroll
     for (int c = first; c < K; c += 32) {

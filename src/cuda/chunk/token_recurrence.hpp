@@ -24,7 +24,7 @@ HEADRACE_DEVICE int first_large_row(const UnitLowerBlocks& inverse, float* of_wa
 #pragma unroll
     for (int distance = 2; distance < warp_lanes; distance *= 2)
         first = fminf(first, ptx::shuffle_xor(first, distance));
-    if (lane() == 0) of_warps[ptx::not_before(warp())] = first;
+    if (lane() == 0) of_warps[warp_here()] = first;
     ptx::sync_block();
     return static_cast<int>(fminf(fminf(of_warps[0], of_warps[1]), fminf(of_warps[2], of_warps[3])));
 }

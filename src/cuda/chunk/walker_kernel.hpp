@@ -188,8 +188,8 @@ struct WalkerKernel {
         const int first_output = outputs ? first_of_recurrence(stage) : tensor_chunk;
         using Recurrence = TokenRecurrence<K, Format>;
         const Recurrence recurrence{ops.state};
-        const int own = ptx::not_before(lane()), length = length_of(chunk),
-                  value = 16 * (ptx::not_before(static_cast<int>(threadIdx.x)) / warp_lanes) + own / 4;
+        const int own = lane_here(), length = length_of(chunk),
+                  value = 16 * (thread_here() / warp_lanes) + own / 4;
         float gates[2] = {};  // of this lane's two tokens
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
@@ -322,7 +322,7 @@ struct WalkerKernel {
     }
     // Of a token the two values that a lane's quad has.
     HEADRACE_DEVICE static void store_token(TokenRows o, Columns columns, int own, float2 values) {
-        const int half = own % 4, value = 16 * (ptx::not_before(static_cast<int>(threadIdx.x)) / warp_lanes) +
+        const int half = own % 4, value = 16 * (thread_here() / warp_lanes) +
                                           own / 4 + 8 * half;
         if (half < 2 && value < columns.all - columns.first)
             *reinterpret_cast<std::uint16_t*>(o.first + 2 * value) =

@@ -16,7 +16,7 @@ struct OutputPatch {
     HEADRACE_DEVICE static int row(int value) { return value ^ (value / 8 * 2); }
     template <class Format = Bf16>
     HEADRACE_DEVICE void store(const TokenSums& sums) const {
-        const LanePlace at(ptx::not_before(lane()));  // or its places fill registers
+        const LanePlace at(lane_here());  // or its places fill registers
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int first = Matrix<64>::place(row(at.row + 8 * half), at.column);
@@ -29,7 +29,7 @@ struct OutputPatch {
     // Of one token, the two values that this lane's quad has.
     template <class Format>
     HEADRACE_DEVICE void store_token(int i, float first, float second) const {
-        const int own = ptx::not_before(lane()), half = own % 4;
+        const int own = lane_here(), half = own % 4;
         if (half < 2)
             matrix.at(row(own / 4 + 8 * half), i) =
                 static_cast<std::uint16_t>(Format::round(half == 0 ? first : second, 0));
@@ -94,7 +94,7 @@ struct LeftOperands {
     }
     // Of the pair of warps with that number, of all; `solver`: high and low, one behind the other.
     HEADRACE_DEVICE LeftOperands of_pair(int pair, SplitMatrix solver) const {
-        const int own = ptx::not_before(lane());
+        const int own = lane_here();
         return {state + pair * of_state + own, reinterpret_cast<uint4*>(solver.high.data) + pair * of_values + own,
                 Format::splits_scores ? factors + (pair * warp_lanes + own) / 4 : nullptr};
     }
@@ -117,7 +117,7 @@ struct LeftOperands {
     }
     HEADRACE_DEVICE void leave_factors(const RowFactors& of) const {
         if constexpr (Format::splits_scores) {
-            if (ptx::not_before(lane()) % 4 == 0) *factors = {of.inverse[0], of.inverse[1]};
+            if (lane_here() % 4 == 0) *factors = {of.inverse[0], of.inverse[1]};
         }
     }
     HEADRACE_DEVICE RowFactors left_factors() const {

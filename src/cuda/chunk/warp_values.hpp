@@ -65,7 +65,7 @@ HEADRACE_DEVICE void store_values(const Strided& tensor, const float (&state)[ti
 // bytes of a token together.
 HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPatch patch, int length, int count,
                                    int first = 16 * warp()) {
-    const int own = ptx::not_before(lane()), column = first + own % 4 * 4;
+    const int own = lane_here(), column = first + own % 4 * 4;
     // From the tensor's address as the kernel got it, so that stores are known to be to global memory.
     char* to = tensor.data + (o.first - tensor.data) + 2 * column + own / 4 * o.step;
     const auto store = [&](const std::uint32_t (&values)[4], int half) {
@@ -118,8 +118,8 @@ HEADRACE_DEVICE void copy_lower(Warps by, Copies... copies) {
     }
     // Of the blocks that warps 0 to 3 have in a turn, rows and columns, two bits each.
     constexpr unsigned rows[] = {0b10010100, 0b11111010, 0b00001111}, columns[] = {0b00010000, 0b01001001, 0b00001110};
-    const auto own = static_cast<unsigned>(ptx::not_before(lane())), row = own % 16, column = own / 16 * 8,
-               first = static_cast<unsigned>(ptx::not_before(warp()) - by.first);
+    const auto own = static_cast<unsigned>(lane_here()), row = own % 16, column = own / 16 * 8,
+               first = static_cast<unsigned>(warp_here() - by.first);
     if (first >= block_warps) return;
     const auto place = Matrix<64>::place(static_cast<int>(row), static_cast<int>(column));
     const unsigned to_first = 2 * static_cast<unsigned>(place),
@@ -157,7 +157,7 @@ template <int K>
 HEADRACE_DEVICE void replace_rows(Matrix<K> rows, const std::uint16_t* by, int threads) {
     ptx::sync_threads(replacing_barrier, threads);
     HEADRACE_ROLLED
-    for (int place = 8 * ptx::not_before(static_cast<int>(threadIdx.x)); place < tensor_chunk * K; place += 8 * threads)
+    for (int place = 8 * thread_here(); place < tensor_chunk * K; place += 8 * threads)
         *reinterpret_cast<uint4*>(rows.data + place) = *reinterpret_cast<const uint4*>(by + place);
     ptx::sync_threads(replacing_barrier, threads);
 }

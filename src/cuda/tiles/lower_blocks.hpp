@@ -26,7 +26,7 @@ struct LowerBlock {
 };
 
 // The number of this warp, anew: what follows from it is not kept, as registers are few.
-HEADRACE_DEVICE int warp_of_blocks() { return ptx::not_before(warp() % block_warps); }
+HEADRACE_DEVICE int warp_of_blocks() { return warp_here() % block_warps; }
 // f(turn, block) for the blocks of this warp
 template <class F>
 HEADRACE_DEVICE void each_block(F f) {

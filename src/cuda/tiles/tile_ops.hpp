@@ -14,10 +14,18 @@ constexpr __host__ __device__ int round_up(int value, int multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
 
-HEADRACE_DEVICE int lane() { return static_cast<int>(threadIdx.x) % warp_lanes; }
-HEADRACE_DEVICE int warp() { return static_cast<int>(threadIdx.x) / warp_lanes; }
+HEADRACE_DEVICE int lane() { return static_cast<int>(threadIdx.x % warp_lanes); }
+HEADRACE_DEVICE int warp() { return static_cast<int>(threadIdx.x / warp_lanes); }
 // Of this kernel's blocks: block_warps, or what the kernel's entry says.
-HEADRACE_DEVICE int warps() { return static_cast<int>(blockDim.x) / warp_lanes; }
+HEADRACE_DEVICE int warps() { return static_cast<int>(blockDim.x / warp_lanes); }
+// The same numbers, from which nothing follows before (ptx::not_before).
+HEADRACE_DEVICE int thread_here() { return ptx::not_before(static_cast<int>(threadIdx.x)); }
+HEADRACE_DEVICE int lane_here() {
+    const int own = ptx::not_before(lane());
+    __builtin_assume(own < warp_lanes);
+    return own;
+}
+HEADRACE_DEVICE int warp_here() { return ptx::not_before(warp()); }
 // Those of a block that share some work.
 struct Warps {
     int first, count;

@@ -13,7 +13,7 @@ template <int columns, class F>
 HEADRACE_DEVICE void each_piece(int rows, F f, Warps by = all_warps()) {
     constexpr int pieces = columns / 8;
     HEADRACE_ROLLED
-    for (int place = ptx::not_before(static_cast<int>(threadIdx.x)) - by.first * warp_lanes; place < rows * pieces;
+    for (int place = thread_here() - by.first * warp_lanes; place < rows * pieces;
          place += by.count * warp_lanes)
         f(place / pieces, place % pieces * 8);
 }
@@ -24,7 +24,7 @@ template <int threads, int pieces, class F>
 HEADRACE_DEVICE void each_own_row(F f) {
     constexpr int step = threads / pieces;
     static_assert(step % 8 == 0);
-    const int first = ptx::not_before(static_cast<int>(threadIdx.x)) / pieces;
+    const int first = thread_here() / pieces;
 #pragma unroll 4
     for (int n = 0; n < 64 / step; ++n) f(first + n * step, n);
 }
@@ -57,9 +57,9 @@ struct LowerPlace {
 // f(i, j) for their pieces: a warp has a block at a time, eight lanes pieces of as many rows.
 template <class F>
 HEADRACE_DEVICE void each_lower_piece(F f, Warps by = all_warps()) {
-    const int own = ptx::not_before(lane());
+    const int own = lane_here();
     HEADRACE_ROLLED
-    for (int number = ptx::not_before(warp()) - by.first; number < LowerImage::blocks; number += by.count) {
+    for (int number = warp_here() - by.first; number < LowerImage::blocks; number += by.count) {
         const LowerPlace block(number);
         f(16 * block.row + own % 16, 16 * block.column + own / 16 * 8);
     }
@@ -100,7 +100,7 @@ template <int columns>
 HEADRACE_DEVICE void copy_pieces(Matrix<columns> to, const char* from, std::int64_t step, int length, int padded,
                                  int count, int width, Warps by) {
     constexpr int pieces = columns / 8;
-    const int thread = ptx::not_before(static_cast<int>(threadIdx.x)) - by.first * warp_lanes,
+    const int thread = thread_here() - by.first * warp_lanes,
               together = by.count * warp_lanes / pieces, first_row = thread / pieces, column = thread % pieces * 8;
     if (column >= width) return;
     const int bytes = column < count ? 16 : 0;
@@ -121,7 +121,7 @@ template <int columns, int threads = block_threads>
 HEADRACE_DEVICE void copy_whole(Matrix<columns> to, TokenRows rows, int first) {
     constexpr unsigned pieces = columns / 8, together = threads / pieces;
     static_assert(together % 8 == 0 && together <= 32);
-    const unsigned thread = static_cast<unsigned>(ptx::not_before(static_cast<int>(threadIdx.x)) - first),
+    const unsigned thread = static_cast<unsigned>(thread_here() - first),
                    row = thread / pieces, piece = thread % pieces;
     const int step = static_cast<int>(rows.step), to_next = static_cast<int>(together) * step;
     const std::uint32_t to_piece = to.piece(static_cast<int>(row), static_cast<int>(8 * piece));

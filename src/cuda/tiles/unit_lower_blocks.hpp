@@ -183,17 +183,17 @@ struct UnitLowerBlocks {
         return operands_ + (2 * which + part) * size * operand_row;
     }
     HEADRACE_DEVICE uint4& passed(int column, int part) const {
-        return passed_[(2 * column + part) * warp_lanes + ptx::not_before(lane())];
+        return passed_[(2 * column + part) * warp_lanes + lane_here()];
     }
     HEADRACE_DEVICE SplitA load(int which) const {
-        const int own = ptx::not_before(lane()), place = own % 16 * operand_row + own / 16 * 8;
+        const int own = lane_here(), place = own % 16 * operand_row + own / 16 * 8;
         SplitA of;
         ptx::load_matrix(of.high, ptx::shared_address(operand(which, 0) + place));
         ptx::load_matrix(of.low, ptx::shared_address(operand(which, 1) + place));
         return of;
     }
     HEADRACE_DEVICE SplitA load_transposed(int which) const {
-        const int own = ptx::not_before(lane()), place = (own % 8 + own / 16 * 8) * operand_row + own / 8 % 2 * 8;
+        const int own = lane_here(), place = (own % 8 + own / 16 * 8) * operand_row + own / 8 % 2 * 8;
         SplitA of;
         ptx::load_matrix_transposed(of.high, ptx::shared_address(operand(which, 0) + place));
         ptx::load_matrix_transposed(of.low, ptx::shared_address(operand(which, 1) + place));
@@ -201,7 +201,7 @@ struct UnitLowerBlocks {
     }
     // This lane's accumulators of a block, its first element at `high` and at `low`.
     HEADRACE_DEVICE static void store_block(std::uint16_t* high, std::uint16_t* low, int to_next, const SplitA& of) {
-        const LanePlace at(ptx::not_before(lane()));
+        const LanePlace at(lane_here());
         high += at.row * to_next + at.column, low += at.row * to_next + at.column;
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
@@ -212,7 +212,7 @@ struct UnitLowerBlocks {
     }
     // Stores a block of the inverse, which comes back as operand.
     HEADRACE_DEVICE SplitA leave(float (&z)[2][4], int row, int column, Images to, bool with_squares) const {
-        const LanePlace at(ptx::not_before(lane()));
+        const LanePlace at(lane_here());
         if (with_squares) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {

@@ -118,7 +118,7 @@ struct CountedWalkerOps : CountedWarpOps {
         if (!left) return;
         products.counter.work.tile_waits = waits;
         products.add(0, 2 * (K / 16.0 + 2 * steps), 0);
-        products.counter.work.barriers += 2 * products.warps / (products.warps + fetching_threads(K) / warp_lanes);
+        products.counter.work.barriers += 3 * products.warps / (products.warps + fetching_threads(K) / warp_lanes);
     }
     void decay_and_write(State, State, Decayed, Tile) { write_state(K, exact); }
 };

@@ -148,9 +148,11 @@ struct WalkerKernel {
                                               {walking.count, walking.count}};
         const LeftOperands<K, Format> from = left.of_pair(of_other(), stage.solve);
         TokenSums sums;
-        ptx::meet_threads(left_barrier, 2 * walking.count * warp_lanes);
-        outputs.compute(sums, [&](int step) { return from.left_state(step); }, from.left_factors(),
-                        [&](int step) { return from.left_values(step); });
+        const int threads = 2 * walking.count * warp_lanes;
+        ptx::meet_threads(left_state_barrier, threads);
+        outputs.read_state(sums, [&](int step) { return from.left_state(step); }, from.left_factors());
+        ptx::meet_threads(left_values_barrier, threads);
+        outputs.add_scores(sums, [&](int step) { return from.left_values(step); });
         const OutputPatch of_values = left.patch_of_pair(of_other(), stage.solve);
         ptx::sync_warp();
         of_values.template store<Format>(sums);

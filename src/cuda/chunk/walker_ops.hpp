@@ -72,6 +72,7 @@ struct WalkerOps {
         } else {
             read_of<Left::high, K, Format>(values, of_state, x.x.matrix, factors);
         }
+        if (leaves) ptx::arrive_threads(left_state_barrier, 2 * walking.count * warp_lanes);
         scale_tokens(values, x.factors);
         add_transposed<Format>(values, v.matrix, first_value());
     }
@@ -91,13 +92,14 @@ struct WalkerOps {
             ptx::sync_threads(solved_barrier, walking.count * warp_lanes);
 #pragma unroll
             for (int step = 0; step < token_steps; ++step) left.leave_values(step, d(step));
-            ptx::arrive_threads(left_barrier, 2 * walking.count * warp_lanes);
+            ptx::arrive_threads(left_values_barrier, 2 * walking.count * warp_lanes);
         } else {
             const auto factors = Format::RowFactors::of(state);
             TokenSums sums;
             const ChunkOutputs<K, Format> outputs{
                 x.x.matrix, x.factors, P.split, exact, scores_low + ptx::not_before(place) * LowerImage::size, walking};
-            outputs.compute(sums, [&](int step) { return left_operand<Format>(state, step, factors); }, factors, d);
+            outputs.read_state(sums, [&](int step) { return left_operand<Format>(state, step, factors); }, factors);
+            outputs.add_scores(sums, d);
             o.patch.template store<Format>(sums);
         }
     }

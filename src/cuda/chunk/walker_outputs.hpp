@@ -53,12 +53,16 @@ struct ChunkOutputs {
     const std::uint16_t* scores_low;  // LowerImage, read where `exact` says that it is there
     Warps by;                         // that compute outputs of this block
 
-    // state(step) and d(step) give left operands; the state's, of which upper halves do as nothing follows from an
-    // output's own roundings, of rows that were multiplied by `factors`.
-    template <class State, class D>
-    HEADRACE_DEVICE void compute(TokenSums& sums, State state, const typename Format::RowFactors& factors, D d) const {
+    // First q S: state(step) gives left operands, of which upper halves do as nothing follows from an output's own
+    // roundings, of rows that were multiplied by `factors`.
+    template <class State>
+    HEADRACE_DEVICE void read_state(TokenSums& sums, State state, const typename Format::RowFactors& factors) const {
         read_of<Left::high, K, Format>(sums, state, q, factors);
         scale_tokens(sums, read);
+    }
+    // Then P d, of left operands d(step).
+    template <class D>
+    HEADRACE_DEVICE void add_scores(TokenSums& sums, D d) const {
         if constexpr (Format::splits_scores && Format::by_group) {
             HEADRACE_ROLLED  // side by side, ptxas has no registers for products that go on by themselves
             for (int turn = 0; turn < 2; ++turn)
@@ -76,7 +80,8 @@ struct ChunkOutputs {
 };
 
 // Left operands that a warp with 16 values leaves, as its lanes hold them, to one that computes its outputs: of the
-// state that enters a chunk its upper halves, and d, where the solver was. Both pass the barriers below.
+// state that enters a chunk its upper halves, and d, where the solver was. Both pass the barriers below, one for each,
+// so that the other reads the state while this one solves.
 template <int K, class Format>
 struct LeftOperands {
     using RowFactors = typename Format::RowFactors;
@@ -139,7 +144,8 @@ struct LeftOperands {
     }
 };
 
-// Between `threads` that walk: all have read the solver. Between them and as many others: left operands are there.
-inline constexpr int solved_barrier = 4, left_barrier = 5;
+// Between the threads that walk: all have read the solver. Between them and as many others: the state's operands, and
+// those of d, are there.
+inline constexpr int solved_barrier = 4, left_state_barrier = 5, left_values_barrier = 6;
 
 }  // namespace headrace::cuda

@@ -23,6 +23,9 @@ HEADRACE_DEVICE int not_before(int value) {
 HEADRACE_DEVICE std::uint32_t shared_address(const void* pointer) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
+HEADRACE_DEVICE void store(std::uint32_t shared_address, std::uint32_t value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address), "r"(value) : "memory");
+}
 
 // ---- matrices: 8 x 8 of 16 bits in shared memory, 16 x 8 accumulators in registers ----
 

@@ -29,7 +29,7 @@ struct ChannelRows {
 
     // Rows of `length` tokens from `first` on, and zeros, of the chunk prepared at that place.
     HEADRACE_DEVICE void decay(const To& to, std::int64_t first, int length, std::int64_t place) const {
-        const float* const factors = inputs.args.prepared.factors + place * 4 * tensor_chunk;
+        const float* const factors = inputs.args.prepared.factors + place * 4 * tensor_chunk + first_token();
         Own own;
         load(own, first, length);
         float through[lane_channels] = {1, 1, 1, 1};
@@ -39,9 +39,9 @@ struct ChannelRows {
         ptx::sync_threads(barrier, block_threads);
         float decays[lane_channels];
         multiply_totals(decays, group() + 1, groups);
-        store_writes(to.writes, own, decays, factors + 2 * tensor_chunk + first_token());
+        store_writes(to.writes, own, decays, factors + 2 * tensor_chunk);
         multiply_totals(decays, 0, group());
-        store_reads(to, own, decays, factors + first_token());
+        store_reads(to, own, decays, factors);
     }
 
   private:
@@ -62,7 +62,7 @@ struct ChannelRows {
         const char *g = row(args.log_decays, from.log_decays, 4), *k = row(args.k, from.k, 2),
                    *q = row(args.q, from.q, 2);
         const std::int64_t g_step = from.log_decays.step, k_step = from.k.step, q_step = from.q.step;
-        float most = 0;
+        // What must not be given needs no look here: of what it decays, what was prepared makes NaN.
 #pragma unroll
         for (int n = 0; n < tokens; ++n) {
             float4 gates{};
@@ -72,19 +72,12 @@ struct ChannelRows {
                 of_q = *reinterpret_cast<const uint2*>(q);
                 g += g_step, k += k_step, q += q_step;
             }
-            const float all[lane_channels] = {gates.x, gates.y, gates.z, gates.w};
             own.k[n] = {{of_k.x, of_k.y}}, own.q[n] = {{of_q.x, of_q.y}};
-#pragma unroll
-            for (int c = 0; c < lane_channels; ++c) {
-                most = fmaxf(most, all[c]);
-                own.decays[n][c] = ptx::exp2_approximate(all[c] * log2_e);
-            }
+            own.decays[n][0] = ptx::exp2_approximate(gates.x * log2_e);
+            own.decays[n][1] = ptx::exp2_approximate(gates.y * log2_e);
+            own.decays[n][2] = ptx::exp2_approximate(gates.z * log2_e);
+            own.decays[n][3] = ptx::exp2_approximate(gates.w * log2_e);
         }
-        if (most <= 0) return;
-        // What is refused makes NaN of all that it decays, and here of all channels and tokens of the thread.
-#pragma unroll
-        for (auto& of_token : own.decays)
-            for (float& decay : of_token) decay = not_a_number<float>();
     }
 
     // ---- what leaves ----
@@ -101,21 +94,34 @@ struct ChannelRows {
     HEADRACE_DEVICE static void store_writes(Matrix<K> writes, const Own& own, float (&end)[lane_channels],
                                              const float* factors) {
 #pragma unroll
-        for (int n = tokens - 1; n >= 0; --n) {
-            const float factor = factors[n];
-            store(writes, n, own.k[n], end, factor);
-            multiply(end, own.decays[n]);
+        for (int four = tokens - 4; four >= 0; four -= 4) {
+            float of[4];
+            load_four(of, factors + four);
+#pragma unroll
+            for (int n = four + 3; n >= four; --n) {
+                store(writes, n, own.k[n], end, of[n - four]);
+                multiply(end, own.decays[n]);
+            }
         }
     }
     HEADRACE_DEVICE static void store_reads(const To& to, const Own& own, float (&start)[lane_channels],
                                             const float* factors) {
 #pragma unroll
-        for (int n = 0; n < tokens; ++n) {
-            const float read = factors[n], erase = factors[tensor_chunk + n];
-            multiply(start, own.decays[n]);
-            store(to.reads, n, own.q[n], start, read);
-            store(to.erases, n, own.k[n], start, erase);
+        for (int four = 0; four < tokens; four += 4) {
+            float read[4], erase[4];
+            load_four(read, factors + four), load_four(erase, factors + tensor_chunk + four);
+#pragma unroll
+            for (int n = four; n < four + 4; ++n) {
+                multiply(start, own.decays[n]);
+                store(to.reads, n, own.q[n], start, read[n - four]);
+                store(to.erases, n, own.k[n], start, erase[n - four]);
+            }
         }
+    }
+    // Of four tokens.
+    HEADRACE_DEVICE static void load_four(float (&of)[4], const float* factors) {
+        const float4 all = *reinterpret_cast<const float4*>(factors);
+        of[0] = all.x, of[1] = all.y, of[2] = all.z, of[3] = all.w;
     }
     HEADRACE_DEVICE static void multiply(float (&decays)[lane_channels], const float (&by)[lane_channels]) {
 #pragma unroll

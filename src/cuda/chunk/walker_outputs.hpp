@@ -19,11 +19,11 @@ struct OutputPatch {
         const LanePlace at(lane_here());  // or its places fill registers
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int first = Matrix<64>::place(row(at.row + 8 * half), at.column);
+            const std::uint32_t first = matrix.piece(row(at.row + 8 * half), at.column);  // a matrix begins with a row
 #pragma unroll
             for (int tile = 0; tile < token_tiles; ++tile)
-                *reinterpret_cast<std::uint32_t*>(matrix.data + (first ^ 8 * tile)) =
-                    Format::round(sums[tile][2 * half], sums[tile][2 * half + 1]);
+                ptx::store(first ^ static_cast<std::uint32_t>(16 * tile),
+                           Format::round(sums[tile][2 * half], sums[tile][2 * half + 1]));
         }
     }
     // Of one token, the two values that this lane's quad has.

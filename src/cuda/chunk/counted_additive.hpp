@@ -52,7 +52,7 @@ KernelWork additive_chunk_work(const KernelArgs& args, double values, bool outpu
     TileCounter counter;
     KernelWork& work = counter.work;
     Ops ops{{{counter, block_warps}}, splits_scores(args), args.key_gradient.walk, terms};
-    work.input_bytes = rows * C * args.K * 2 + bytes_of(args.v, C * values) + bytes_of(args.g, C);
+    work.input_bytes = rows * C * args.K * 2 + bytes_of(args.v, C * values) + bytes_of(args.log_decays, C);
     work.tile_bytes = rows * C * K * 2 + C * tensor_values * 2;  // as copies write them
     counter.barrier();
     if (args.stages == 1) work.memory_waits = 1, work.tile_waits = 40, work.barriers += 2;  // scores before the walk

@@ -79,7 +79,7 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
     head.work.tile_bytes += blocks * (warps * 3 * (4 * tiles + 4) * pair + 2 * 64 * K * 2 + 3 * 64 * 64 * 2);
     if (args.gate_gradient) multiply(head, blocks * K / 2, blocks * K / 2, blocks * 2);  // with each other
     head.work.saved_bytes = args.V * (K + 64.0) * 2 * 2;
-    head.work.input_bytes = C * args.V * 2 + bytes_of(args.g, C) + bytes_of(args.beta, C);
+    head.work.input_bytes = C * args.V * 2 + bytes_of(args.log_decays, C) + bytes_of(args.beta, C);
     for (double i = 0; i < blocks; ++i) {
         head.barrier();
         if (args.stages == 1) head.barrier(), head.work.memory_waits += 1;

@@ -77,7 +77,7 @@ struct GradientKernel {
     SpanningPairs pairs;
     Tile<float> gradient;  // [1,C] of the gate
     float4 *weights, *scores;  // [8, 6 warps, lanes] sums of W and L; q k^T and e k^T, not of comba
-    TokenTiles<float, true> tokens;
+    TokenTiles<float, true, Gates::of_tokens> tokens;
 
     __host__ __device__ GradientKernel(const KernelArgs& arguments, Arena& arena)
         : args(arguments), tokens(args, carve(arena), 1, 16, true) {}
@@ -234,7 +234,7 @@ struct GradientKernel {
     // By the first warp, whose lanes have two tokens each.
     HEADRACE_DEVICE void take_numbers(int member) const {
         if (warp() > 0 || member >= args.group) return;
-        HEADRACE_ROLLED  // the code of formulas once
+        HEADRACE_ROLLED  // the code of beta's formulas once
         for (int i = 2 * ptx::not_before(lane()), end = i + 2; i < end; ++i) {
             float log_decay = 0;
             Beta<float> beta{0, 1};

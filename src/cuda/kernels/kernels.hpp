@@ -132,9 +132,10 @@ BlockWork channel_join_work(const KernelArgs& args, std::size_t shared_limit);
 // tensor_chunk tokens of a head's log decays.
 inline constexpr int copied_elements = 8 * launched_threads;
 Kernel staged_copy_kernel();
-Kernel log_decays_kernel();
+Kernel log_decays_kernel(bool of_channels);
 BlockWork staged_copy_work(const KernelArgs& args, std::size_t shared_limit);
 BlockWork log_decays_work(const KernelArgs& args, std::size_t shared_limit);
+BlockWork token_log_decays_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The backward of the delta rule on tensor cores. Prepare: as TensorKernels'. Sweeps: blocks as of SplitKernels, of
 // args.value_columns values, 64, with a warp for each 16 and fetching_threads. Gradients: a block for each chunk and key

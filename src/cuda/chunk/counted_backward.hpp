@@ -90,7 +90,7 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
     head.work.tile_bytes += on_diagonal * kept * (2 - 1.0 / args.group);  // weights, which the first head only stores
     head.work.tile_waits += 20;
     for (int i = 0; i < 2 + (args.d_beta.given ? 1 : 0); ++i) head.barrier();
-    head.work.output_bytes = bytes_of(args.d_beta, C) + bytes_of(args.d_g, C);
+    head.work.output_bytes = bytes_of(args.d_beta, C) + bytes_of(args.d_log_decays, C);
     if (args.gate_gradient) {
         head.work.tile_bytes += comba ? 0 : on_diagonal * kept;
         head.work.tile_bytes += warps * (comba ? 2 * 50 + 33 : 50 + 25) * pair + 40 * pair;
@@ -101,7 +101,7 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
     chunk.work = head.work * args.group;
     chunk.work.input_bytes += rows * C * args.K * 2;
     chunk.work.memory_waits += 2;
-    chunk.work.barriers += args.group + 3;
+    chunk.work.barriers += 4;
     chunk.work.tile_bytes += rows * C * K * 2 * 2;
     if (!comba) score(chunk);
     chunk.work.tile_bytes += on_diagonal * ((comba || !args.gate_gradient ? 1 : 2) * kept + 16 * pair);

@@ -71,7 +71,7 @@ struct TensorKernels {
         forward,     // outputs; from segments[].states where there are segments; its memory depends on args.stages
         forward_with_terms,  // additive rule: the same where it leaves terms of a gate's gradient (GateWalk)
         states,              // of segments that no state enters, and behind the values' blocks those of the transitions
-        gate,                // additive rule: the gradient of the gate of a chunk, of what the walks left (GateWalk)
+        gate,                // the gradient of the gate of a chunk, from what walks left (GateWalk) or d_log_decays
         key_gradient,        // additive rule: d_q or d_k of a chunk, of what a walk left of value heads (KeyGradient)
         join;                // from what leaves segments to what enters them
 };

@@ -40,10 +40,11 @@ __global__ void __launch_bounds__(block_threads) log_decays(const __grid_constan
         store_log_decay(args.log_decays, row, first + i, head, c, of);
     });
 }
-// Of gates per token: a thread has one of the args.N rows.
+// Of gates per token: a thread has one of the args.N rows, fewer than 2^31 as each has its row of v.
 __global__ void __launch_bounds__(block_threads) token_log_decays(const __grid_constant__ KernelArgs args) {
-    const std::int64_t place = static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x,
-                       head = place % args.HV, token = place / args.HV % args.T, row = place / args.HV / args.T;
+    const Task task =
+        task_of(static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x, args.T, args.HV);
+    const std::int64_t row = task.place, token = task.head, head = task.part;
     if (row >= args.N) return;
     const GateParameters<float> gate = gate_parameters<float>(args, head);
     store_log_decay(args.log_decays, row, token, head, 0, total_log_decay(args, gate, row, token, head, 0));

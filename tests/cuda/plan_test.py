@@ -134,6 +134,11 @@ class Plan(unittest.TestCase):
         for problem, count in {"gated_delta_rule:fwd t2048 h1 k64 v64 bf16": 4, "linear_attention:bwd t128 h1 k64 v64 bf16": 3,
                                "linear_attention:bwd t600 h1 hv2 k64 v64 bf16": 9, "linear_attention:bwd t600 h1 k64 v64 bf16": 7,
                                "simple_gla:bwd t128 h8 k64 v64 f16": 4,
+                               "simple_gla:bwd t128 h8 k64 v64 gate=step+head bf16": 6,
+                               "gated_delta_rule:fwd t100 b2 h3 k64 v64 rawgate bf16": 3,
+                               "retention:fwd t128 h2 k64 v64 bf16": 1,
+                               "gated_delta_rule:bwd t64 h8 k64 v64 bf16": 3,
+                               "comba:bwd t64 h8 k64 v64 gate=step+head bf16": 6,
                                "simple_gla:fwd t1024 h1 k64 v64 bf16 state=inout": 3, "gla:fwd t2048 h1 k64 v64 bf16": 4,
                                "kda:bwd t64 h8 k64 v64 bf16": 6, "gla:bwd t64 h8 k64 v64 bf16": 3}.items():
             launches, _ = self.run_on_stand_in(problem + " force=cuda.tensor cuda")

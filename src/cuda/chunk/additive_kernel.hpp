@@ -43,7 +43,6 @@ struct AdditiveKernel {
         int first_chunk, end_chunk, first_value, last;
         bool whole;  // whether all rows are near, and have all columns of the block's matrices
         TokenRows q, k, v, partner, o;
-        GateParameters<float> gate;
     };
 
     const KernelArgs& args;
@@ -116,7 +115,7 @@ struct AdditiveKernel {
     }
 
   private:
-    // Gates as they came, of a lane's two tokens, and of the chunk's last where terms cross it.
+    // Log decays as they came, of a lane's two tokens, and of the chunk's last where terms cross it.
     struct Tokens {
         float gate[2], last;
     };
@@ -163,8 +162,7 @@ struct AdditiveKernel {
                        rows_of(args.k, all, of_keys, 0),
                        v,
                        leaves_terms ? rows_of(args.key_gradient.rows, all, key_head, first) : v,
-                       rows_of(args.o, all, of_values, first),
-                       gate_parameters<float>(args, head)};
+                       rows_of(args.o, all, of_values, first)};
             course->whole = args.K == K && args.V - first >= tensor_values && course->q.near() && course->k.near() &&
                             course->v.near() && course->partner.near();
         }
@@ -266,15 +264,8 @@ struct AdditiveKernel {
                 row_norm = gradient.row_norms[norm_place(range, i)],
                 value_norm = gradient.value_norms[norm_place(range, i)];
         }
-        if (knows_decays()) {
-            float first = 0, second = 0;
-            HEADRACE_ROLLED  // the code of a formula once
-            for (int token = 0; token < 2; ++token) {
-                first = second;
-                second = log_decay_of(chunk, 2 * lane() + token, token == 0 ? tokens.gate[0] : tokens.gate[1]);
-            }
-            of = scores.decays.prepare(first, second);
-        }
+        if (knows_decays())
+            of = scores.decays.prepare(accepted(args, tokens.gate[0]), accepted(args, tokens.gate[1]));
         if (outputs) scores.multiply_rows(keys.q, keys.k);
         if (gradient.row_norms != nullptr) {
             if (score_thread() < tensor_chunk) q_norm[score_thread()] = row_norm, k_norm[score_thread()] = value_norm;
@@ -304,30 +295,18 @@ struct AdditiveKernel {
         const SplitDecay<float> decay = split_decay<float>(of.through);
         to.whole = decay.whole, to.part = decay.part;
         if (!of_keys()) return;
-        const double last = log_decay(args, course->gate, tokens.last);
+        const double last = accepted(args, tokens.last);
         terms[chunk % 2].decay = static_cast<float>(of.through * exp(last));
     }
-    // The token of the sequence whose gate decays this one, and whether there is one.
-    HEADRACE_DEVICE int late() const { return args.late_gate ? 1 : 0; }
-    HEADRACE_DEVICE static bool has_gate(const ChunkRange& range, int token, int gate) {
-        return token < range.length && range.first + gate >= 0;
-    }
     HEADRACE_DEVICE Tokens tokens_of(int chunk) const {
-        Tokens of{};
-        if (!args.g.given) return of;
         const ChunkRange range = range_of(chunk);
-        const auto gate = [&](int token, int of) {
-            return has_gate(range, token, of)
-                       ? pre_activation<float>(args, range.row, range.token(of), course->head, 0)
-                       : 0.0f;
+        const int late = args.late_gate ? 1 : 0;  // the token whose gate decays this one lies so many before
+        const auto gate = [&](int i, int late) {
+            return i < range.length && range.first + i >= late ? given_log_decay(args, range, i - late, course->head)
+                                                               : 0.0f;
         };
-        const int first = 2 * lane(), last = range.length - 1;
-        of.gate[0] = gate(first, first - late()), of.gate[1] = gate(first + 1, first + 1 - late());
-        if (of_keys()) of.last = gate(last, last);
-        return of;
-    }
-    HEADRACE_DEVICE float log_decay_of(int chunk, int token, float gate) const {
-        return has_gate(range_of(chunk), token, token - late()) ? log_decay(args, course->gate, gate) : 0.0f;
+        const int i = 2 * lane();
+        return {{gate(i, late), gate(i + 1, late)}, of_keys() ? gate(range.length - 1, 0) : 0.0f};
     }
     HEADRACE_DEVICE static int score_thread() { return static_cast<int>(threadIdx.x) - block_threads; }
     HEADRACE_DEVICE std::int64_t norm_place(const ChunkRange& range, int i) const {

@@ -52,7 +52,7 @@ KernelWork additive_chunk_work(const KernelArgs& args, double values, bool outpu
     TileCounter counter;
     KernelWork& work = counter.work;
     Ops ops{{{counter, block_warps}}, splits_scores(args), args.key_gradient.walk, terms};
-    work.input_bytes = rows * C * args.K * 2 + bytes_of(args.v, C * values) + bytes_of(args.g, C);
+    work.input_bytes = rows * C * args.K * 2 + bytes_of(args.v, C * values) + bytes_of(args.log_decays, C);
     work.tile_bytes = rows * C * K * 2 + C * tensor_values * 2;  // as copies write them
     counter.barrier();
     if (args.stages == 1) work.memory_waits = 1, work.tile_waits = 40, work.barriers += 2;  // scores before the walk
@@ -111,13 +111,14 @@ BlockWork tensor_states_work(const KernelArgs& args, std::size_t /*shared_limit*
     return {block, additive_chunk_work<K>(args, args.V / blocks, false)};
 }
 
-// Of a chunk, whose terms one warp adds up.
+// Of a chunk, whose terms one warp adds up, or of the gradients of its log decays.
 BlockWork tensor_gate_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
     const double value_blocks = quotient_up(args.K, tensor_values);
     KernelWork step;
-    step.saved_bytes = value_blocks * (3 * tensor_chunk + 1) * 4;
-    step.memory_waits = 2 * value_blocks;
-    step.tile_waits = 20;
+    const bool added_up = args.d_log_decays.given;
+    step.saved_bytes = added_up ? tensor_chunk * 4 : value_blocks * (3 * tensor_chunk + 1) * 4;
+    step.memory_waits = added_up ? 1 : 2 * value_blocks;
+    step.tile_waits = added_up ? 0 : 20;
     step.barriers = 4;
     step.output_bytes = args.d_g.given ? tensor_chunk * static_cast<double>(size_of(args.d_g.dtype)) : 0;
     return {{}, step};

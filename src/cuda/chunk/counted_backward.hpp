@@ -79,7 +79,7 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
     head.work.tile_bytes += blocks * (warps * 3 * (4 * tiles + 4) * pair + 2 * 64 * K * 2 + 3 * 64 * 64 * 2);
     if (args.gate_gradient) multiply(head, blocks * K / 2, blocks * K / 2, blocks * 2);  // with each other
     head.work.saved_bytes = args.V * (K + 64.0) * 2 * 2;
-    head.work.input_bytes = C * args.V * 2 + bytes_of(args.g, C) + bytes_of(args.beta, C);
+    head.work.input_bytes = C * args.V * 2 + bytes_of(args.log_decays, C) + bytes_of(args.beta, C);
     for (double i = 0; i < blocks; ++i) {
         head.barrier();
         if (args.stages == 1) head.barrier(), head.work.memory_waits += 1;
@@ -90,7 +90,7 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
     head.work.tile_bytes += on_diagonal * kept * (2 - 1.0 / args.group);  // weights, which the first head only stores
     head.work.tile_waits += 20;
     for (int i = 0; i < 2 + (args.d_beta.given ? 1 : 0); ++i) head.barrier();
-    head.work.output_bytes = bytes_of(args.d_beta, C) + bytes_of(args.d_g, C);
+    head.work.output_bytes = bytes_of(args.d_beta, C) + bytes_of(args.d_log_decays, C);
     if (args.gate_gradient) {
         head.work.tile_bytes += comba ? 0 : on_diagonal * kept;
         head.work.tile_bytes += warps * (comba ? 2 * 50 + 33 : 50 + 25) * pair + 40 * pair;
@@ -101,7 +101,7 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
     chunk.work = head.work * args.group;
     chunk.work.input_bytes += rows * C * args.K * 2;
     chunk.work.memory_waits += 2;
-    chunk.work.barriers += args.group + 3;
+    chunk.work.barriers += 4;
     chunk.work.tile_bytes += rows * C * K * 2 * 2;
     if (!comba) score(chunk);
     chunk.work.tile_bytes += on_diagonal * ((comba || !args.gate_gradient ? 1 : 2) * kept + 16 * pair);

@@ -22,5 +22,10 @@ BlockWork log_decays_work(const KernelArgs& args, std::size_t /*shared_limit*/) 
     work.fma_flop = 2 * 20 * elements;  // a formula's, about
     return {{}, work};
 }
+BlockWork token_log_decays_work(const KernelArgs& args, std::size_t shared_limit) {
+    KernelArgs of_tokens = args;
+    of_tokens.K = launched_threads / tensor_chunk;
+    return log_decays_work(of_tokens, shared_limit);
+}
 
 }  // namespace headrace::cuda

@@ -221,7 +221,7 @@ BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t /*shared_limit
     TileCounter counter;
     KernelWork& work = counter.work;
     WarpProducts products{counter, block_warps};
-    work.input_bytes = key_rows * C * args.K * 2 + heads * (bytes_of(args.g, C) + bytes_of(args.beta, C));
+    work.input_bytes = key_rows * C * args.K * 2 + heads * (bytes_of(args.log_decays, C) + bytes_of(args.beta, C));
     work.memory_waits = 2;
     work.tile_bytes = key_rows * C * K * 2;
     counter.barrier();

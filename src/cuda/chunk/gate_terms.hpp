@@ -1,4 +1,4 @@
-// gate_terms: the gradient of a scalar gate in one chunk, of what the walks of a backward on tensor cores left.
+// gate_terms: the gradient of a scalar gate in one chunk, of what kernels of a backward on tensor cores left.
 #pragma once
 
 #include "cuda/kernels/kernels.hpp"
@@ -6,8 +6,9 @@
 
 namespace headrace::cuda {
 
-// With the outputs of those walks as rows, dq_i = (from S_0) + sum_{j<=i} ..., and A_ij what pair (i, j) adds to
-// q_i.dq_i and to k_j.dk_j alike, so that pairs which do not span gate m cancel but for fp32's roundings:
+// Of the delta rule, from args.d_log_decays. Of the additive one, with the outputs of its walks as rows, dq_i = (from
+// S_0) + sum_{j<=i} ..., and A_ij what pair (i, j) adds to q_i.dq_i and to k_j.dk_j alike, so that pairs which do not
+// span gate m cancel but for fp32's roundings:
 //     dg_m = sum_{i>=m} (q_i.dq_i - sum_{l>=i} A_li) + sum_{j<m} k_j.kx_j + e^{G_L} <S_0, D_L>
 // of tokens i, j, l of the chunk: math.md, section 6.
 struct GateTermsKernel {
@@ -28,8 +29,12 @@ struct GateTermsKernel {
         const ChunkRange range{
             s.row,        s.begin,     s.end, first, static_cast<int>(left < tensor_chunk ? left : tensor_chunk),
             tensor_chunk, args.reverse};
-        if (warp() == 0) add_up(range, row, head);
-        ptx::sync_block();
+        if (args.d_log_decays.given) {
+            load_numbers(gradient.data, args.d_log_decays, range, head);
+        } else {
+            if (warp() == 0) add_up(range, row, head);
+            ptx::sync_block();
+        }
         tokens.store_gate_gradient(gradient, row, head, range);
     }
 

@@ -7,7 +7,6 @@
 #include "cuda/chunk/sweep_kernel.hpp"
 #include "cuda/chunk/tensor_decays.hpp"
 #include "cuda/tiles/token_matrices.hpp"
-#include "cuda/tiles/token_tiles.hpp"
 #include "cuda/tiles/warp_products.hpp"
 
 namespace headrace::cuda {
@@ -77,12 +76,8 @@ struct GradientKernel {
     SpanningPairs pairs;
     Tile<float> gradient;  // [1,C] of the gate
     float4 *weights, *scores;  // [8, 6 warps, lanes] sums of W and L; q k^T and e k^T, not of comba
-    TokenTiles<float, true> tokens;
 
-    __host__ __device__ GradientKernel(const KernelArgs& arguments, Arena& arena)
-        : args(arguments), tokens(args, carve(arena), 1, 16, true) {}
-    // All but what depends on sizes that the compiler does not know.
-    __host__ __device__ Arena& carve(Arena& arena) {
+    __host__ __device__ GradientKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
         q = Matrix<K>::take(arena, tensor_chunk);
         k = Matrix<K>::take(arena, tensor_chunk);
         e = comba ? Matrix<K>::take(arena, tensor_chunk) : k;
@@ -112,18 +107,15 @@ struct GradientKernel {
         if (args.stages == 2) arena.take<std::uint16_t>(static_cast<std::size_t>(stage_elements));
         W.data = first_stage.S.data, L.data = first_stage.D.data;
         W_low.data = first_stage.r.data, L_low.data = first_stage.y.data;
-        return arena;
     }
 
     // The chunk in a row of all sequences' (part_at), all value heads of a key head.
     HEADRACE_DEVICE void run(std::int64_t row, std::int64_t key_head) {
         const PartAt at = part_at(args, row, tensor_chunk);
         const TokenRange s = sequence_of(args, at.n);
-        if (threadIdx.x == 0) *task = {chunk_range(args, s, at.part), row, key_head};
-        HEADRACE_ROLLED
-        for (int member = 0; member < args.group; ++member)  // a barrier each: the task is there
-            clear_parameter_sums(args, row, key_head * args.group + member);
         if (at.part * tensor_chunk >= s.end - s.begin) return;
+        if (threadIdx.x == 0) *task = {chunk_range(args, s, at.part), row, key_head};
+        ptx::sync_block();
         HEADRACE_ROLLED  // here and below, the same code for several: what is new to a multiprocessor is slow
         for (int which = 0; which < (comba ? 3 : 2); ++which)
             copy_tokens(which == 0 ? q : which == 1 ? k : e, which == 0 ? args.q : which == 1 ? args.k : args.p,
@@ -234,7 +226,7 @@ struct GradientKernel {
     // By the first warp, whose lanes have two tokens each.
     HEADRACE_DEVICE void take_numbers(int member) const {
         if (warp() > 0 || member >= args.group) return;
-        HEADRACE_ROLLED  // the code of formulas once
+        HEADRACE_ROLLED  // the code of beta's formulas once
         for (int i = 2 * lane_here(), end = i + 2; i < end; ++i) {
             float log_decay = 0;
             Beta<float> beta{0, 1};
@@ -485,7 +477,7 @@ struct GradientKernel {
         }
         if (warp() == 0) add_up(spanning);
         ptx::sync_block();
-        tokens.store_gate_gradient(gradient, task->row, first_head() + member, task->range);
+        store_numbers(args.d_log_decays, gradient.data, task->range, first_head() + member);
     }
     // q k^T and e k^T
     HEADRACE_DEVICE void score(PairSums& of_q_k, PairSums& of_e_k) const {

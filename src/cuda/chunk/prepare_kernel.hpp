@@ -74,7 +74,7 @@ struct PrepareKernel {
         weigh_rows();
         ptx::sync_block();
         if (warp() < heads) {
-            accept(tokens, range.length, head + warp());
+            accept(tokens, range.length);
             store_tokens_of(tokens, place + warp());
         }
         // The first three warps have rows behind 48, 32 and 16 tokens, the last two of these also their own block.
@@ -100,18 +100,16 @@ struct PrepareKernel {
         for (int token = 0; token < 2; ++token) {
             const int i = 2 * lane() + token;
             if (i >= range.length) continue;
-            const std::int64_t at = range.token(i);
-            if (args.g.given) of.gate[token] = pre_activation<float>(args, range.row, at, head, 0);
-            if (args.beta.given) of.beta[token] = given_beta<float>(args, range.row, at, head, 0);
+            of.gate[token] = given_log_decay(args, range, i, head);
+            if (args.beta.given) of.beta[token] = given_beta<float>(args, range.row, range.token(i), head, 0);
         }
         return of;
     }
-    HEADRACE_DEVICE void accept(Tokens& tokens, int length, std::int64_t head) const {
-        const GateParameters<float> gate = gate_parameters<float>(args, head);
+    HEADRACE_DEVICE void accept(Tokens& tokens, int length) const {
         HEADRACE_ROLLED  // the code of a formula once: the second token's takes the first one's place
         for (int token = 0; token < 2; ++token) {
             const bool there = 2 * lane() + token < length;
-            const float of_gate = there ? log_decay(args, gate, tokens.gate[0]) : 0.0f,
+            const float of_gate = accepted(args, tokens.gate[0]),
                         of_beta = !there            ? 0.0f
                                   : args.beta.given ? accepted_beta(args, tokens.beta[0]).value
                                                     : 1.0f;

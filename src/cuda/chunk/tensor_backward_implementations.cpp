@@ -65,6 +65,8 @@ class TensorBackward : public PreparingImplementation {
             const Kernel low = channel_gradients_low_kernel(problem.K);
             once(low, gradients_staged(problem, low, args), problem.HV, threads);
         }
+        if (makes_gate_gradients(problem))
+            once(tensor_kernels<false>(problem.K, problem.dtype).gate, args, problem.HV, launched_threads);
         if (args.swept.key_gradients != nullptr)
             once(channel_key_sums_kernel(problem.K), args, problem.H, threads);
         return launches;
@@ -90,6 +92,14 @@ class TensorBackward : public PreparingImplementation {
         args.swept.residuals_low = take("saved residuals, low", tensor_chunk);
         args.swept.d_written = take("saved gradients of what is written", tensor_chunk);
         args.swept.d_written_low = take("saved gradients of what is written, low", tensor_chunk);
+        if (problem.channel_gate) return args;
+        args.d_log_decays = args.d_g;
+        if (makes_gate_gradients(problem))
+            args.d_log_decays = {static_cast<char*>(carver.take("gradients of log decays", DType::f32,
+                                                                {problem.B, problem.T, problem.HV})),
+                                 {problem.T * problem.HV, problem.HV, 1},
+                                 DType::f32,
+                                 true};
         return args;
     }
 
@@ -128,6 +138,11 @@ class TensorBackward : public PreparingImplementation {
         if (!problem.channel_gate) return 64;
         if (blocks(32) <= multiprocessors) return 32;
         return problem.V > 64 && blocks(64) > multiprocessors ? 128 : 64;
+    }
+    // Whether gradients of log decays are not d_g itself, or not all that is wanted of gates per token.
+    static bool makes_gate_gradients(const Problem& problem) {
+        const bool formula = problem.in.g.given() && problem.options.gate_form != GateForm::log_decay;
+        return !problem.channel_gate && (problem.grads.d_g_gamma.given() || (formula && wants_gate_gradient(problem)));
     }
     static bool wants_gradients(const Problem& problem) {
         const Gradients& g = problem.grads;

@@ -7,14 +7,14 @@
 
 namespace headrace::cuda {
 
-// Of one token, g and g_gamma together; NaN of what no operator must be given. x: its pre_activation, where g is given.
-HEADRACE_DEVICE float log_decay(const KernelArgs& args, const GateParameters<float>& gate, float x) {
-    const float sum = args.g.given ? accepted(args, gate_value(x, gate)) : 0.0f;
-    return args.g_gamma.given ? sum + accepted(args, gate.gamma) : sum;
+// Of one token, as it came: for who has other things to do before it is there, and then asks whether it is accepted.
+HEADRACE_DEVICE float given_log_decay(const KernelArgs& args, const ChunkRange& range, int i, std::int64_t head) {
+    const Strided& from = args.log_decays;
+    return from.given ? reinterpret_cast<const float*>(from.data)[offset_of(from, range.row, range.token(i), head)]
+                      : 0.0f;
 }
 HEADRACE_DEVICE float token_log_decay(const KernelArgs& args, const ChunkRange& range, int i, std::int64_t head) {
-    const float x = args.g.given ? pre_activation<float>(args, range.row, range.token(i), head, 0) : 0.0f;
-    return log_decay(args, gate_parameters<float>(args, head), x);
+    return accepted(args, given_log_decay(args, range, i, head));
 }
 // Of a row of l2norm, from its square.
 HEADRACE_DEVICE float inverse_norm(float square) {

@@ -71,7 +71,7 @@ struct TensorKernels {
         forward,     // outputs; from segments[].states where there are segments; its memory depends on args.stages
         forward_with_terms,  // additive rule: the same where it leaves terms of a gate's gradient (GateWalk)
         states,              // of segments that no state enters, and behind the values' blocks those of the transitions
-        gate,                // additive rule: the gradient of the gate of a chunk, of what the walks left (GateWalk)
+        gate,                // the gradient of the gate of a chunk, from what walks left (GateWalk) or d_log_decays
         key_gradient,        // additive rule: d_q or d_k of a chunk, of what a walk left of value heads (KeyGradient)
         join;                // from what leaves segments to what enters them
 };
@@ -132,9 +132,10 @@ BlockWork channel_join_work(const KernelArgs& args, std::size_t shared_limit);
 // tensor_chunk tokens of a head's log decays.
 inline constexpr int copied_elements = 8 * launched_threads;
 Kernel staged_copy_kernel();
-Kernel log_decays_kernel();
+Kernel log_decays_kernel(bool of_channels);
 BlockWork staged_copy_work(const KernelArgs& args, std::size_t shared_limit);
 BlockWork log_decays_work(const KernelArgs& args, std::size_t shared_limit);
+BlockWork token_log_decays_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The backward of the delta rule on tensor cores. Prepare: as TensorKernels'. Sweeps: blocks as of SplitKernels, of
 // args.value_columns values, 64, with a warp for each 16 and fetching_threads. Gradients: a block for each chunk and key

@@ -136,7 +136,10 @@ struct KernelArgs {
 
     Strided q, k, p, v, g, gv, beta, g_gamma, A_log, dt_bias, o, initial_state, final_state;
     Strided d_o, d_final_state, d_q, d_k, d_p, d_v, d_g, d_gv, d_beta, d_initial_state;
-    Strided log_decays;  // under channel gates on tensor cores: all of them, [B,T,HV,K] in fp32 (plumbing/staging.hpp)
+    // On tensor cores: g by its formula and g_gamma together, in fp32, [B,T,HV,K] or [B,T,HV], absent where neither is
+    // given; a head gate alone has strides of zero (plumbing/staging.hpp). Who reads them refuses what is no log decay.
+    Strided log_decays;
+    Strided d_log_decays;  // [B,T,HV] where the delta rule's backward leaves them: d_g, or what tensor_gate makes it of
     bool gate_gradient;                 // d_g or any sum below is wanted
     double *d_gamma, *d_rate, *d_bias;  // [sums,HV], [sums,HV], [sums,HV] or [sums,HV,K]: to be added up, or null
     std::int64_t sums;                  // per head: one for each sequence or each part

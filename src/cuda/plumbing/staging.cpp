@@ -65,6 +65,22 @@ Strided take(Carver& carver, const char* name, DType dtype, const std::int64_t (
             true};
 }
 
+// Whether gates per token are the same number in all tokens of a head.
+bool of_heads_alone(const Problem& problem) {
+    return !problem.channel_gate && !problem.in.g.given() && problem.in.g_gamma.given();
+}
+// Total log decays: what the caller gave, or where log_decays_kernel writes them.
+Strided total_log_decays(const Problem& problem, Carver& carver, const KernelArgs& args) {
+    const bool makes = makes_log_decays(problem);
+    if (of_heads_alone(problem)) {
+        void* const made = makes ? carver.take("log decays", DType::f32, {problem.HV}) : args.g_gamma.data;
+        return {static_cast<char*>(made), {0, 0, makes ? 1 : args.g_gamma.stride[0], 0}, DType::f32, true};
+    }
+    if (!makes) return args.g;
+    return take(carver, "log decays", DType::f32,
+                {problem.B, problem.T, problem.HV, problem.channel_gate ? (problem.K + 3) / 4 * 4 : 1});
+}
+
 // Elements [., ., ., 0 to columns) of `from` into those of `to`; from `given` on zeros.
 KernelArgs copy_of(const TensorView& view, const Strided& from, const Strided& to, std::int64_t columns) {
     KernelArgs copy{};
@@ -85,11 +101,7 @@ void stage(const Problem& problem, Carver& carver, KernelArgs& args) {
                                     {view.shape[0], view.shape[1], view.shape[2], each.columns()});
         }
     }
-    if (!problem.channel_gate) return;
-    args.log_decays = args.g;
-    if (makes_log_decays(problem))
-        args.log_decays = take(carver, "log decays", DType::f32,
-                               {problem.B, problem.T, problem.HV, (problem.K + 3) / 4 * 4});
+    args.log_decays = total_log_decays(problem, carver, args);
 }
 
 std::vector<KernelArgs> copies_in(const Problem& problem, const KernelArgs& args) {
@@ -109,13 +121,15 @@ std::vector<KernelArgs> copies_out(const Problem& problem, const KernelArgs& arg
 }
 
 bool makes_log_decays(const Problem& problem) {
-    const TensorView& g = problem.in.g;
-    if (!problem.channel_gate) return false;
-    return !g.given() || g.dtype != DType::f32 || problem.in.g_gamma.given() ||
-           problem.options.gate_form != GateForm::log_decay || !lies_in_pieces(g);
+    const TensorView &g = problem.in.g, &gamma = problem.in.g_gamma;
+    if (of_heads_alone(problem)) return gamma.dtype != DType::f32;
+    if (!g.given()) return problem.channel_gate;
+    return g.dtype != DType::f32 || gamma.given() || problem.options.gate_form != GateForm::log_decay ||
+           (problem.channel_gate && !lies_in_pieces(g));
 }
 KernelArgs args_of_log_decays(const Problem& problem, KernelArgs args) {
     args.N = problem.B;
+    if (of_heads_alone(problem)) args.N = args.T = 1;
     return args;
 }
 
@@ -124,7 +138,9 @@ std::int64_t blocks_of_copy(const KernelArgs& args) {
     return (elements + copied_elements - 1) / copied_elements;
 }
 std::int64_t blocks_of_log_decays(const Problem& problem) {
-    return problem.B * problem.HV * ((problem.T + tensor_chunk - 1) / tensor_chunk);
+    if (problem.channel_gate) return problem.B * problem.HV * ((problem.T + tensor_chunk - 1) / tensor_chunk);
+    const std::int64_t numbers = problem.HV * (of_heads_alone(problem) ? 1 : problem.B * problem.T);
+    return (numbers + launched_threads - 1) / launched_threads;
 }
 
 }  // namespace headrace::cuda

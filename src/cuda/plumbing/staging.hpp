@@ -1,7 +1,8 @@
 // staging: tensors that kernels on tensor cores cannot take as they lie, as copies in the workspace that they can.
 //
-// Those kernels move rows in pieces of 16 bytes, of which the last is theirs to its end, states in fp32, and under
-// channel gates log decays in fp32. Most tensors lie so; of the others inputs are copied before, outputs behind.
+// Those kernels move rows in pieces of 16 bytes, of which the last is theirs to its end, states in fp32, and total log
+// decays in fp32. Most tensors lie so; of the others inputs are copied before, outputs behind, and log decays made of
+// gates of other types, with a formula or of a head and its tokens together.
 #pragma once
 
 #include <vector>
@@ -12,7 +13,7 @@
 
 namespace headrace::cuda {
 
-// Replaces such tensors of args by copies that it takes, and finds the log decays.
+// Replaces such tensors of args by copies that it takes, and finds the log decays, if there are gates.
 void stage(const Problem& problem, Carver& carver, KernelArgs& args);
 
 // The copies of args that were staged: parameters of staged_copy_kernel.
@@ -23,7 +24,7 @@ std::vector<KernelArgs> copies_out(const Problem& problem, const KernelArgs& arg
 bool makes_log_decays(const Problem& problem);
 KernelArgs args_of_log_decays(const Problem& problem, KernelArgs args);
 
-// Blocks of both kernels.
+// Blocks of these kernels.
 std::int64_t blocks_of_copy(const KernelArgs& args);
 std::int64_t blocks_of_log_decays(const Problem& problem);
 

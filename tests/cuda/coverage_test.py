@@ -26,7 +26,7 @@ LOWER = [(r"split_sweeps<.*<double>, false,", "0.90"), (r"recurrent_backward<dou
          # Of the kernels on tensor cores the problems reach less yet; a share that falls is noticed all the same. What is
          # left: formulas of beta, chunks that are never cut, and statements that nobody has read.
          (r"tensor_gradients\b", "0.94"),
-         (r"tensor_(walk|prepare|forward|forward_terms|states)\b|channel_(walk|gradients|gradients_low)\b", "0.89"),
+         (r"tensor_(walk|prepare|forward|forward_gradient|forward_terms|states)\b|channel_(walk|gradients|gradients_low)\b", "0.89"),
          (r"tensor_(gate|key_gradient)\b|(tensor|channel)_join\b", "0.87"),
          (r"staged_copy", "0.9"), (r"\blog_decays|channel_states\b", "0.85"), (r"token_log_decays", "0.9"),
          (r"tensor_(join_transitions|walk_states)\b", "0.81")]

@@ -42,8 +42,8 @@ BESIDE, STEP, HEAD, VALUES, BLOCK = range(5)
 NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_key_gradient": (STEP, HEAD),
            **dict.fromkeys(("tensor_gradients", "channel_gradients"), (STEP, HEAD, VALUES)),
            "channel_sweeps": (BESIDE, STEP, BLOCK),
-           **dict.fromkeys(("tensor_walk", "tensor_sweeps", "tensor_forward", "tensor_forward_terms", "channel_walk",
-                            "channel_estimate"), (BESIDE, STEP))}
+           **dict.fromkeys(("tensor_walk", "tensor_sweeps", "tensor_forward", "tensor_forward_gradient",
+                            "tensor_forward_terms", "channel_walk", "channel_estimate"), (BESIDE, STEP))}
 PREPARED_HEADS = 4
 WITH_FETCHING, FETCHING = ("tensor_walk", "tensor_sweeps"), 4  # kernels with more than 64 channels; warps
 # The least share of a warp's lanes that execute an instruction, on the mean, where all tiles are whole: what is lost are

@@ -99,9 +99,13 @@ void print_tensor(const char* name, bool delta, bool outputs, int value_columns 
 // With one gate per token.
 template <int K, class Format>
 void print_scalar(const std::string& size) {
-    print_tensor<AdditiveKernel<K, false, Format>>(("tensor_forward," + size).c_str(), false, true);
-    print_tensor<AdditiveKernel<K, true, Format>>(("tensor_forward_terms," + size).c_str(), false, true);
-    print_tensor<AdditiveKernel<K, false, Format>>(("tensor_states," + size).c_str(), false, true);
+    const auto print_walk = [&]<AdditiveWalk walk>(const char* name) {
+        print_tensor<AdditiveKernel<K, walk, Format>>((name + size).c_str(), false, true);
+    };
+    print_walk.template operator()<AdditiveWalk::forward>("tensor_forward,");
+    print_walk.template operator()<AdditiveWalk::gradient>("tensor_forward_gradient,");
+    print_walk.template operator()<AdditiveWalk::gradient_with_terms>("tensor_forward_terms,");
+    print_walk.template operator()<AdditiveWalk::gradient>("tensor_states,");
     print_tensor<PrepareKernel<K, Format, false>>(("tensor_prepare," + size).c_str(), true, true);
     print_tensor<WalkerKernel<K, Format>>(("tensor_walk," + size).c_str(), true, true);
     print_tensor<WalkerKernel<K, Format>>(("tensor_walk_states," + size).c_str(), true, false);

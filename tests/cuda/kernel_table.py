@@ -45,6 +45,7 @@ LIMITS = {
     "split_sweeps": (168, 16, 0, (1, 2, 2)),
     "split_gradients": (255, 16, 0, (1, 2, 2)),
     "tensor_forward": (255, 0, 0, (1, 1, 1)),
+    "tensor_forward_gradient": (255, 0, 0, (1, 1, 1)),
     "tensor_forward_terms": (255, 0, 0, (1, 1, 1)),
     "tensor_forward_terms k128 f16": (255, 0, 0, (0, 1, 1)),  # no room for its scores on sm_80
     "tensor_key_gradient": (128, 0, 0, (2, 2, 2)),
@@ -107,11 +108,11 @@ def short_name(symbol):
     sizes = re.findall(rf"(?:(?:{blocks})<|true, |false, )(\d+)", name + arguments)
     words = [name, *(f"k{value}" for value in sizes)]
     words += [word for type_, word in (("float", "f32"), ("double", "f64")) if type_ in arguments]
-    rules = {"tensor_gradients": ("comba", ""), "tensor_prepare": ("backward", ""), "tensor_forward": ("", ""),
-             "tensor_forward_terms": ("", ""), "tensor_states": ("", "")}.get(name, ("delta", "additive"))
+    rules = {"tensor_gradients": ("comba", ""), "tensor_prepare": ("backward", "")}.get(name, ("delta", "additive"))
     words += [rule for value, rule in zip(("true", "false"), rules) if value in arguments and rule]
     words += ["f16"] if "F16" in arguments else []
     words += [gate.lower() for gate in ("Scalar", "Channel") if gate + "Gate" in arguments]
+    arguments = re.sub(r"\(\S*AdditiveWalk\)\d+", "", arguments)  # which the name says
     words += [f"part {value}" for value in re.findall(r"\)(\d+)\b", arguments)]  # of an enum, by number
     return " ".join(words)
 

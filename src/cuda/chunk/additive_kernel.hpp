@@ -10,9 +10,16 @@
 
 namespace headrace::cuda {
 
-// The additive rule with a scalar gate. leaves_terms: of the walks that leave terms of a gate's gradient (GateWalk).
-template <int K, bool leaves_terms, class Format>
+// What a walk of the additive rule is of: a forward; a gradient of a backward (KeyGradient); one that leaves terms of a
+// gate's gradient, too (GateWalk). Each is a kernel, as code that a walk jumps over is slow where it is new to a
+// multiprocessor.
+enum class AdditiveWalk { forward, gradient, gradient_with_terms };
+
+// The additive rule with a scalar gate.
+template <int K, AdditiveWalk walk_is, class Format>
 struct AdditiveKernel {
+    static constexpr bool of_backward = walk_is != AdditiveWalk::forward,
+                          leaves_terms = walk_is == AdditiveWalk::gradient_with_terms;
     using Ops = AdditiveOps<K, Format>;
     using Scores = AdditiveScores<K, Format>;
     static constexpr int values_of_block = tensor_values, score_threads = tensor_threads / 2, score_barrier = 1;
@@ -86,7 +93,7 @@ struct AdditiveKernel {
         const Walk walk = walk_of(args, place);
         if (walk.first_chunk < 0) return;
         begin(walk, head, first);
-        const bool outputs = args.o.given || leaves_terms || args.key_gradient.left_q_norms != nullptr;
+        const bool outputs = args.o.given || leaves_terms || (of_backward && args.key_gradient.left_q_norms != nullptr);
         if (!walks()) {
             prepare_all(outputs);
             return;
@@ -95,7 +102,7 @@ struct AdditiveKernel {
         load(in_between ? segment_states() : args.initial_state, in_between ? place : walk.n);
         walk_all(outputs);
         if (leaves_terms || course->last == 0) return;  // no state is asked for of a walk of keys
-        if (args.late_gate && course->end_chunk > 0) decay_by_last();
+        if (late() > 0 && course->end_chunk > 0) decay_by_last();
         store(args.final_state, course->n);
     }
 
@@ -125,7 +132,13 @@ struct AdditiveKernel {
     HEADRACE_DEVICE static bool walks() { return warp() < block_warps; }
     HEADRACE_DEVICE static bool knows_decays() { return warp() == block_warps; }
     HEADRACE_DEVICE bool of_keys() const { return leaves_terms && args.gate_walk.terms == GateTerms::of_keys; }
-    HEADRACE_DEVICE bool diagonal_apart() const { return leaves_terms || args.key_gradient.walk; }
+    HEADRACE_DEVICE bool diagonal_apart() const { return leaves_terms || walks_keys(); }
+    HEADRACE_DEVICE bool walks_keys() const { return of_backward && args.key_gradient.walk; }
+    // Where they are left as fp32 sums of each value head, for a launch behind.
+    HEADRACE_DEVICE bool leaves_sums() const { return of_backward && args.key_gradient.sums != nullptr; }
+    HEADRACE_DEVICE bool knows_norms() const { return of_backward && args.key_gradient.row_norms != nullptr; }
+    // The token whose gate decays another lies so many before it.
+    HEADRACE_DEVICE int late() const { return of_backward && args.late_gate ? 1 : 0; }
     HEADRACE_DEVICE std::int64_t key_head() const { return quotient(course->head, args.group); }
 
     HEADRACE_DEVICE Strided segment_states() const {
@@ -147,8 +160,8 @@ struct AdditiveKernel {
         if (threadIdx.x == 0) {
             const TokenRange& s = walk.sequence;
             const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
-            const std::int64_t key_head = quotient(head, args.group), of_keys = args.key_gradient.walk ? head : key_head,
-                               of_values = args.key_gradient.walk ? key_head : head;
+            const std::int64_t key_head = quotient(head, args.group), of_keys = walks_keys() ? head : key_head,
+                               of_values = walks_keys() ? key_head : head;
             const TokenRows v = rows_of(args.v, all, of_values, first);
             *course = {s,
                        walk.n,
@@ -224,7 +237,7 @@ struct AdditiveKernel {
         ops.dots_wanted = outputs && leaves_terms;
         ops.crossing = nullptr;
         ops.left = {};
-        if (outputs && args.key_gradient.sums != nullptr)
+        if (outputs && leaves_sums())
             ops.left.data = reinterpret_cast<char*>(args.key_gradient.sums + chunk_place(chunk) * key_sums);
         if (ops.dots_wanted) {
             Terms& to = terms[chunk % 2];
@@ -238,7 +251,7 @@ struct AdditiveKernel {
         const algorithms::ChunkInputs<Ops> in{{keys.q}, {keys.k}, {keys.k}, tile(values.v), nullptr, 1.0f, false};
         const algorithms::ForwardTiles<Ops> tiles{tile(P.high, P.low), {}, {}, {}, {}};
         algorithms::chunk_states<false>(ops, in, tiles, {}, {}, {{}, {}, patch, outputs});
-        if (!outputs || !args.o.given || args.key_gradient.sums != nullptr) return;
+        if (!outputs || !args.o.given || leaves_sums()) return;
         ptx::sync_warp();
         const ChunkRange range = range_of(chunk);
         store_outputs(args.o, course->o.from(range.first), patch, range.length, args.V - course->first_value);
@@ -258,7 +271,7 @@ struct AdditiveKernel {
         ScalarDecays::OfLane of{};
         const KeyGradient& gradient = args.key_gradient;
         float row_norm = 1, value_norm = 1;
-        if (const int i = score_thread(); gradient.row_norms != nullptr && i < tensor_chunk) {
+        if (const int i = score_thread(); knows_norms() && i < tensor_chunk) {
             const ChunkRange range = range_of(chunk);
             if (i < range.length)
                 row_norm = gradient.row_norms[norm_place(range, i)],
@@ -267,7 +280,7 @@ struct AdditiveKernel {
         if (knows_decays())
             of = scores.decays.prepare(accepted(args, tokens.gate[0]), accepted(args, tokens.gate[1]));
         if (outputs) scores.multiply_rows(keys.q, keys.k);
-        if (gradient.row_norms != nullptr) {
+        if (knows_norms()) {
             if (score_thread() < tensor_chunk) q_norm[score_thread()] = row_norm, k_norm[score_thread()] = value_norm;
         } else if (!leaves_terms && args.l2norm) {
             weigh_rows(chunk, keys, outputs);
@@ -300,13 +313,12 @@ struct AdditiveKernel {
     }
     HEADRACE_DEVICE Tokens tokens_of(int chunk) const {
         const ChunkRange range = range_of(chunk);
-        const int late = args.late_gate ? 1 : 0;  // the token whose gate decays this one lies so many before
         const auto gate = [&](int i, int late) {
             return i < range.length && range.first + i >= late ? given_log_decay(args, range, i - late, course->head)
                                                                : 0.0f;
         };
         const int i = 2 * lane();
-        return {{gate(i, late), gate(i + 1, late)}, of_keys() ? gate(range.length - 1, 0) : 0.0f};
+        return {{gate(i, late()), gate(i + 1, late())}, of_keys() ? gate(range.length - 1, 0) : 0.0f};
     }
     HEADRACE_DEVICE static int score_thread() { return static_cast<int>(threadIdx.x) - block_threads; }
     HEADRACE_DEVICE std::int64_t norm_place(const ChunkRange& range, int i) const {
@@ -317,7 +329,7 @@ struct AdditiveKernel {
         const KeyGradient& to = args.key_gradient;
         const ChunkRange range = range_of(chunk);
         const bool leaves =
-            outputs && to.left_q_norms != nullptr && course->first_value == 0 && course->head == key_head() * args.group;
+            of_backward && outputs && to.left_q_norms != nullptr && course->first_value == 0 && course->head == key_head() * args.group;
         HEADRACE_ROLLED
         for (int i = 8 * (warp() - block_warps) + lane() / 4; i < tensor_chunk; i += 8 * block_warps) {
             const float k_k = dot_of_rows<Format>(of.k, of.k, i),

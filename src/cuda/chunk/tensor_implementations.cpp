@@ -123,7 +123,8 @@ class Tensor : public PreparingImplementation {
         launches.push_back({join.kernel, join.args, joined, launched_threads, segments});
     }
     static const Kernel& forward_of(const TensorKernels& tensor, const KernelArgs& args) {
-        return args.gate_walk.terms == GateTerms::none ? tensor.forward : tensor.forward_with_terms;
+        if (args.gate_walk.terms != GateTerms::none) return tensor.forward_with_terms;
+        return args.late_gate || args.key_gradient.walk ? tensor.forward_of_gradient : tensor.forward;
     }
     static std::size_t shared(const TensorKernels& tensor, const KernelArgs& args) {
         return forward_of(tensor, args).memory(args, 0).shared;

@@ -69,7 +69,8 @@ inline constexpr int join_columns = 16;
 struct TensorKernels {
     Kernel prepare,  // delta rule: what no state enters of each chunk and value head
         forward,     // outputs; from segments[].states where there are segments; its memory depends on args.stages
-        forward_with_terms,  // additive rule: the same where it leaves terms of a gate's gradient (GateWalk)
+        forward_of_gradient,  // additive rule: the same in a backward (KeyGradient)
+        forward_with_terms,   // and where it leaves terms of a gate's gradient, too (GateWalk)
         states,              // of segments that no state enters, and behind the values' blocks those of the transitions
         gate,                // the gradient of the gate of a chunk, from what walks left (GateWalk) or d_log_decays
         key_gradient,        // additive rule: d_q or d_k of a chunk, of what a walk left of value heads (KeyGradient)

@@ -24,6 +24,10 @@ __global__ void __launch_bounds__(tensor_threads, 1) tensor_forward(const __grid
     walk_forward<Kernel>(args);
 }
 template <class Kernel>
+__global__ void __launch_bounds__(tensor_threads, 1) tensor_forward_gradient(const __grid_constant__ KernelArgs args) {
+    walk_forward<Kernel>(args);
+}
+template <class Kernel>
 __global__ void __launch_bounds__(tensor_threads, 1) tensor_forward_terms(const __grid_constant__ KernelArgs args) {
     walk_forward<Kernel>(args);
 }

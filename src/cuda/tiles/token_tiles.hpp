@@ -185,12 +185,13 @@ struct TokenTiles {
     template <class Term>
     HEADRACE_DEVICE void add_sums(Tile gradient, const ChunkRange& range, double* target, std::int64_t sum, Term term) {
         if (target == nullptr) return;
-        channel_sums(gradient, range, term);
+        if (channel_gate()) channel_sums(gradient, range, term);
         if (warp() == 0) {
             double total = 0;
-            const int count = channel_gate() ? args.K : 1;
+            const int count = channel_gate() ? args.K : range.length;
             HEADRACE_ROLLED
-            for (int c = lane(); c < count; c += warp_lanes) total += sums[c];
+            for (int n = lane(); n < count; n += warp_lanes)
+                total += channel_gate() ? sums[n] : term(n, 0, gradient.at(0, n));
             total = sum_of_warp(total);
             if (lane() == 0) target[sum] += total;
         }
@@ -199,10 +200,10 @@ struct TokenTiles {
     // sums[c] = sum of term(i, c, gradient) over the chunk's tokens
     template <class Term>
     HEADRACE_DEVICE void channel_sums(Tile gradient, const ChunkRange& range, Term term) {
-        each(channel_gate() ? args.K : 1, [&](int c) {
+        each(args.K, [&](int c) {
             double total = 0;
             HEADRACE_ROLLED
-            for (int i = 0; i < range.length; ++i) total += term(i, c, gate_at(gradient, i, c));
+            for (int i = 0; i < range.length; ++i) total += term(i, c, gradient.at(i, c));
             sums[c] = total;
         });
         ptx::sync_block();

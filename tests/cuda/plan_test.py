@@ -91,7 +91,7 @@ class Plan(unittest.TestCase):
             return 4 if wide else 2 if instruction.endswith("f64") and launch["arithmetic"] == "f64" else 1
 
         # Written by one part of a launch and read by another; or by launches of their own.
-        saved_in = {"tensor_prepare": 0, "tensor_walk": 1, "tensor_forward": 0, "tensor_key_gradient": 1}.get(launch["kernel"], 0.5) * launch["saved_bytes"]
+        saved_in = {"tensor_prepare": 0, "tensor_walk": 1, "tensor_forward_gradient": 0, "tensor_key_gradient": 1}.get(launch["kernel"], 0.5) * launch["saved_bytes"]
         saved_out = launch["saved_bytes"] - saved_in
         tiles = r"(ld|st)(\.shared)?(\.v[24])?\.[fu](32|64)|shfl.*|ldmatrix.*|cp\.async\.c[ag]\..*"
         if launch["arithmetic"] == "f32":

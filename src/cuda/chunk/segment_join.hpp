@@ -25,50 +25,69 @@ struct JoinedSegments {
     }
 };
 
-// The additive rule; per_channel: a decay of a segment for each key channel.
+// The additive rule; per_channel: a decay of a segment for each key channel. A thread has the same places of [K,
+// join_columns] in all segments, and the next segment's numbers arrive meanwhile.
 template <bool per_channel>
 struct DecayJoin {
-    const KernelArgs& args;
-    Tile<float> S;  // [K, join_columns]
+    static constexpr int threads = join_threads(false, 128),
+                         places = 128 * join_columns / threads;  // of up to 128 channels
 
-    __host__ __device__ DecayJoin(const KernelArgs& arguments, Arena& arena)
-        : args(arguments), S(arena.tile<float>(args.K, join_columns)) {}
+    const KernelArgs& args;
+
+    __host__ __device__ DecayJoin(const KernelArgs& arguments, Arena& /*arena*/) : args(arguments) {}
     HEADRACE_DEVICE void join(std::int64_t n, std::int64_t head, int first) {
         const JoinedSegments segments(args, n, head);
-        each_place(first, [&](int c, int j) { S.at(c, j) = segments.initial(c, first + j); });
+        float entering[places] = {};
+        each_place(first, [&](int own, int c, int j) { entering[own] = segments.initial(c, first + j); });
+        Leaving leaving = load(segments, 0, first);
         HEADRACE_ROLLED
         for (std::int64_t segment = 0; segment < segments.count; ++segment) {
-            const bool last = segment + 1 == segments.count;
-            const std::int64_t place = segments.place(segment);
-            float* const states = args.segments.states + place * args.K * args.V + first;
-            const double* const decays = args.segments.decays + place * (per_channel ? args.K : 1);
-            const SplitDecay<float> of_all = split_decay<float>(last || per_channel ? 1.0 : decays[0]);
-            each_place(first, [&](int c, int j) {
-                const float entering = S.at(c, j);
-                const SplitDecay<float> decay = per_channel && !last ? split_decay<float>(decays[c]) : of_all;
-                if (!last) S.at(c, j) = fmaf(entering, decay.whole, fmaf(entering, decay.part, states[c * args.V + j]));
-                states[c * args.V + j] = entering;
+            const Leaving next = load(segments, segment + 1, first);
+            float* const states = args.segments.states + segments.place(segment) * args.K * args.V + first;
+            each_place(first, [&](int own, int c, int j) {
+                states[c * args.V + j] = entering[own];
+                const SplitDecay<float> decay = split_decay<float>(leaving.decays[own]);
+                entering[own] =
+                    fmaf(entering[own], decay.whole, fmaf(entering[own], decay.part, leaving.states[own]));
             });
+            leaving = next;
         }
     }
 
   private:
-    // f(c, j), by the same thread each time.
+    // What leaves a segment that no state enters, and the decays through it; of the last one nothing is needed.
+    struct Leaving {
+        float states[places];
+        double decays[places];
+    };
+    HEADRACE_DEVICE Leaving load(const JoinedSegments& segments, std::int64_t segment, int first) const {
+        Leaving of{};
+        if (segment + 1 >= segments.count) return of;
+        const std::int64_t place = segments.place(segment);
+        const float* const states = args.segments.states + place * args.K * args.V + first;
+        const double* const decays = args.segments.decays + place * (per_channel ? args.K : 1);
+        each_place(first, [&](int own, int c, int j) {
+            of.states[own] = states[c * args.V + j], of.decays[own] = decays[per_channel ? c : 0];
+        });
+        return of;
+    }
+    // f(which of the thread's, c, j)
     template <class F>
     HEADRACE_DEVICE void each_place(int first, F f) const {
-        each(args.K * join_columns, [&](int place) {
-            if (first + place % join_columns < args.V) f(place / join_columns, place % join_columns);
-        });
+#pragma unroll
+        for (int own = 0; own < places; ++own) {
+            const int place = static_cast<int>(threadIdx.x) + own * threads, c = place / join_columns,
+                      j = place % join_columns;
+            if (c < args.K && first + j < args.V) f(own, c, j);
+        }
     }
 };
 
-// The delta rule: a thread has two rows of M, K / 2 apart, and some columns. M arrives by halves of its columns, two at
-// a time.
+// The delta rule: a thread has a row of M and four columns. M arrives by halves of its columns, two at a time.
 template <int K>
 struct TransitionJoin {
-    static constexpr int threads = block_threads, columns = join_columns * K / 2 / threads,  // of a thread
-        half = K / 2, row = half + 4;  // of a half; rows four banks apart
-    static_assert(columns % 4 == 0);
+    static constexpr int columns = 4, half = K / 2, row = half + 4;  // of a half; rows four banks apart
+    static_assert(join_threads(true, K) == K * join_columns / columns);
 
     const KernelArgs& args;
     float* halves;  // [2,K,row]
@@ -80,28 +99,22 @@ struct TransitionJoin {
     }
     HEADRACE_DEVICE void join(std::int64_t n, std::int64_t head, int first) {
         const JoinedSegments segments(args, n, head);
-        const int c = static_cast<int>(threadIdx.x) % (K / 2),
-                  column = static_cast<int>(threadIdx.x) / (K / 2) * columns;
-        const auto each_own = [&](auto f) {
+        const int c = static_cast<int>(threadIdx.x) % K, column = static_cast<int>(threadIdx.x) / K * columns;
+        const auto inside = [&](int j) { return c < args.K && first + column + j < args.V; };
+        float4* const own = reinterpret_cast<float4*>(S + c * join_columns + column);
+        float entering[columns], sums[columns];
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
-                for (int j = 0; j < columns; ++j) f(i, j, c + i * (K / 2), column + j);
-        };
-        const auto inside = [&](int row, int j) { return row < args.K && first + j < args.V; };
-        float entering[2][columns], sums[2][columns];
-        each_own([&](int i, int j, int row, int value) {
-            entering[i][j] = inside(row, value) ? segments.initial(row, first + value) : 0.0f;
-            S[row * join_columns + value] = entering[i][j];
-        });
+        for (int j = 0; j < columns; ++j) entering[j] = inside(j) ? segments.initial(c, first + column + j) : 0.0f;
         fetch(segments, 0), fetch(segments, 1);
         HEADRACE_ROLLED
         for (std::int64_t segment = 0; segment < segments.count; ++segment) {
             const bool last = segment + 1 == segments.count;
-            float* const states = args.segments.states + segments.place(segment) * args.K * args.V + first;
+            float* const states =
+                args.segments.states + segments.place(segment) * args.K * args.V + c * args.V + first + column;
             if (!last) {
-                each_own([&](int i, int j, int row, int value) {
-                    sums[i][j] = inside(row, value) ? states[row * args.V + value] : 0.0f;
-                });
+                *own = {entering[0], entering[1], entering[2], entering[3]};
+#pragma unroll
+                for (int j = 0; j < columns; ++j) sums[j] = inside(j) ? states[j] : 0.0f;
                 HEADRACE_ROLLED
                 for (int part = 0; part < 2; ++part) {
                     ptx::wait_for_copies<1>();
@@ -111,12 +124,11 @@ struct TransitionJoin {
                     fetch(segments, 2 * (segment + 1) + part);
                 }
             }
-            each_own([&](int i, int j, int row, int value) {
-                if (inside(row, value)) states[row * args.V + value] = entering[i][j];
-                if (last) return;
-                entering[i][j] = sums[i][j];
-                S[row * join_columns + value] = sums[i][j];
-            });
+#pragma unroll
+            for (int j = 0; j < columns; ++j) {
+                if (inside(j)) states[j] = entering[j];
+                entering[j] = sums[j];
+            }
         }
     }
 
@@ -135,27 +147,19 @@ struct TransitionJoin {
         ptx::end_copies();
     }
     // sums += M S, of a half of M's columns. Rows of M that are not there count for nothing.
-    HEADRACE_DEVICE void add_product(float (&sums)[2][columns], int c, int column, int part) const {
+    HEADRACE_DEVICE void add_product(float (&sums)[columns], int c, int column, int part) const {
         const float* const x = S + part * half * join_columns + column;
+        const float* const M = halves + (part * K + (c < args.K ? c : 0)) * row;
         const int count = args.K - part * half < half ? args.K - part * half : half;
-        const float* M[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) M[i] = halves + (part * K + (c + i * (K / 2) < args.K ? c + i * (K / 2) : 0)) * row;
-#pragma unroll 2
+#pragma unroll 4
         for (int m = 0; m < count; m += 4) {
-            const float4 upper = *reinterpret_cast<const float4*>(M[0] + m),
-                         lower = *reinterpret_cast<const float4*>(M[1] + m);
-            const float left[2][4] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
+            const float4 four = *reinterpret_cast<const float4*>(M + m);
+            const float left[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
             for (int step = 0; step < 4; ++step) {
-#pragma unroll
-                for (int j = 0; j < columns; j += 4) {
-                    const float4 of = *reinterpret_cast<const float4*>(x + (m + step) * join_columns + j);
-                    const float right[4] = {of.x, of.y, of.z, of.w};
-#pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        for (int k = 0; k < 4; ++k) sums[i][j + k] = fmaf(left[i][step], right[k], sums[i][j + k]);
-                }
+                const float4 of = *reinterpret_cast<const float4*>(x + (m + step) * join_columns);
+                sums[0] = fmaf(left[step], of.x, sums[0]), sums[1] = fmaf(left[step], of.y, sums[1]);
+                sums[2] = fmaf(left[step], of.z, sums[2]), sums[3] = fmaf(left[step], of.w, sums[3]);
             }
         }
     }

@@ -64,8 +64,9 @@ constexpr int key_gradient_threads(std::int64_t K) { return K <= 64 ? launched_t
 constexpr int fetching_threads(std::int64_t K) { return K <= 64 ? 0 : launched_threads; }
 // prepare: a block of launched_threads has a chunk of so many value heads of a key head.
 inline constexpr int prepared_heads = 4;
-// join: a block of launched_threads has join_columns values of a head.
+// join: a block has join_columns values of a head, by so many threads, as it goes through the segments one by one.
 inline constexpr int join_columns = 16;
+constexpr int join_threads(bool delta, std::int64_t K) { return delta && K <= 64 ? 256 : 512; }
 struct TensorKernels {
     Kernel prepare,  // delta rule: what no state enters of each chunk and value head
         forward,     // outputs; from segments[].states where there are segments; its memory depends on args.stages

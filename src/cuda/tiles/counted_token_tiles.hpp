@@ -42,9 +42,9 @@ struct CountedTokenTiles {
     }
     void store_gate_gradient(Tile gradient) {
         const bool formula = args.g.given && args.gate_formula != GateFormula::log_decay;
-        const int columns = args.channel_gate ? args.K : 1, gate_rows = args.channel_gate ? rows : 1;
+        const int columns = args.channel_gate ? args.K : 1;
         const auto sums = [&] {
-            counter.each_element(gate_rows, args.channel_gate ? columns : rows, gradient);
+            if (args.channel_gate) counter.each_element(rows, columns, gradient);
             counter.barrier();
         };
         if (args.d_gamma != nullptr) sums();

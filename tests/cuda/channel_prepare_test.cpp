@@ -43,10 +43,11 @@ struct Case {
     bool delta, l2norm, reverse;
     double mean_gate;  // of log decays
     int reset_every;   // tokens whose gates are -inf, or 0
-    bool rows = true;       // decayed; or the walk decays them
     bool reflects = false;  // betas that ask for scores of 22 bits, else of 11
     int directions = 0;     // keys repeat after so many tokens
     bool backward = false;
+
+    bool rows() const { return !delta || backward; }  // decayed; or the walk decays them
 };
 
 double bf16(std::uint16_t bits) { return static_cast<double>(bf16_to_float(bits)); }
@@ -125,7 +126,7 @@ class Chunks {
         to.factors = factors_.data(), to.decay = decay_.data(), to.numbers = numbers_.data();
         to.added = added_.data();
         if (of_.backward) to.of_backward = true, to.solve_rest = rest_.data(), to.overlap = overlap_.data();
-        if (of_.rows) to.reads = reads_.data(), to.erases = erases_.data(), to.writes = writes_.data();
+        if (of_.rows()) to.reads = reads_.data(), to.erases = erases_.data(), to.writes = writes_.data();
         const auto matrices = {&scores_, &scores_low_, &high_, &low_, &rest_, &reads_, &erases_, &writes_};
         for (Managed<std::uint16_t>* all : matrices) all->upload();
         factors_.upload(), decay_.upload(), exact_.upload(), overlap_.upload();
@@ -237,7 +238,7 @@ class Chunks {
             const float* const factors = &factors_.values[place * 4 * C];
             const double norms[] = {scale * q_norm[i], -k_norm[i], k_norm[i]};
             for (int factor = 0; factor < 3; ++factor)
-                EXPECT_NEAR(factors[factor * C + i], of_.rows ? 1 : norms[factor], 1e-6 * std::fabs(norms[factor]));
+                EXPECT_NEAR(factors[factor * C + i], of_.rows() ? 1 : norms[factor], 1e-6 * std::fabs(norms[factor]));
             EXPECT_EQ(factors[3 * C + i], of_.delta ? static_cast<float>(beta[i]) : 1.0f);
             for (int j = 0; j < (i / 16 + 1) * 16; ++j)
                 EXPECT_NEAR(bf16(scores_.values[place * cuda::lower_size + lower(i, j)]), P[i * C + j],
@@ -245,7 +246,7 @@ class Chunks {
                     << where << " P " << i << ' ' << j;
             for (int c = 0; c < columns_; ++c) {
                 const bool inside = c < of_.K;
-                if (!of_.rows) continue;
+                if (!of_.rows()) continue;
                 const std::size_t at = place * C * columns_ + swizzled(i, c);
                 const double q = inside ? scale * q_norm[i] * row(q_, token(chunk, i), head, c) * start[i * of_.K + c]
                                         : 0,
@@ -360,16 +361,17 @@ TEST(ChannelPrepare, FollowsTheFormulas) {
          {Case{64, 1, 1, 64, true, true, false, 0.05, 0}, Case{150, 1, 2, 128, true, true, false, 0.3, 0},
           Case{100, 1, 1, 80, true, true, true, 3, 7}, Case{70, 2, 2, 96, false, false, false, 0.01, 0},
           Case{130, 1, 1, 41, false, true, true, 30, 5}, Case{64, 1, 1, 128, true, true, false, 0, 0},
-          Case{100, 1, 2, 80, true, true, true, 0.3, 9, false}, Case{64, 1, 1, 128, true, false, false, 0.1, 0, false},
-          Case{150, 1, 1, 128, true, true, false, 0.3, 0, true, true},
-          Case{70, 1, 1, 64, true, true, false, 1, 9, false, true},
-          Case{130, 1, 2, 64, true, true, false, 0.001, 0, false, true, 1},
-          Case{130, 2, 2, 128, true, true, true, 0.001, 0, false, true, 3},
-          Case{100, 1, 1, 128, true, true, false, 0.001, 0, false, false, 2},
-          Case{150, 1, 2, 128, true, true, false, 0.3, 0, true, true, 0, true},
-          Case{130, 1, 1, 64, true, true, true, 0.001, 0, true, false, 2, true},
-          Case{130, 1, 2, 64, true, true, false, 0.001, 0, true, true, 1, true},
-          Case{192, 2, 2, 128, true, true, false, 0, 0, true, true, 2, true}}) {
+          Case{100, 1, 2, 80, true, true, true, 0.3, 9}, Case{64, 1, 1, 128, true, false, false, 0.1, 0},
+          Case{150, 1, 1, 128, true, true, false, 0.3, 0, true},
+          Case{70, 1, 1, 64, true, true, false, 1, 9, true},
+          Case{130, 1, 2, 64, true, true, false, 0.001, 0, true, 1},
+          Case{130, 2, 2, 128, true, true, true, 0.001, 0, true, 3},
+          Case{100, 1, 1, 128, true, true, false, 0.001, 0, false, 2},
+          Case{150, 1, 2, 128, true, true, false, 0.3, 0, true, 0, true},
+          Case{100, 1, 1, 80, true, true, true, 3, 7, false, 0, true},
+          Case{130, 1, 1, 64, true, true, true, 0.001, 0, false, 2, true},
+          Case{130, 1, 2, 64, true, true, false, 0.001, 0, true, 1, true},
+          Case{192, 2, 2, 128, true, true, false, 0, 0, true, 2, true}}) {
         SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K));
         Chunks chunks(of);
         chunks.run();

@@ -174,7 +174,7 @@ struct ChannelPrepare {
     static constexpr int keys_of_slice = (blocks - 1) * 2 * warp_lanes, totals_of_slice = blocks * slice_channels;
 
     // Else the walk decays them (ChannelRows).
-    HEADRACE_DEVICE bool with_rows() const { return args.prepared.reads != nullptr; }
+    HEADRACE_DEVICE bool with_rows() const { return !delta || for_gradients(); }
 
     HEADRACE_DEVICE int row_of_token(int which) const { return slice_tokens * block_ + token_of(which); }
 
@@ -318,7 +318,7 @@ struct ChannelPrepare {
         share_totals(rows.decays, slice);
         ptx::sync_block();
         add_across<precision>(sums, left, slice);
-        if (with_rows()) write_rows<precision>(left, leaving, slice);
+        if constexpr (!delta || precision == Precision::fine) write_rows<precision>(left, leaving, slice);
     }
     HEADRACE_DEVICE void add_dots(Sums& sums, const Slice& rows) const {
 #pragma unroll

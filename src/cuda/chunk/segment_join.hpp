@@ -151,7 +151,7 @@ struct TransitionJoin {
         const float* const x = S + part * half * join_columns + column;
         const float* const M = halves + (part * K + (c < args.K ? c : 0)) * row;
         const int count = args.K - part * half < half ? args.K - part * half : half;
-#pragma unroll 4
+#pragma unroll 2
         for (int m = 0; m < count; m += 4) {
             const float4 four = *reinterpret_cast<const float4*>(M + m);
             const float left[4] = {four.x, four.y, four.z, four.w};

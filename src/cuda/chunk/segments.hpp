@@ -17,7 +17,7 @@ struct Walk {
 // Segments of a sequence; one without tokens has one.
 HEADRACE_DEVICE std::int64_t segments_of(const KernelArgs& args, const TokenRange& s) {
     const std::int64_t tokens = s.end - s.begin;
-    return tokens == 0 ? 1 : (tokens + args.segments.tokens - 1) / args.segments.tokens;
+    return tokens == 0 ? 1 : quotient(tokens + args.segments.tokens - 1, args.segments.tokens);
 }
 
 // Of sequence `place`, or of the segment in that slot.

@@ -328,8 +328,8 @@ struct AdditiveKernel {
     HEADRACE_DEVICE void weigh_rows(int chunk, const Keys& of, bool outputs) const {
         const KeyGradient& to = args.key_gradient;
         const ChunkRange range = range_of(chunk);
-        const bool leaves =
-            of_backward && outputs && to.left_q_norms != nullptr && course->first_value == 0 && course->head == key_head() * args.group;
+        const bool leaves = of_backward && outputs && to.left_q_norms != nullptr && course->first_value == 0 &&
+                            course->head == key_head() * args.group;
         HEADRACE_ROLLED
         for (int i = 8 * (warp() - block_warps) + lane() / 4; i < tensor_chunk; i += 8 * block_warps) {
             const float k_k = dot_of_rows<Format>(of.k, of.k, i),

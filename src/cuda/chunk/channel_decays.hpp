@@ -1,5 +1,5 @@
-// channel_decays: a slice of a chunk under channel gates as one warp holds it: rows of 16 tokens, the decays inside
-// them, and the products that meet at anchors.
+// channel_decays: a slice of a chunk under channel gates as one warp holds it: which rows of 16 tokens, and the decays
+// inside them.
 #pragma once
 
 #include "cuda/chunk/channel_inputs.hpp"
@@ -24,41 +24,6 @@ HEADRACE_DEVICE T chosen(bool first, T x, T y) {
     return first ? x : y;
 }
 
-// Where a row of sums of a pair of tokens lies: of the pair `number` of the block, the later or the earlier token.
-HEADRACE_DEVICE int later_token(int number, int l) { return (number & l) != 0 ? number : slice_tokens - 1 - number; }
-HEADRACE_DEVICE int earlier_token(int number, int l) { return slice_tokens - 1 - later_token(number, l); }
-
-// Tensor cores cut operands of tf32 to 11 bits. `lift` is a factor of what is to be cut so that half of the last bit is
-// added on the mean (0.35 to 0.7): numbers of 11 bits stay as they are.
-inline constexpr float lift = 1 + 0x1.6p-12f;
-
-// Rows of scores: all with 11 bits, some with 22, or all.
-enum class Precision { cut, mixed, fine };
-
-// sums += a b in tf32, a 16 x 8 and b 8 x 8: (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4) and (t, g), (t + 4, g). The
-// rows that are `fine`, g and g + 8, with 22 bits.
-template <Precision precision>
-HEADRACE_DEVICE void multiply_cut(float (&sums)[4], const float (&a)[4], const float (&b)[2], const bool (&fine)[2]) {
-    const auto bits = [](float x) { return __float_as_uint(x); };
-    const auto rest = [&](float x) { return bits(x - __uint_as_float(bits(x) & 0xffffe000u)); };
-    const std::uint32_t left[4] = {bits(a[0]), bits(a[1]), bits(a[2]), bits(a[3])}, right[2] = {bits(b[0]), bits(b[1])};
-    if (precision != Precision::cut) {
-        std::uint32_t fine_left[4], left_rest[4];
-#pragma unroll
-        for (int place = 0; place < 4; ++place) {
-            const bool own = precision == Precision::fine || fine[place % 2];
-            fine_left[place] = own ? left[place] : 0, left_rest[place] = own ? rest(a[place]) : 0;
-        }
-        ptx::multiply_tf32(sums, left_rest, right);
-        ptx::multiply_tf32(sums, fine_left, {rest(b[0]), rest(b[1])});
-    }
-    ptx::multiply_tf32(sums, left, right);
-}
-// The factors of operands: a fine row takes back what its columns were lifted.
-template <Precision precision>
-HEADRACE_DEVICE float left_lift(bool fine) {
-    return precision == Precision::fine ? 1.0f : precision == Precision::mixed && fine ? 1 / lift : lift;
-}
 // Of tokens 0 and 1 of a lane and its channels.
 using LaneTokens = float[2][lane_channels];
 
@@ -96,6 +61,8 @@ struct ChannelDecays {
 // Pairs of tokens that meet where the later one's half of the smallest block of 2, 4, 8 or 16 tokens that has both
 // begins: for each size one product.
 struct ChannelLevels {
+    static constexpr int count = 4;
+
     LaneTokens since, until;  // inside blocks of `l` tokens; at first `since` has the decays of single tokens
     int l = 1;
 

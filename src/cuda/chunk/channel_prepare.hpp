@@ -3,8 +3,8 @@
 // over 400 lines: one kernel from rows and gates to matrices, whose parts share what its lanes hold.
 #pragma once
 
-#include "cuda/chunk/channel_decays.hpp"
 #include "cuda/chunk/channel_inputs.hpp"
+#include "cuda/chunk/channel_products.hpp"
 #include "cuda/chunk/prepare_ops.hpp"
 #include "cuda/chunk/tensor_decays.hpp"
 #include "cuda/chunk/token_recurrence.hpp"
@@ -21,23 +21,20 @@ namespace headrace::cuda {
 // bits; 22 of a backward, and of tokens that reflect the state, as their errors stay in it.
 template <int K, bool delta>
 struct ChannelPrepare {
-    static constexpr int blocks = tensor_chunk / slice_tokens, slices = K / slice_channels, kinds = delta ? 2 : 1,
-                         levels = 4;
+    static constexpr int blocks = tensor_chunk / slice_tokens, slices = K / slice_channels, kinds = delta ? 2 : 1;
 
-    // Of 16 rows, with 16 keys: columns of tokens `number` and 15 - number; kinds q k^T and k k^T.
-    using Products = float[2][kinds][4];
+    template <Precision precision>
+    using Products = ChannelProducts<precision, kinds>;
+    using Left = typename Products<Precision::fine>::Left;
+    using BlockSums = ChannelSums<kinds>;
     struct Sums {
-        Products across[blocks - 1], inside;  // with each earlier warp's keys, with the warp's own
+        BlockSums across[blocks - 1], inside;  // with each earlier warp's keys, with the warp's own
         float q_k[2], q_q[2];                 // of the lane's tokens, over its channels
     };
     // Of a lane's tokens in a slice, on the way.
     struct Arriving {
         uint2 q[2];
         float4 log_decays[2];
-    };
-    struct Slice {
-        LaneTokens q, k;
-        ChannelDecays decays;
     };
 
     const KernelArgs& args;
@@ -138,22 +135,23 @@ struct ChannelPrepare {
         Arriving next = ask(0);
         HEADRACE_ROLLED
         for (int slice = 0; slice < slices; ++slice) {
-            Slice rows;
+            ChannelSlice rows;
             take_slice(rows, next, slice);
             next = ask(slice + 1);
             rows.decays.find_since();
+            const Products<Precision::fine> products{fine_};
             Left left;
-            find_left<Precision::fine>(left, rows);
+            products.find_left(left, rows);
             LaneTokens right;
             Leaving leaving;
             if (rows.decays.have_one_anchor()) {
-                find_leaving<Precision::fine>(right, leaving, rows);
+                products.find_leaving(right, leaving, rows);
             } else {
                 LevelRows of;
                 load_levels(of, slice);
                 HEADRACE_ROLLED
-                for (int level = 0; level < levels; ++level) of.decays.join();
-                find_leaving<Precision::fine>(leaving, of);
+                for (int level = 0; level < ChannelLevels::count; ++level) of.decays.join();
+                products.find_leaving(leaving, of);
             }
             share_totals(rows.decays, slice);
             ptx::sync_block();
@@ -297,21 +295,22 @@ struct ChannelPrepare {
     }
     template <Precision precision>
     HEADRACE_DEVICE void run_slice(Sums& sums, Arriving& next, int slice) {
-        Slice rows;
+        ChannelSlice rows;
         take_slice(rows, next, slice);
         add_to_sums(rows, next, slice);
         next = ask(slice + 1);
         add_dots(sums, rows);
         rows.decays.find_since();
+        const Products<precision> products{fine_};
         Left left;
-        find_left<precision>(left, rows);
+        products.find_left(left, rows);
         Leaving leaving;
         if (rows.decays.have_one_anchor()) {
             LaneTokens right;
-            find_leaving<precision>(right, leaving, rows);
-            multiply_inside<precision>(sums.inside, left, right);
+            products.find_leaving(right, leaving, rows);
+            products.multiply_inside(sums.inside, left, right);
         } else {
-            add_in_between<precision>(sums.inside, leaving, left, rows, slice);
+            products.add_in_between(sums.inside, leaving, left, rows, [&](LevelRows& of) { load_levels(of, slice); });
         }
         if (delta) add_written(leaving, slice);
         leave_keys(leaving, slice);
@@ -320,7 +319,7 @@ struct ChannelPrepare {
         add_across<precision>(sums, left, slice);
         if constexpr (!delta || precision == Precision::fine) write_rows<precision>(left, leaving, slice);
     }
-    HEADRACE_DEVICE void add_dots(Sums& sums, const Slice& rows) const {
+    HEADRACE_DEVICE void add_dots(Sums& sums, const ChannelSlice& rows) const {
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
 #pragma unroll
@@ -336,7 +335,7 @@ struct ChannelPrepare {
         }
     }
     // Rows of a slice and the decays of single tokens; keys follow from `kept` or memory.
-    HEADRACE_DEVICE void take_slice(Slice& rows, Arriving& arrived, int slice) const {
+    HEADRACE_DEVICE void take_slice(ChannelSlice& rows, Arriving& arrived, int slice) const {
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const Piece q{{arrived.q[which].x, arrived.q[which].y}}, k = key_piece(row_of_token(which), slice, which);
@@ -382,113 +381,7 @@ struct ChannelPrepare {
         return {{pairs.x, pairs.y}};
     }
 
-    // ---- products ----
-    // Rows with their decays from the start of the block, as left operands: of channels 0 and 1, 2 and 3.
-    using Left = float[kinds][2][4];
-    template <Precision precision>
-    HEADRACE_DEVICE void find_left(Left& left, const Slice& rows) const {
-#pragma unroll
-        for (int which = 0; which < 2; ++which) {
-            const float factor = left_lift<precision>(fine_[which]);
-#pragma unroll
-            for (int c = 0; c < lane_channels; ++c) {
-                const float since = rows.decays.since[which][c],
-                            decay = precision == Precision::fine ? since : since * factor;
-                left[0][c / 2][c % 2 * 2 + which] = rows.q[which][c] * decay;
-                if (delta) left[kinds - 1][c / 2][c % 2 * 2 + which] = rows.k[which][c] * decay;
-            }
-        }
-    }
-    // To the end of the block: decays, and keys as right operands.
-    struct Leaving {
-        LaneTokens decays, keys;
-    };
-    // With keys as right operands that have their decays' inverse.
-    template <Precision precision>
-    HEADRACE_DEVICE void find_leaving(LaneTokens& right, Leaving& leaving, const Slice& rows) const {
-        const ChannelDecays& decays = rows.decays;
-#pragma unroll
-        for (int which = 0; which < 2; ++which) {
-#pragma unroll
-            for (int c = 0; c < lane_channels; ++c) {
-                const float inverse = ptx::inverse_approximate(decays.since[which][c]);
-                right[which][c] = rows.k[which][c] * lifted<precision>(inverse);
-                leaving.decays[which][c] = decays.through[c] * inverse;
-                leaving.keys[which][c] = right[which][c] * decays.through[c];
-            }
-        }
-    }
-    template <Precision precision>
-    HEADRACE_DEVICE static float lifted(float of_right) {
-        return precision == Precision::fine ? of_right : of_right * lift;
-    }
-    // sums += left right
-    template <Precision precision>
-    HEADRACE_DEVICE void multiply_inside(Products& sums, const Left& left, const LaneTokens& right) const {
-#pragma unroll
-        for (int which = 0; which < 2; ++which) {
-#pragma unroll
-            for (int pair = 0; pair < 2; ++pair) {
-#pragma unroll
-                for (int kind = 0; kind < kinds; ++kind)
-                    multiply_cut<precision>(sums[which][kind], left[kind][pair],
-                                            {right[which][2 * pair], right[which][2 * pair + 1]}, fine_);
-            }
-        }
-    }
-    // Where not all pairs meet at the start of the block.
-    template <Precision precision>
-    HEADRACE_DEVICE void add_in_between(Products& sums, Leaving& leaving, const Left& left, const Slice& rows,
-                                        int slice) const {
-        const unsigned near = multiply_near<precision>(sums, left, rows);
-        LevelRows of;
-        load_levels(of, slice);
-        HEADRACE_ROLLED
-        for (int level = 0; level < levels; ++level) {
-            float met[4] = {};
-            multiply_level<precision>(met, of, near);
-            add_met(sums, met, of.decays.l);
-            of.decays.join();
-        }
-        find_leaving<precision>(leaving, of);
-    }
-    // The pairs that do. Returns a bit for each of the lane's tokens and channels whose pairs with earlier ones do.
-    template <Precision precision>
-    HEADRACE_DEVICE unsigned multiply_near(Products& sums, const Left& left, const Slice& rows) const {
-        unsigned near = 0;
-#pragma unroll
-        for (int pair = 0; pair < 2; ++pair) {
-            float near_left[kinds][4], right[2][2];
-#pragma unroll
-            for (int which = 0; which < 2; ++which) {
-#pragma unroll
-                for (int n = 0; n < 2; ++n) {
-                    const int c = 2 * pair + n, place = 2 * n + which;
-                    const float since = rows.decays.since[which][c];
-                    const bool meets = since >= ChannelDecays::least;
-                    near |= meets ? near_bit(which, c) : 0;
-                    right[which][n] =
-                        meets ? rows.k[which][c] * lifted<precision>(ptx::inverse_approximate(since)) : 0.0f;
-#pragma unroll
-                    for (int kind = 0; kind < kinds; ++kind)
-                        near_left[kind][place] = meets ? left[kind][pair][place] : 0.0f;
-                }
-            }
-#pragma unroll
-            for (int which = 0; which < 2; ++which) {
-#pragma unroll
-                for (int kind = 0; kind < kinds; ++kind)
-                    multiply_cut<precision>(sums[which][kind], near_left[kind], right[which], fine_);
-            }
-        }
-        return near;
-    }
-    HEADRACE_DEVICE static unsigned near_bit(int which, int c) { return 1u << (lane_channels * which + c); }
-    // Rows of a slice once more, and decays on the way to where blocks meet.
-    struct LevelRows {
-        Piece q[2], k[2];
-        ChannelLevels decays;
-    };
+    // A slice again, for products that meet at levels.
     HEADRACE_DEVICE void load_levels(LevelRows& of, int slice) const {
         Arriving arrived = ask(slice);
 #pragma unroll
@@ -498,64 +391,6 @@ struct ChannelPrepare {
             take_decays(of.decays.since[which], arrived.log_decays[which]);
 #pragma unroll
             for (int c = 0; c < lane_channels; ++c) of.decays.until[which][c] = 1;
-        }
-    }
-    template <Precision precision>
-    HEADRACE_DEVICE void find_leaving(Leaving& leaving, const LevelRows& of) const {
-#pragma unroll
-        for (int which = 0; which < 2; ++which) {
-#pragma unroll
-            for (int c = 0; c < lane_channels; ++c) {
-                leaving.decays[which][c] = of.decays.until[which][c];
-                leaving.keys[which][c] = of.k[which].at(c) * lifted<precision>(of.decays.until[which][c]);
-            }
-        }
-    }
-    // Rows 0 to 7 are q, the others k, of later_token; columns earlier_token.
-    template <Precision precision>
-    HEADRACE_DEVICE void multiply_level(float (&met)[4], const LevelRows& of, unsigned near) const {
-        const bool first = first_is_later(of.decays.l), fine = chosen(first, fine_[0], fine_[1]);
-        const float factor = left_lift<precision>(fine);
-#pragma unroll
-        for (int pair = 0; pair < 2; ++pair) {
-            float a[4], b[2];
-#pragma unroll
-            for (int odd = 0; odd < 2; ++odd) {
-                const int c = 2 * pair + odd;
-                const auto chosen_row = [&](const Piece(&rows)[2], bool first_token) {
-                    return Piece{{chosen(first_token, rows[0].pairs[0], rows[1].pairs[0]),
-                                  chosen(first_token, rows[0].pairs[1], rows[1].pairs[1])}}
-                        .at(c);
-                };
-                const bool met_before = (near & chosen(first, near_bit(0, c), near_bit(1, c))) != 0;
-                const float since = chosen(first, of.decays.since[0][c], of.decays.since[1][c]),
-                            until = chosen(first, of.decays.until[1][c], of.decays.until[0][c]),
-                            left = met_before ? 0.0f : since * factor;
-                a[2 * odd] = chosen_row(of.q, first) * left;
-                a[2 * odd + 1] = chosen_row(of.k, first) * left;
-                b[odd] = chosen_row(of.k, !first) * lifted<precision>(until);
-            }
-            multiply_cut<precision>(met, a, b, {fine, fine});
-        }
-    }
-    // To where they lie inside; those of different blocks mean nothing.
-    HEADRACE_DEVICE void add_met(Products& sums, const float (&met)[4], int l) const {
-        const LanePlace at;
-        const int i = later_token(at.row, l);
-#pragma unroll
-        for (int next = 0; next < 2; ++next) {
-            const int number = at.column + next, j = earlier_token(number, l);
-            const bool met_here = i / (2 * l) == j / (2 * l);
-#pragma unroll
-            for (int which = 0; which < 2; ++which) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const bool here = met_here && (j == number) == (which == 0) && (i == at.row) == (half == 0);
-#pragma unroll
-                    for (int kind = 0; kind < kinds; ++kind)
-                        sums[which][kind][2 * half + next] += here ? met[2 * kind + next] : 0.0f;
-                }
-            }
         }
     }
     // ---- between blocks ----
@@ -615,7 +450,7 @@ struct ChannelPrepare {
 
     // ---- outputs ----
     // Of a block's tokens the sums of log decays and, of the delta rule, of squares of keys, for each channel.
-    HEADRACE_DEVICE void add_to_sums(const Slice& rows, const Arriving& arrived, int slice) const {
+    HEADRACE_DEVICE void add_to_sums(const ChannelSlice& rows, const Arriving& arrived, int slice) const {
         const float4 &first = arrived.log_decays[0], &second = arrived.log_decays[1];
         constexpr int count = kinds * lane_channels;
         float of_channels[count] = {first.x + second.x, first.y + second.y, first.z + second.z, first.w + second.w};
@@ -643,8 +478,8 @@ struct ChannelPrepare {
         if (lane() < warp_lanes / 2)
             written[block_ * K + slice_channel(slice) + summed_value<lane_channels>()] = added[0];
     }
-    // f(token, channel, row of q, of k for erases, of k for writes) of rows with their decays, whose factors are undone,
-    // from the start of the chunk and to its end.
+    // f(token, channel, row of q, of k for erases, of k for writes) of rows with their decays, from the start of the
+    // chunk and to its end; operands' factors are undone.
     template <Precision precision, class F>
     HEADRACE_DEVICE void each_row(const Left& left, const Leaving& leaving, int slice, F f) const {
         float before[lane_channels], after[lane_channels];
@@ -695,8 +530,8 @@ struct ChannelPrepare {
                                                      ptx::round_to_bf16(row[2], row[3])};
     }
 
-    // f(sums of P, sums of l, i, j, part) for this lane's pairs of neighbours j and j + 1 in rows i of the chunk: parts 0
-    // and 1 are the lane's two rows with earlier warps' tokens, 2 and 3 with those of their block, where a sum of a
+    // f(sums of P, sums of l, i, j, part) for this lane's pairs of neighbours j and j + 1 in rows i of the chunk: parts
+    // 0 and 1 are the lane's two rows with earlier warps' tokens, 2 and 3 with those of their block, where a sum of a
     // later token is none.
     template <class F>
     HEADRACE_DEVICE void each_pair(const Sums& sums, F f) const {
@@ -708,7 +543,7 @@ struct ChannelPrepare {
         each_pair(sums.inside, slice_tokens * block_, 2, f);
     }
     template <class F>
-    HEADRACE_DEVICE void each_pair(const Products& sums, int first, int part, F f) const {
+    HEADRACE_DEVICE void each_pair(const BlockSums& sums, int first, int part, F f) const {
         const LanePlace at;
 #pragma unroll
         for (int which = 0; which < 2; ++which) {

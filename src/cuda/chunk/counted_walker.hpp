@@ -185,7 +185,8 @@ inline BlockWork join_work(const KernelArgs& args) {
     step.saved_bytes = 2 * 4 * places;
     return {block, step};
 }
-// Of TransitionJoin at a segment: a thread has a row of the transition, which arrives by halves, the next one meanwhile.
+// Of TransitionJoin at a segment: a thread has a row of the transition, which arrives by halves, the next one
+// meanwhile.
 template <int K>
 BlockWork transition_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
     constexpr double warps = join_threads(true, K) / warp_lanes;

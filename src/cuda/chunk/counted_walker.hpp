@@ -185,18 +185,19 @@ inline BlockWork join_work(const KernelArgs& args) {
     step.saved_bytes = 2 * 4 * places;
     return {block, step};
 }
-// Of TransitionJoin at a segment: a thread has a row of the transition, which arrives by halves, the next one
+// Of TransitionJoin at a segment: a thread has two rows of the transition, which arrives by halves, the next one
 // meanwhile.
 template <int K>
 BlockWork transition_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    constexpr double warps = join_threads(true, K) / warp_lanes;
+    constexpr double warps = block_warps, columns = join_columns * K / 2.0 / (warps * warp_lanes);
     const double channels = quotient_up(args.K, 4) * 4;
     BlockWork work = join_work(args);
     KernelWork& step = work.step;
     step.saved_bytes += 4 * args.K * channels;
-    step.fma_flop = 2.0 * K * join_columns * channels;
-    // pieces as copies write them; those of a row four by four; of the state, the same in all lanes of a warp
-    step.tile_bytes = 4 * args.K * channels + warps * channels * (512.0 / 4 + 128) + warps * 512;
+    step.fma_flop = 2 * warps * warp_lanes * 2 * columns * channels;
+    // pieces as copies write them; those of two rows four by four; of the state, the same in all lanes of a warp
+    step.tile_bytes =
+        4 * args.K * channels + warps * channels * (2 * 512.0 / 4 + columns / 4 * 128) + warps * 2 * columns * 128;
     step.tile_waits = 4;
     step.barriers = 4;
     return work;

@@ -29,7 +29,7 @@ struct JoinedSegments {
 // join_columns] in all segments, and the next segment's numbers arrive meanwhile.
 template <bool per_channel>
 struct DecayJoin {
-    static constexpr int threads = join_threads(false, 128),
+    static constexpr int threads = join_threads(false),
                          places = 128 * join_columns / threads;  // of up to 128 channels
 
     const KernelArgs& args;
@@ -83,11 +83,13 @@ struct DecayJoin {
     }
 };
 
-// The delta rule: a thread has a row of M and four columns. M arrives by halves of its columns, two at a time.
+// The delta rule: a thread has two rows of M, K / 2 apart, and some columns. M arrives by halves of its columns, two at
+// a time.
 template <int K>
 struct TransitionJoin {
-    static constexpr int columns = 4, half = K / 2, row = half + 4;  // of a half; rows four banks apart
-    static_assert(join_threads(true, K) == K * join_columns / columns);
+    static constexpr int threads = block_threads, columns = join_columns * K / 2 / threads,  // of a thread
+        half = K / 2, row = half + 4;  // of a half; rows four banks apart
+    static_assert(columns % 4 == 0);
 
     const KernelArgs& args;
     float* halves;  // [2,K,row]
@@ -99,22 +101,28 @@ struct TransitionJoin {
     }
     HEADRACE_DEVICE void join(std::int64_t n, std::int64_t head, int first) {
         const JoinedSegments segments(args, n, head);
-        const int c = static_cast<int>(threadIdx.x) % K, column = static_cast<int>(threadIdx.x) / K * columns;
-        const auto inside = [&](int j) { return c < args.K && first + column + j < args.V; };
-        float4* const own = reinterpret_cast<float4*>(S + c * join_columns + column);
-        float entering[columns], sums[columns];
+        const int c = static_cast<int>(threadIdx.x) % (K / 2),
+                  column = static_cast<int>(threadIdx.x) / (K / 2) * columns;
+        const auto each_own = [&](auto f) {
 #pragma unroll
-        for (int j = 0; j < columns; ++j) entering[j] = inside(j) ? segments.initial(c, first + column + j) : 0.0f;
+            for (int i = 0; i < 2; ++i)
+                for (int j = 0; j < columns; ++j) f(i, j, c + i * (K / 2), column + j);
+        };
+        const auto inside = [&](int row, int j) { return row < args.K && first + j < args.V; };
+        float entering[2][columns], sums[2][columns];
+        each_own([&](int i, int j, int row, int value) {
+            entering[i][j] = inside(row, value) ? segments.initial(row, first + value) : 0.0f;
+            S[row * join_columns + value] = entering[i][j];
+        });
         fetch(segments, 0), fetch(segments, 1);
         HEADRACE_ROLLED
         for (std::int64_t segment = 0; segment < segments.count; ++segment) {
             const bool last = segment + 1 == segments.count;
-            float* const states =
-                args.segments.states + segments.place(segment) * args.K * args.V + c * args.V + first + column;
+            float* const states = args.segments.states + segments.place(segment) * args.K * args.V + first;
             if (!last) {
-                *own = {entering[0], entering[1], entering[2], entering[3]};
-#pragma unroll
-                for (int j = 0; j < columns; ++j) sums[j] = inside(j) ? states[j] : 0.0f;
+                each_own([&](int i, int j, int row, int value) {
+                    sums[i][j] = inside(row, value) ? states[row * args.V + value] : 0.0f;
+                });
                 HEADRACE_ROLLED
                 for (int part = 0; part < 2; ++part) {
                     ptx::wait_for_copies<1>();
@@ -124,11 +132,12 @@ struct TransitionJoin {
                     fetch(segments, 2 * (segment + 1) + part);
                 }
             }
-#pragma unroll
-            for (int j = 0; j < columns; ++j) {
-                if (inside(j)) states[j] = entering[j];
-                entering[j] = sums[j];
-            }
+            each_own([&](int i, int j, int row, int value) {
+                if (inside(row, value)) states[row * args.V + value] = entering[i][j];
+                if (last) return;
+                entering[i][j] = sums[i][j];
+                S[row * join_columns + value] = sums[i][j];
+            });
         }
     }
 
@@ -147,19 +156,27 @@ struct TransitionJoin {
         ptx::end_copies();
     }
     // sums += M S, of a half of M's columns. Rows of M that are not there count for nothing.
-    HEADRACE_DEVICE void add_product(float (&sums)[columns], int c, int column, int part) const {
+    HEADRACE_DEVICE void add_product(float (&sums)[2][columns], int c, int column, int part) const {
         const float* const x = S + part * half * join_columns + column;
-        const float* const M = halves + (part * K + (c < args.K ? c : 0)) * row;
         const int count = args.K - part * half < half ? args.K - part * half : half;
+        const float* M[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) M[i] = halves + (part * K + (c + i * (K / 2) < args.K ? c + i * (K / 2) : 0)) * row;
 #pragma unroll 2
         for (int m = 0; m < count; m += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(M + m);
-            const float left[4] = {four.x, four.y, four.z, four.w};
+            const float4 upper = *reinterpret_cast<const float4*>(M[0] + m),
+                         lower = *reinterpret_cast<const float4*>(M[1] + m);
+            const float left[2][4] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
 #pragma unroll
             for (int step = 0; step < 4; ++step) {
-                const float4 of = *reinterpret_cast<const float4*>(x + (m + step) * join_columns);
-                sums[0] = fmaf(left[step], of.x, sums[0]), sums[1] = fmaf(left[step], of.y, sums[1]);
-                sums[2] = fmaf(left[step], of.z, sums[2]), sums[3] = fmaf(left[step], of.w, sums[3]);
+#pragma unroll
+                for (int j = 0; j < columns; j += 4) {
+                    const float4 of = *reinterpret_cast<const float4*>(x + (m + step) * join_columns + j);
+                    const float right[4] = {of.x, of.y, of.z, of.w};
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        for (int k = 0; k < 4; ++k) sums[i][j + k] = fmaf(left[i][step], right[k], sums[i][j + k]);
+                }
             }
         }
     }

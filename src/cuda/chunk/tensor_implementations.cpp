@@ -120,8 +120,7 @@ class Tensor : public PreparingImplementation {
         segments.all *= leaving, --segments.longest;
         launches.push_back(
             {states.kernel, states.args, states.args.segments.slots * problem.HV * blocks, threads, of_states});
-        launches.push_back(
-            {join.kernel, join.args, joined, join_threads(join.args.delta, join.args.K), segments});
+        launches.push_back({join.kernel, join.args, joined, join_threads(join.args.delta), segments});
     }
     static const Kernel& forward_of(const TensorKernels& tensor, const KernelArgs& args) {
         if (args.gate_walk.terms != GateTerms::none) return tensor.forward_with_terms;

@@ -66,7 +66,7 @@ constexpr int fetching_threads(std::int64_t K) { return K <= 64 ? 0 : launched_t
 inline constexpr int prepared_heads = 4;
 // join: a block has join_columns values of a head, by so many threads, as it goes through the segments one by one.
 inline constexpr int join_columns = 16;
-constexpr int join_threads(bool delta, std::int64_t K) { return delta && K <= 64 ? 256 : 512; }
+constexpr int join_threads(bool delta) { return delta ? launched_threads : 4 * launched_threads; }
 struct TensorKernels {
     Kernel prepare,  // delta rule: what no state enters of each chunk and value head
         forward,     // outputs; from segments[].states where there are segments; its memory depends on args.stages

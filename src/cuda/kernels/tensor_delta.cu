@@ -18,7 +18,7 @@ TensorKernels delta_kernels() {
     kernels.states = {"tensor_walk_states", reinterpret_cast<const void*>(&tensor_walk_states<Block>),
                       registers_allowed(walker_threads, 1), &shared_memory_of<Block>, &tensor_walk_states_work<K>};
     kernels.join = {"tensor_join_transitions", reinterpret_cast<const void*>(&tensor_join_transitions<K>),
-                    registers_allowed(join_threads(true, K), 1), &shared_memory_of<TransitionJoin<K>>,
+                    registers_allowed(block_threads, 1), &shared_memory_of<TransitionJoin<K>>,
                     &transition_join_work<K>};
     return kernels;
 }

@@ -81,11 +81,11 @@ __device__ void join_segments(const KernelArgs& args) {
     join.join(task.place, task.head, task.part * join_columns);
 }
 template <class Join>
-__global__ void __launch_bounds__(join_threads(false, 0)) tensor_join(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(join_threads(false)) tensor_join(const __grid_constant__ KernelArgs args) {
     join_segments<Join>(args);
 }
 template <int K>
-__global__ void __launch_bounds__(join_threads(true, K), 1)
+__global__ void __launch_bounds__(2 * block_threads, 1)
     tensor_join_transitions(const __grid_constant__ KernelArgs args) {
     join_segments<TransitionJoin<K>>(args);
 }

@@ -60,9 +60,7 @@ LIMITS = {
     "channel_walk": (255, 0, 0, (0, 1, 1)),
     "channel_gradients": (255, 0, 0, (0, 1, 1)),
     "channel_gradients k64 additive": (255, 0, 0, (1, 1, 1)),
-    "channel_gradients k128 delta": (255, 8, 8, (0, 1, 1)),  # one register, among 1700 instructions of a token group
     "channel_gradients_low": (255, 0, 0, (0, 1, 1)),
-    "channel_gradients_low k128": (255, 8, 8, (0, 1, 1)),  # likewise
     "channel_estimate k128": (152, 16, 0, (3, 3, 3)),  # the numbers of four chunks on their way, for a warp a head
     "channel_key_sums": (128, 0, 0, (1, 2, 2)),
     "channel_states": (255, 0, 0, (2, 2, 2)),
@@ -73,7 +71,7 @@ LIMITS = {
     "parameter_sums": (40, 0, 0, (12, 12, 12)),
     "numbers": (40, 0, 0, (12, 12, 12)),
     "norm": (56, 8, 16, (9, 9, 9)),  # two numbers of 4 bytes, for 40 registers and so 12 blocks
-    "convolution": (80, 24, 24, (6, 7, 7)),  # one of 4 or 8 bytes, for 32 or 64 registers and so 16 or 8 blocks
+    "convolution": (80, 16, 0, (6, 6, 6)),
     "": (128, 16, 0, (4, 4, 4)),  # any other
 }
 

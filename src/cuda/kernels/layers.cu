@@ -11,9 +11,11 @@ constexpr std::size_t shared_limit = std::size_t{96} << 10;
 
 enum class LayerPart { forward, state, backward, state_gradient, step };
 
+// Left alone, ptxas takes 40 or 64 registers for some of them and spills.
+inline constexpr int convolution_blocks = 6;
 // A block of a group of windows, or of a sequence, and 32 channels.
 template <class T, LayerPart part>
-__global__ void __launch_bounds__(block_threads) convolution(ConvolutionArgs args) {
+__global__ void __launch_bounds__(block_threads, convolution_blocks) convolution(ConvolutionArgs args) {
     Arena arena{layer_memory, nullptr, shared_limit};
     const std::int64_t strips = (args.D + warp_lanes - 1) / warp_lanes, item = blockIdx.x / strips;
     Convolution<T> kernel(args, arena, blockIdx.x % strips * warp_lanes);

@@ -11,8 +11,8 @@
 
 namespace headrace::cuda::ptx {
 
-// The value, of which the compiler knows no more than that it is not negative: what follows from it is computed where it
-// stands, and not kept in registers from before a loop.
+// The value, of which the compiler knows no more than that it is not negative: what follows from it is computed where
+// it stands, and not kept in registers from before a loop.
 HEADRACE_DEVICE int not_before(int value) {
     asm volatile("" : "+r"(value));
     __builtin_assume(value >= 0);
@@ -305,18 +305,20 @@ HEADRACE_DEVICE T shuffle_from(T value, int lane) {
 }
 // Times what the lane so many before this one has, or behind it, where the warp has that lane.
 HEADRACE_DEVICE void multiply_by_lane_before(float& value, int lanes) {
-    asm volatile("{\n\t.reg .pred %%there;\n\t.reg .f32 %%other;\n\t"
-                 "shfl.sync.up.b32 %%other|%%there, %0, %1, 0, 0xffffffff;\n\t"
-                 "@%%there mul.f32 %0, %0, %%other;\n\t}"
-                 : "+f"(value)
-                 : "r"(lanes));
+    asm volatile(
+        "{\n\t.reg .pred %%there;\n\t.reg .f32 %%other;\n\t"
+        "shfl.sync.up.b32 %%other|%%there, %0, %1, 0, 0xffffffff;\n\t"
+        "@%%there mul.f32 %0, %0, %%other;\n\t}"
+        : "+f"(value)
+        : "r"(lanes));
 }
 HEADRACE_DEVICE void multiply_by_lane_behind(float& value, int lanes) {
-    asm volatile("{\n\t.reg .pred %%there;\n\t.reg .f32 %%other;\n\t"
-                 "shfl.sync.down.b32 %%other|%%there, %0, %1, 31, 0xffffffff;\n\t"
-                 "@%%there mul.f32 %0, %0, %%other;\n\t}"
-                 : "+f"(value)
-                 : "r"(lanes));
+    asm volatile(
+        "{\n\t.reg .pred %%there;\n\t.reg .f32 %%other;\n\t"
+        "shfl.sync.down.b32 %%other|%%there, %0, %1, 31, 0xffffffff;\n\t"
+        "@%%there mul.f32 %0, %0, %%other;\n\t}"
+        : "+f"(value)
+        : "r"(lanes));
 }
 
 }  // namespace headrace::cuda::ptx

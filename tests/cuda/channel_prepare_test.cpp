@@ -204,7 +204,8 @@ class Chunks {
         const std::size_t place = static_cast<std::size_t>(chunk * of_.HV + head);
         const std::string where = "chunk " + std::to_string(chunk) + " head " + std::to_string(head);
         // decay[j][i][c] = e^{G_i - G_j}
-        std::vector<double> q_norm(C), k_norm(C), beta(C), P(C * C), squares(C * C), l(C * C), start(C * of_.K), end(C * of_.K, 1);
+        std::vector<double> q_norm(C), k_norm(C), beta(C), P(C * C), squares(C * C), l(C * C), start(C * of_.K),
+            end(C * of_.K, 1);
         for (int i = 0; i < C; ++i) {
             const int at = token(chunk, i);
             q_norm[i] = norm(q_, at, head), k_norm[i] = norm(k_, at, head);
@@ -362,8 +363,7 @@ TEST(ChannelPrepare, FollowsTheFormulas) {
           Case{100, 1, 1, 80, true, true, true, 3, 7}, Case{70, 2, 2, 96, false, false, false, 0.01, 0},
           Case{130, 1, 1, 41, false, true, true, 30, 5}, Case{64, 1, 1, 128, true, true, false, 0, 0},
           Case{100, 1, 2, 80, true, true, true, 0.3, 9}, Case{64, 1, 1, 128, true, false, false, 0.1, 0},
-          Case{150, 1, 1, 128, true, true, false, 0.3, 0, true},
-          Case{70, 1, 1, 64, true, true, false, 1, 9, true},
+          Case{150, 1, 1, 128, true, true, false, 0.3, 0, true}, Case{70, 1, 1, 64, true, true, false, 1, 9, true},
           Case{130, 1, 2, 64, true, true, false, 0.001, 0, true, 1},
           Case{130, 2, 2, 128, true, true, true, 0.001, 0, true, 3},
           Case{100, 1, 1, 128, true, true, false, 0.001, 0, false, 2},

@@ -277,8 +277,7 @@ struct AdditiveKernel {
                 row_norm = gradient.row_norms[norm_place(range, i)],
                 value_norm = gradient.value_norms[norm_place(range, i)];
         }
-        if (knows_decays())
-            of = scores.decays.prepare(accepted(args, tokens.gate[0]), accepted(args, tokens.gate[1]));
+        if (knows_decays()) of = scores.decays.prepare(accepted(args, tokens.gate[0]), accepted(args, tokens.gate[1]));
         if (outputs) scores.multiply_rows(keys.q, keys.k);
         if (knows_norms()) {
             if (score_thread() < tensor_chunk) q_norm[score_thread()] = row_norm, k_norm[score_thread()] = value_norm;

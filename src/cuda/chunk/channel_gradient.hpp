@@ -175,8 +175,7 @@ struct ChannelGradient {
         const GateRows from_rows = gate_rows(args.log_decays);
         const int length = rows.at->range.length;
         constexpr int pieces = K / 4, step = threads / pieces;
-        const int own_piece = thread_here(), i = own_piece / pieces,
-                  c = own_piece % pieces * 4;
+        const int own_piece = thread_here(), i = own_piece / pieces, c = own_piece % pieces * 4;
         const float* const from = reinterpret_cast<const float*>(args.log_decays.data) + from_rows.first;
         const float* const own = from + i * from_rows.step + c;
         const std::uint32_t first = ptx::shared_address(&gates.at(i, c));
@@ -538,8 +537,7 @@ struct ChannelGradient {
         }
         const int length = rows.at->range.length;
         constexpr int pieces = K / 4, step = threads / pieces;
-        const int own_piece = thread_here(), i = own_piece / pieces,
-                  c = own_piece % pieces * 4;
+        const int own_piece = thread_here(), i = own_piece / pieces, c = own_piece % pieces * 4;
         float* const own = reinterpret_cast<float*>(args.d_g.data) + to.first + i * to.step + c;
         const float* const from = &gates.at(i, c);
         each_own_row<threads, pieces>([&](int token, int n) {

@@ -29,7 +29,7 @@ struct ChannelPrepare {
     using BlockSums = ChannelSums<kinds>;
     struct Sums {
         BlockSums across[blocks - 1], inside;  // with each earlier warp's keys, with the warp's own
-        float q_k[2], q_q[2];                 // of the lane's tokens, over its channels
+        float q_k[2], q_q[2];                  // of the lane's tokens, over its channels
     };
     // Of a lane's tokens in a slice, on the way.
     struct Arriving {
@@ -489,8 +489,8 @@ struct ChannelPrepare {
         for (int which = 0; which < 2; ++which) {
             const int i = row_of_token(which);
             const float unlift = precision == Precision::fine ? 1.0f : 1 / left_lift<precision>(fine_[which]),
-                        key = precision == Precision::fine ? k_norm[i] : k_norm[i] / lift,
-                        erase = -k_norm[i] * unlift, read = static_cast<float>(args.scale) * q_norm[i] * unlift;
+                        key = precision == Precision::fine ? k_norm[i] : k_norm[i] / lift, erase = -k_norm[i] * unlift,
+                        read = static_cast<float>(args.scale) * q_norm[i] * unlift;
             float q[lane_channels], e[lane_channels], k[lane_channels];
 #pragma unroll
             for (int c = 0; c < lane_channels; ++c) {

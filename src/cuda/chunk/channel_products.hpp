@@ -153,8 +153,7 @@ struct ChannelProducts {
                     const float since = rows.decays.since[which][c];
                     const bool meets = since >= ChannelDecays::least;
                     near |= meets ? near_bit(which, c) : 0;
-                    right[which][n] =
-                        meets ? rows.k[which][c] * lifted(ptx::inverse_approximate(since)) : 0.0f;
+                    right[which][n] = meets ? rows.k[which][c] * lifted(ptx::inverse_approximate(since)) : 0.0f;
 #pragma unroll
                     for (int kind = 0; kind < kinds; ++kind)
                         near_left[kind][place] = meets ? left[kind][pair][place] : 0.0f;

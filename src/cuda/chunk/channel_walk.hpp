@@ -246,8 +246,7 @@ struct ChannelWalk {
         constexpr int pieces = K / lane_channels, group = 16;
         const ChannelInputs from = inputs();
         HEADRACE_ROLLED
-        for (int place = thread_here(); place < group * pieces;
-             place += block_threads) {
+        for (int place = thread_here(); place < group * pieces; place += block_threads) {
             const int n = place / pieces, c = place % pieces * lane_channels;
             const Piece q = from.load_piece(args.q, rows->sources.q, first + n, c, rows->tokens),
                         k = from.load_piece(args.k, rows->sources.k, first + n, c, rows->tokens);

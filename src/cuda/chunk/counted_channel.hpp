@@ -71,8 +71,8 @@ BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limi
     work.tile_bytes = 128 * slices * (warps * (shuffles + places + totals) + (3 + pairs) * 8);
     work.tile_waits = slices * (3 + 2 + 3 + 4);
     // decays, roundings into high and low: multiplications and differences, as many slots as multiply-adds
-    const double of_slice = delta ? exact ? 1062 : 634 : exact ? 720 : 628,
-                 beside = delta ? exact ? 1381 : 1231 : exact ? 328 : 248;
+    const double of_slice = delta ? (exact ? 1062 : 634) : (exact ? 720 : 628),
+                 beside = delta ? (exact ? 1381 : 1231) : (exact ? 328 : 248);
     work.fma_flop = 64 * (slices * of_slice + beside);
     for (int i = 0; i < static_cast<int>(slices) + 3; ++i) counter.barrier();
     work.tile_bytes += 128 * (delta ? 620 : 360);  // scores, element by element, and the matrix that leaves

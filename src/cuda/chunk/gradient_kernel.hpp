@@ -227,7 +227,7 @@ struct GradientKernel {
     HEADRACE_DEVICE void take_numbers(int member) const {
         if (warp() > 0 || member >= args.group) return;
         HEADRACE_ROLLED  // the code of beta's formulas once
-        for (int i = 2 * lane_here(), end = i + 2; i < end; ++i) {
+            for (int i = 2 * lane_here(), end = i + 2; i < end; ++i) {
             float log_decay = 0;
             Beta<float> beta{0, 1};
             if (i < task->range.length) {

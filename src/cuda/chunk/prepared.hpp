@@ -62,8 +62,11 @@ class PreparingImplementation : public CudaImplementation {
         for (const KernelArgs& each : copies_in(problem, args)) copy(each);
         if (makes_log_decays(problem)) {
             const std::int64_t blocks = blocks_of_log_decays(problem);
-            launches.push_back({log_decays_kernel(problem.channel_gate), args_of_log_decays(problem, args), blocks,
-                                launched_threads, {1, static_cast<double>(blocks)}});
+            launches.push_back({log_decays_kernel(problem.channel_gate),
+                                args_of_log_decays(problem, args),
+                                blocks,
+                                launched_threads,
+                                {1, static_cast<double>(blocks)}});
         }
         for (Launch& each : staged_kernels(problem, args)) launches.push_back(each);
         for (const KernelArgs& each : copies_out(problem, args)) copy(each);

@@ -47,8 +47,7 @@ struct DecayJoin {
             each_place(first, [&](int own, int c, int j) {
                 states[c * args.V + j] = entering[own];
                 const SplitDecay<float> decay = split_decay<float>(leaving.decays[own]);
-                entering[own] =
-                    fmaf(entering[own], decay.whole, fmaf(entering[own], decay.part, leaving.states[own]));
+                entering[own] = fmaf(entering[own], decay.whole, fmaf(entering[own], decay.part, leaving.states[own]));
             });
             leaving = next;
         }

@@ -150,7 +150,8 @@ struct WalkerKernel {
         TokenSums sums;
         const int threads = 2 * walking.count * warp_lanes;
         ptx::meet_threads(left_state_barrier, threads);
-        outputs.read_state(sums, [&](int step) { return from.left_state(step); }, from.left_factors());
+        outputs.read_state(
+            sums, [&](int step) { return from.left_state(step); }, from.left_factors());
         ptx::meet_threads(left_values_barrier, threads);
         outputs.add_scores(sums, [&](int step) { return from.left_values(step); });
         const OutputPatch of_values = left.patch_of_pair(of_other(), stage.solve);
@@ -190,8 +191,7 @@ struct WalkerKernel {
         const int first_output = outputs ? first_of_recurrence(stage) : tensor_chunk;
         using Recurrence = TokenRecurrence<K, Format>;
         const Recurrence recurrence{ops.state};
-        const int own = lane_here(), length = length_of(chunk),
-                  value = 16 * (thread_here() / warp_lanes) + own / 4;
+        const int own = lane_here(), length = length_of(chunk), value = 16 * (thread_here() / warp_lanes) + own / 4;
         float gates[2] = {};  // of this lane's two tokens
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
@@ -324,8 +324,7 @@ struct WalkerKernel {
     }
     // Of a token the two values that a lane's quad has.
     HEADRACE_DEVICE static void store_token(TokenRows o, Columns columns, int own, float2 values) {
-        const int half = own % 4, value = 16 * (thread_here() / warp_lanes) +
-                                          own / 4 + 8 * half;
+        const int half = own % 4, value = 16 * (thread_here() / warp_lanes) + own / 4 + 8 * half;
         if (half < 2 && value < columns.all - columns.first)
             *reinterpret_cast<std::uint16_t*>(o.first + 2 * value) =
                 static_cast<std::uint16_t>(Format::round(half == 0 ? values.x : values.y, 0));

@@ -98,7 +98,8 @@ struct WalkerOps {
             TokenSums sums;
             const ChunkOutputs<K, Format> outputs{
                 x.x.matrix, x.factors, P.split, exact, scores_low + ptx::not_before(place) * LowerImage::size, walking};
-            outputs.read_state(sums, [&](int step) { return left_operand<Format>(state, step, factors); }, factors);
+            outputs.read_state(
+                sums, [&](int step) { return left_operand<Format>(state, step, factors); }, factors);
             outputs.add_scores(sums, d);
             o.patch.template store<Format>(sums);
         }

@@ -64,7 +64,7 @@ constexpr int key_gradient_threads(std::int64_t K) { return K <= 64 ? launched_t
 constexpr int fetching_threads(std::int64_t K) { return K <= 64 ? 0 : launched_threads; }
 // prepare: a block of launched_threads has a chunk of so many value heads of a key head.
 inline constexpr int prepared_heads = 4;
-// join: a block has join_columns values of a head, by so many threads, as it goes through the segments one by one.
+// join: a block has join_columns values of a head and goes through the segments one by one, by so many threads.
 inline constexpr int join_columns = 16;
 constexpr int join_threads(bool delta) { return delta ? launched_threads : 4 * launched_threads; }
 struct TensorKernels {
@@ -72,10 +72,10 @@ struct TensorKernels {
         forward,     // outputs; from segments[].states where there are segments; its memory depends on args.stages
         forward_of_gradient,  // additive rule: the same in a backward (KeyGradient)
         forward_with_terms,   // and where it leaves terms of a gate's gradient, too (GateWalk)
-        states,              // of segments that no state enters, and behind the values' blocks those of the transitions
-        gate,                // the gradient of the gate of a chunk, from what walks left (GateWalk) or d_log_decays
-        key_gradient,        // additive rule: d_q or d_k of a chunk, of what a walk left of value heads (KeyGradient)
-        join;                // from what leaves segments to what enters them
+        states,        // of segments that no state enters, and behind the values' blocks those of the transitions
+        gate,          // the gradient of the gate of a chunk, from what walks left (GateWalk) or d_log_decays
+        key_gradient,  // additive rule: d_q or d_k of a chunk, of what a walk left of value heads (KeyGradient)
+        join;          // from what leaves segments to what enters them
 };
 template <bool delta>
 TensorKernels tensor_kernels(std::int64_t K, DType dtype);

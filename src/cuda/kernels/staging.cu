@@ -42,8 +42,7 @@ __global__ void __launch_bounds__(block_threads) log_decays(const __grid_constan
 }
 // Of gates per token: a thread has one of the args.N rows, fewer than 2^31 as each has its row of v.
 __global__ void __launch_bounds__(block_threads) token_log_decays(const __grid_constant__ KernelArgs args) {
-    const Task task =
-        task_of(static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x, args.T, args.HV);
+    const Task task = task_of(static_cast<std::int64_t>(blockIdx.x) * block_threads + threadIdx.x, args.T, args.HV);
     const std::int64_t row = task.place, token = task.head, head = task.part;
     if (row >= args.N) return;
     const GateParameters<float> gate = gate_parameters<float>(args, head);

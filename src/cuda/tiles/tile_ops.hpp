@@ -18,7 +18,7 @@ HEADRACE_DEVICE int lane() { return static_cast<int>(threadIdx.x % warp_lanes); 
 HEADRACE_DEVICE int warp() { return static_cast<int>(threadIdx.x / warp_lanes); }
 // Of this kernel's blocks: block_warps, or what the kernel's entry says.
 HEADRACE_DEVICE int warps() { return static_cast<int>(blockDim.x / warp_lanes); }
-// The same numbers, from which nothing follows before (ptx::not_before).
+// The same numbers, found where they are asked for, and what follows from them (ptx::not_before).
 HEADRACE_DEVICE int thread_here() { return ptx::not_before(static_cast<int>(threadIdx.x)); }
 HEADRACE_DEVICE int lane_here() {
     const int own = ptx::not_before(lane());

@@ -13,8 +13,7 @@ template <int columns, class F>
 HEADRACE_DEVICE void each_piece(int rows, F f, Warps by = all_warps()) {
     constexpr int pieces = columns / 8;
     HEADRACE_ROLLED
-    for (int place = thread_here() - by.first * warp_lanes; place < rows * pieces;
-         place += by.count * warp_lanes)
+    for (int place = thread_here() - by.first * warp_lanes; place < rows * pieces; place += by.count * warp_lanes)
         f(place / pieces, place % pieces * 8);
 }
 
@@ -100,8 +99,8 @@ template <int columns>
 HEADRACE_DEVICE void copy_pieces(Matrix<columns> to, const char* from, std::int64_t step, int length, int padded,
                                  int count, int width, Warps by) {
     constexpr int pieces = columns / 8;
-    const int thread = thread_here() - by.first * warp_lanes,
-              together = by.count * warp_lanes / pieces, first_row = thread / pieces, column = thread % pieces * 8;
+    const int thread = thread_here() - by.first * warp_lanes, together = by.count * warp_lanes / pieces,
+              first_row = thread / pieces, column = thread % pieces * 8;
     if (column >= width) return;
     const int bytes = column < count ? 16 : 0;
     std::uint32_t to_piece = to.piece(first_row, column);
@@ -121,8 +120,8 @@ template <int columns, int threads = block_threads>
 HEADRACE_DEVICE void copy_whole(Matrix<columns> to, TokenRows rows, int first) {
     constexpr unsigned pieces = columns / 8, together = threads / pieces;
     static_assert(together % 8 == 0 && together <= 32);
-    const unsigned thread = static_cast<unsigned>(thread_here() - first),
-                   row = thread / pieces, piece = thread % pieces;
+    const unsigned thread = static_cast<unsigned>(thread_here() - first), row = thread / pieces,
+                   piece = thread % pieces;
     const int step = static_cast<int>(rows.step), to_next = static_cast<int>(together) * step;
     const std::uint32_t to_piece = to.piece(static_cast<int>(row), static_cast<int>(8 * piece));
     const char* const of_row = rows.first + static_cast<std::int64_t>(row) * step + 16 * piece;

@@ -11,6 +11,7 @@
 #include "cuda/chunk/gate_terms.hpp"
 #include "cuda/chunk/gradient_kernel.hpp"
 #include "cuda/chunk/prepare_kernel.hpp"
+#include "cuda/chunk/segment_join.hpp"
 #include "cuda/chunk/split_kernel.hpp"
 #include "cuda/chunk/walker_kernel.hpp"
 #include "cuda/layers/convolution_kernel.hpp"
@@ -129,6 +130,7 @@ void print_channel(const char* size) {
     print_rule.template operator()<false>();
     print_rule.template operator()<true>();
     print_tensor<ChannelKeySums<K>>((std::string("channel_key_sums,") + size).c_str(), true, true);
+    print_tensor<TransitionJoin<K>>((std::string("tensor_join_transitions,") + size).c_str(), true, true);
 }
 template <int K>
 void print_backward(const char* size) {

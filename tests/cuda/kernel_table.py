@@ -50,6 +50,9 @@ LIMITS = {
     "tensor_forward_terms k128 f16": (255, 0, 0, (0, 1, 1)),  # no room for its scores on sm_80
     "tensor_key_gradient": (128, 0, 0, (2, 2, 2)),
     "tensor_prepare": (168, 0, 0, (2, 3, 3)),
+    "tensor_join": (64, 0, 0, (2, 2, 2)),
+    "tensor_join_transitions": (128, 0, 0, (2, 2, 2)),
+    "channel_join": (64, 0, 0, (2, 2, 2)),
     "tensor_walk": (255, 0, 0, (1, 1, 1)),
     "tensor_walk_states": (255, 0, 0, (1, 2, 2)),
     "tensor_states": (255, 0, 0, (1, 1, 1)),
@@ -203,6 +206,8 @@ def blocks_of(name, table, memory, size):
                         "tensor_walk k128", "tensor_sweeps k128")) or \
             name.startswith("channel_walk") and name.endswith("delta"):
         threads = 256
+    if name in ("channel_join", "tensor_join additive"):
+        threads = 512
     dynamic = memory_of(name, memory)[size][0]
     return tuple(blocks_per_multiprocessor(gpu, table[gpu.architecture][name], threads, dynamic) for gpu in GPUS)
 

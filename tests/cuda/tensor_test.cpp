@@ -45,12 +45,15 @@ TEST(CudaTensor, N6_Segments) {
     }
 }
 
-// Channel gates: gates of both kinds, chunks of the delta rule that read and write with 16 bits, prefixes.
+// Channel gates: gates of both kinds, chunks of the delta rule that read and write with 16 bits, prefixes, also where
+// only later tokens of a block of 16 decay too far for their pairs to meet at its start.
 TEST(CudaTensor, N6_ChannelGates) {
     for (const std::string text :
          {"gla:fwd t150 h1 hv2 k70 v40 gate=channel+head l2norm reverse",
           "kda:fwd t200 h1 k96 v80 rawgate gate=channel+head l2norm",
           "kda:fwd t300 h1 k64 v64 l2norm gates=zero betas=1.9,2", "kda:fwd t500 h1 k128 v40 l2norm gates=lasting",
+          "kda:fwd t300 h1 k64 v64 l2norm gates=strong", "kda:fwd t300 h1 k128 v40 l2norm gates=reset betas=1.9,2",
+          "gla:fwd t300 h1 k64 v64 gates=strong", "gla:fwd t300 h1 k128 v40 gates=minus_inf",
           "kda:fwd varlen=0,0,37,200 h2 k80 v33 l2norm strided gates=reset"}) {
         const ProblemLine line = line_of(text + " bf16 state=inout force=cuda.tensor cuda");
         const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);

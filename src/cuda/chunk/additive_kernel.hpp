@@ -312,9 +312,10 @@ struct AdditiveKernel {
     }
     HEADRACE_DEVICE Tokens tokens_of(int chunk) const {
         const ChunkRange range = range_of(chunk);
-        const auto gate = [&](int i, int late) {
-            return i < range.length && range.first + i >= late ? given_log_decay(args, range, i - late, course->head)
-                                                               : 0.0f;
+        const auto gate = [&](int i, int before) {
+            return i < range.length && range.first + i >= before
+                       ? given_log_decay(args, range, i - before, course->head)
+                       : 0.0f;
         };
         const int i = 2 * lane();
         return {{gate(i, late()), gate(i + 1, late())}, of_keys() ? gate(range.length - 1, 0) : 0.0f};

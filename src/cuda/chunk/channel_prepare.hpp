@@ -102,7 +102,7 @@ struct ChannelPrepare {
             case Precision::fine: run_slices<Precision::fine>(sums); break;
         }
         if (weighs_queries()) weigh_queries(sums);
-        ptx::sync_block();
+        ptx::sync_warp();
         store_scores(sums);
         ptx::sync_block();
         if constexpr (delta) {
@@ -346,8 +346,7 @@ struct ChannelPrepare {
     }
     HEADRACE_DEVICE void take_decays(float (&decays)[lane_channels], float4& gates) const {
         inputs().accept(gates);
-        decays[0] = ptx::exp2_approximate(gates.x * log2_e), decays[1] = ptx::exp2_approximate(gates.y * log2_e);
-        decays[2] = ptx::exp2_approximate(gates.z * log2_e), decays[3] = ptx::exp2_approximate(gates.w * log2_e);
+        find_decays(decays, gates);
     }
     HEADRACE_DEVICE void find_own_rows() const {
         const ChannelInputs::Sources& from = shared->sources;
@@ -393,6 +392,7 @@ struct ChannelPrepare {
             for (int c = 0; c < lane_channels; ++c) of.decays.until[which][c] = 1;
         }
     }
+
     // ---- between blocks ----
     // Buffers of a slice; the other one's may still be read.
     HEADRACE_DEVICE float4* keys_of(int slice, int block) const {
@@ -488,15 +488,14 @@ struct ChannelPrepare {
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const int i = row_of_token(which);
-            const float unlift = precision == Precision::fine ? 1.0f : 1 / left_lift<precision>(fine_[which]),
-                        key = precision == Precision::fine ? k_norm[i] : k_norm[i] / lift, erase = -k_norm[i] * unlift,
-                        read = static_cast<float>(args.scale) * q_norm[i] * unlift;
+            constexpr float unlift = precision == Precision::fine ? 1.0f : 1 / lift;
+            const float key = k_norm[i] * unlift, read = static_cast<float>(args.scale) * q_norm[i] * unlift;
             float q[lane_channels], e[lane_channels], k[lane_channels];
 #pragma unroll
             for (int c = 0; c < lane_channels; ++c) {
                 const int place = c % 2 * 2 + which;
                 q[c] = left[0][c / 2][place] * (before[c] * read);
-                e[c] = left[kinds - 1][c / 2][place] * (before[c] * erase);
+                e[c] = left[kinds - 1][c / 2][place] * (before[c] * -key);
                 k[c] = leaving.keys[which][c] * (after[c] * key);
             }
             f(i, slice_channel(slice), q, e, k);

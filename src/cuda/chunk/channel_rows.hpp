@@ -73,10 +73,7 @@ struct ChannelRows {
                 g += g_step, k += k_step, q += q_step;
             }
             own.k[n] = {{of_k.x, of_k.y}}, own.q[n] = {{of_q.x, of_q.y}};
-            own.decays[n][0] = ptx::exp2_approximate(gates.x * log2_e);
-            own.decays[n][1] = ptx::exp2_approximate(gates.y * log2_e);
-            own.decays[n][2] = ptx::exp2_approximate(gates.z * log2_e);
-            own.decays[n][3] = ptx::exp2_approximate(gates.w * log2_e);
+            find_decays(own.decays[n], gates);
         }
     }
 

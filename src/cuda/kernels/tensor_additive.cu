@@ -19,6 +19,7 @@ TensorKernels additive_kernels() {
     kernels.forward_with_terms = {
         "tensor_forward_terms", reinterpret_cast<const void*>(&tensor_forward_terms<WithTerms>),
         registers_allowed(tensor_threads, 1), &shared_memory_of<WithTerms>, &tensor_forward_work<K>};
+    // Of forwards and of gradients' walks alike.
     kernels.states = {"tensor_states", reinterpret_cast<const void*>(&tensor_states<Gradient>),
                       registers_allowed(tensor_threads, 1), &shared_memory_of<Gradient>, &tensor_states_work<K>};
     kernels.gate = {"tensor_gate", reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>),

@@ -26,20 +26,21 @@ constexpr double issued_of_cycle = 0.32;
 // cycles for the multiply-add behind the load of a tile. Barrier and launch: rounded; they hardly matter.
 constexpr double T = 1e12;
 const std::vector<Gpu> all = {
-    {"h200", "NVIDIA H200", 132, 1.83e9, 228 << 10, 4.3 * T, 5.5 * T, 790 * T, 0.62 * 989 * T, 66.9 * T, 33.5 * T, 33,
-     263, 480, 30, 1.5e-6},
+    {"h200", "NVIDIA H200", 132, 1.83e9, 228 << 10, 4.3 * T, 5.5 * T, 790 * T, 0.62 * 989 * T, 66.9 * T, 33.5 * T,
+     66.9 * T, 33, 263, 480, 30, 1.5e-6},
     {"h100", "NVIDIA H100 SXM", 132, 1.83e9, 228 << 10, 3.0 * T, 5.5 * T, 790 * T, 0.62 * 989 * T, 66.9 * T, 33.5 * T,
-     33, 263, 480, 30, 1.5e-6},
+     66.9 * T, 33, 263, 480, 30, 1.5e-6},
     {"a100", "NVIDIA A100 SXM 80 GB", 108, 1.41e9, 164 << 10, 1.83 * T, 4.0 * T, 249 * T, 249 * T, 19.5 * T, 9.7 * T,
-     33, 262, 466, 30, 1.5e-6},
+     19.5 * T, 33, 262, 466, 30, 1.5e-6},
 };
 
 double up(double count, double size) { return std::ceil(count / size); }
 
-// That schedulers take for a block's instructions: as measured, at least one each for what is counted: products,
-// multiply-adds, accesses of 16 bytes a lane.
-double cycles_of_issue(const KernelWork& work) {
-    constexpr double flop_of_product = 4096, flop_of_fma = 64, most_bytes = 512;
+// That schedulers take for a block's instructions: as measured, at least one each for what is counted: products (of
+// doubles m8n8k4), multiply-adds, accesses of 16 bytes a lane.
+double cycles_of_issue(const KernelWork& work, bool in_double) {
+    constexpr double flop_of_fma = 64, most_bytes = 512;
+    const double flop_of_product = in_double ? 512 : 4096;
     return std::max(work.issued / issued_of_cycle, work.tensor_flop / flop_of_product + work.fma_flop / flop_of_fma +
                                                        work.tile_bytes / most_bytes);
 }
@@ -66,13 +67,15 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
     time.at_once = blocks_at_once(launch, gpu);
     const double processors = gpu.multiprocessors, blocks = static_cast<double>(launch.blocks);
     time.waves = time.at_once == 0 ? 0 : up(blocks, processors * time.at_once);
-    const double fma_flop = launch.arithmetic == DType::f64 ? gpu.f64_flop : gpu.f32_flop;
+    const bool in_double = launch.arithmetic == DType::f64;
+    const double fma_flop = in_double ? gpu.f64_flop : gpu.f32_flop,
+                 tensor_flop = in_double ? gpu.f64_tensor_flop : gpu.tensor_flop;
     const double tile_bytes = bytes_of_cycle * gpu.clock * processors;
 
     // A block waits for what it loads and at its barriers, and shares the multiprocessor with others. A warp's products
     // go to one of the multiprocessor's tensor cores, one after another, its instructions to one of the schedulers,
     // which have as many warps as each other, or one more.
-    const double warps = launch.threads / 32.0, tensor_core = gpu.tensor_flop / processors / tensor_cores;
+    const double warps = launch.threads / 32.0, tensor_core = tensor_flop / processors / tensor_cores;
     const auto beside_of = [&](double of_wave) { return std::min<double>(time.at_once, up(of_wave, processors)); };
     const auto waits = [&](const KernelWork& work) -> std::vector<Floor> {
         return {{"products", work.tensor_flop / warps / tensor_core},
@@ -82,8 +85,8 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
                 {"barriers", work.barriers * gpu.barrier / gpu.clock}};
     };
     const auto units = [&](const KernelWork& work, double beside) {
-        const double issued = up(beside * warps, schedulers) * cycles_of_issue(work) / warps / gpu.clock,
-                     shared = std::max({work.tensor_flop / gpu.tensor_flop, work.fma_flop / fma_flop,
+        const double issued = up(beside * warps, schedulers) * cycles_of_issue(work, in_double) / warps / gpu.clock,
+                     shared = std::max({work.tensor_flop / tensor_flop, work.fma_flop / fma_flop,
                                         work.tile_bytes / tile_bytes});
         return std::max(processors * beside * shared, issued);
     };
@@ -108,10 +111,10 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
         std::min(total.input_bytes, bytes.inputs) + std::min(total.output_bytes, bytes.outputs) + total.saved_bytes;
     time.floors = {{"memory", time.device_bytes / gpu.bandwidth},
                    {"L2", moved / gpu.l2_bandwidth},
-                   {"tensor cores", total.tensor_flop / gpu.tensor_flop},
+                   {"tensor cores", total.tensor_flop / tensor_flop},
                    {"multiply-adds", total.fma_flop / fma_flop},
                    {"tiles", total.tile_bytes / tile_bytes},
-                   {"issue", cycles_of_issue(total) / schedulers / gpu.clock / processors},
+                   {"issue", cycles_of_issue(total, in_double) / schedulers / gpu.clock / processors},
                    {"chain", chain}};
     time.limit = *std::max_element(time.floors.begin(), time.floors.end(),
                                    [](const Floor& a, const Floor& b) { return a.seconds < b.seconds; });

@@ -19,7 +19,7 @@ struct Gpu {
     double bandwidth, l2_bandwidth;  // bytes
     double matrix_flop;              // bf16 products of large matrices: what the bound counts with
     double tensor_flop;              // the same by mma.sync, which the kernels use
-    double f32_flop, f64_flop;
+    double f32_flop, f64_flop, f64_tensor_flop;
     double tile_latency, l2_latency, memory_latency, barrier;  // cycles
     double launch;  // seconds from the end of a kernel to the start of the next one of a stream
 };

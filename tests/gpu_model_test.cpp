@@ -128,6 +128,8 @@ TEST(GpuModel, TheLargestFloorIsTheTime) {
     EXPECT_NEAR(floor_of(limit(&KernelWork::fma_flop, 1e9), "multiply-adds"), 2640e9 / 66.9e12, 1e-6);
     launch.arithmetic = DType::f64;
     EXPECT_NEAR(limit(&KernelWork::fma_flop, 1e9).limit.seconds, 2640e9 / 33.5e12, 1e-6);
+    EXPECT_NEAR(limit(&KernelWork::tensor_flop, 1e9).limit.seconds, 2640e9 / 66.9e12, 1e-6);
+    launch.arithmetic = DType::bf16;
     EXPECT_NEAR(limit(&KernelWork::tensor_flop, 1e9).limit.seconds, 2640e9 / (0.62 * 989e12), 1e-6);
     time = limit(&KernelWork::memory_waits, 1000);
     EXPECT_STREQ(time.limit.name, "chain");

@@ -78,6 +78,12 @@ HEADRACE_DEVICE void multiply_tf32(float (&d)[4], const std::uint32_t (&a)[4], c
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+// d += a b in double, a 8 x 4, b 4 x 8: a: (g, t); b: (t, g); d: (g, 2t), (g, 2t+1).
+HEADRACE_DEVICE void multiply_f64(double (&d)[2], double a, double b) {
+    asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+d"(d[0]), "+d"(d[1])
+        : "d"(a), "d"(b));
+}
 
 // ---- products of a warpgroup (wgmma): four warps, the first one's number a multiple of four, in step with each other.
 // Each has 16 rows of the left operand and of the sums, in registers that hold what those above do; all share the right

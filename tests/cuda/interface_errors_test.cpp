@@ -19,6 +19,7 @@ const char* const all_lines[] = {
     "simple_gla:fwd t600 h1 k32 v32 bf16 state=inout force=cuda.tensor",
     "simple_gla:bwd t70 h8 k32 v32 gate=step+head bf16 state=inout force=cuda.tensor",
     "kda:bwd t70 h8 k64 v32 rawgate bf16 state=inout force=cuda.tensor",
+    "gated_delta_rule:fwd t20 h1 k128 v32 state=inout",
 };
 
 // ---- views and memory of the wrong place ----
@@ -234,9 +235,9 @@ int failures(const Failing& failing, const std::string& environment) {
 TEST(CudaErrors, EachCudaCallThatFailsIsAnError) {
     for (const Failing& failing : failing_calls) {
         int fired = 0;
-        // shared memory is asked for by the form on tensor cores
+        // Shared memory is asked for by the form on tensor cores; how much there is, by the last one.
         const bool asks = std::string(failing.function) == "cudaFuncSetAttribute";
-        for (const int line : asks ? std::vector<int>{5} : std::vector<int>{0, 2, 4}) {
+        for (const int line : asks ? std::vector<int>{5} : std::vector<int>{0, 2, 4, 8}) {
             const char* const workspace = line == 2 ? " HEADRACE_TEST_WORKSPACE=1" : "";
             fired += failures(failing, std::string("HEADRACE_TEST_LINE='") + all_lines[line] + "'" + workspace);
         }

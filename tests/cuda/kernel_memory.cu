@@ -27,10 +27,10 @@ struct Size {
 };
 constexpr Size sizes[] = {{64, 64}, {128, 128}, {256, 512}};
 
-KernelArgs arguments(Size size, bool delta, bool channel_gate) {
+KernelArgs arguments(Size size, bool delta, bool channel_gate, bool in_double = false) {
     Problem problem;
     problem.rule = delta ? Rule::delta : Rule::additive;
-    problem.channel_gate = channel_gate;
+    problem.channel_gate = channel_gate, problem.wide = in_double;
     problem.K = size.K, problem.V = size.V;
     KernelArgs args{};
     args.group = 1, args.K = size.K, args.V = size.V;

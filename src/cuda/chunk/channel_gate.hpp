@@ -7,11 +7,13 @@ namespace headrace::cuda {
 
 // Decays between two tokens are products of the decays of single steps, made anew on the way from the one to the other:
 // at most 1, without division or anchors (math.md, section 8, needs those where the products are matrix products). A
-// score costs a second multiplication per channel, and a huge gate spoils nothing behind it.
+// score costs a second multiplication per channel, and a huge gate spoils nothing behind it. In double, whose range is
+// wide, scores are matrix products of rows that are decayed from the chunk's start by keys that are lifted to it, up to
+// the token before which a channel has left that range.
 template <class T_>
 struct ChannelGate {
     using T = T_;
-    static constexpr bool per_channel = true;
+    static constexpr bool per_channel = true, lifts = sizeof(T) == 8;
 
     // rows(i,c) * factor * weights(i,c)
     struct Decayed {
@@ -23,6 +25,8 @@ struct ChannelGate {
     int rows = 0, columns = 0;
     Tile<T> decay, start, end;                              // [C,K] e^{g_i}, e^{G_i}, e^{G_L - G_i}
     double* through;                                        // [K] e^{G_L}
+    Tile<T> lift;                                           // [C,K] e^{-G_i}, where products are those of matrices
+    int* lifted;                                            // [K] tokens before the first whose decay has left the range
     Tile<T> gradient_start, gradient_end, gradient_inside;  // [C,K] terms from the chunk's start, to its end, inside
     Tile<T> terms;                                          // [C,K] of the pairs of one key
     T* all;                                                 // [K] terms right through
@@ -31,6 +35,7 @@ struct ChannelGate {
         columns = key_columns;
         for (Tile<T>* tile : {&start, &end}) *tile = arena.tile<T>(chunk, columns);
         through = arena.take<double>(columns);
+        if (lifts) lift = arena.tile<T>(chunk, columns), lifted = arena.take<int>(columns);
         if (!gradient) return;
         for (Tile<T>* tile : {&gradient_start, &gradient_end, &gradient_inside, &terms})
             *tile = arena.tile<T>(chunk, columns);
@@ -46,13 +51,19 @@ struct ChannelGate {
             HEADRACE_ROLLED
             for (int i = 0; i < rows; ++i) sum += static_cast<double>(log_decay.at(i, c));
             through[c] = exp(sum);
+        });
+        ptx::sync_block();
+        for_each(decay, rows, columns, [&](int i, int c) { return exponential(log_decay.at(i, c)); });
+        each(columns, [&](int c) {
             T product = 1;
+            int inside = 0;
             HEADRACE_ROLLED
             for (int i = 0; i < rows; ++i) {
-                decay.at(i, c) = exponential(log_decay.at(i, c));
                 product *= decay.at(i, c);
                 start.at(i, c) = product;
+                if (lifts && inside == i && product >= least && product <= 1 / least) ++inside;
             }
+            if (lifts) lifted[c] = inside;
             product = 1;
             HEADRACE_ROLLED
             for (int i = rows - 1; i >= 0; --i) {
@@ -61,6 +72,7 @@ struct ChannelGate {
             }
         });
         ptx::sync_block();
+        if constexpr (lifts) for_each(lift, rows, columns, [&](int i, int c) { return 1 / start.at(i, c); });
     }
 
     HEADRACE_DEVICE SplitDecay<T> decay_of_state(int c) const { return split_decay<T>(through[c]); }
@@ -69,10 +81,27 @@ struct ChannelGate {
     HEADRACE_DEVICE Decayed from_chunk_start_before(Tile<T> x, T factor) const { return from_chunk_start(x, factor); }
     HEADRACE_DEVICE Decayed to_chunk_end(Tile<T> x) const { return {x, end, T(1)}; }
 
-    // As ScalarGate's. A warp takes a key and walks it to the chunk's end, its lanes the channels.
+    // As ScalarGate's.
     HEADRACE_DEVICE void scores(Tile<T> P, Tile<T> l, const ScoreRows<T>& in) const {
+        int first = 0;
+        if constexpr (lifts) {
+            first = lifted_tokens();
+            const auto keys = [&](int c, int j) { return in.k.at(j, c) * lift.at(j, c); };
+            const auto multiply_rows = [&](Tile<T> to, Tile<T> x, T factor, int last) {
+                multiply<T, few_columns>([&](int i, int c) { return x.at(i, c) * start.at(i, c); }, keys, rows, rows,
+                                         columns, Part::lower_sums, [&](int i, int j, T sum) {
+                                             to.at(i, j) = j <= i - last ? sum * factor : T(0);
+                                         });
+            };
+            if (P) multiply_rows(P, in.q, in.scale, 0);
+            if (l) multiply_rows(l, in.e, T(1), 1);
+        }
+        if (first < rows) walk_keys(P, l, in, first);
+    }
+    // Rows from `first` on. A warp takes a key and walks it to the chunk's end, its lanes the channels.
+    HEADRACE_DEVICE void walk_keys(Tile<T> P, Tile<T> l, const ScoreRows<T>& in, int first) const {
         HEADRACE_ROLLED
-        for (int j = warp(); j < rows && (P || l); j += block_warps) {
+        for (int j = warp(); j < rows && (P || l); j += warps()) {
             T key[most_parts];
             for (int p = 0; p < most_parts; ++p) key[p] = channel(p) < columns ? in.k.at(j, channel(p)) : T(0);
             HEADRACE_ROLLED
@@ -84,6 +113,7 @@ struct ChannelGate {
                     if (P) read = fma(in.q.at(i, channel(p)), key[p], read);
                     if (l && i > j) erase = fma(in.e.at(i, channel(p)), key[p], erase);
                 }
+                if (i < first) continue;
                 if (P) read = sum_of_warp(read);
                 if (l) erase = sum_of_warp(erase);
                 if (lane() == 0 && P) P.at(i, j) = read * in.scale;
@@ -162,6 +192,19 @@ struct ChannelGate {
     }
 
   private:
+    static constexpr T least = sizeof(T) == 8 ? T(1e-77) : T(0);  // 2^-256: a quarter of the range of a double
+    // Tokens whose decay from the chunk's start all channels can lift, and those of all before.
+    HEADRACE_DEVICE int lifted_tokens() const {
+        int fewest = rows;
+        HEADRACE_ROLLED
+        for (int c = lane_here(); c < columns; c += warp_lanes) fewest = lifted[c] < fewest ? lifted[c] : fewest;
+        HEADRACE_ROLLED
+        for (int distance = warp_lanes / 2; distance > 0; distance /= 2) {
+            const int other = ptx::shuffle_xor(fewest, distance);
+            fewest = other < fewest ? other : fewest;
+        }
+        return fewest;
+    }
     static constexpr int most_parts = 8;  // channels of a lane: up to 256 key channels
     HEADRACE_DEVICE static int channel(int part) { return part * warp_lanes + lane(); }
 };

@@ -23,6 +23,7 @@ struct ChunkOps {
     using Decayed = typename GateType::Decayed;
     using Inputs = algorithms::ChunkInputs<ChunkOps>;
 
+    static constexpr int state_parts = sizeof(T) == 8 ? wide : value_parts;  // of products with a row for each channel
     GateType gate;
     T* state_dots = nullptr;  // [K], backward only
     int rows = 0, K = 0, V = 0;
@@ -114,7 +115,7 @@ struct ChunkOps {
     HEADRACE_DEVICE void decay_and_write(State next, State S, Decayed x, Tile b, Decayed y, Tile z) const {
         const auto left = [&](int c, int i) { return i < rows ? x.at(i, c) : y.at(i - rows, c); };
         const auto right = [&](int i, int j) { return i < rows ? b.at(i, j) : z.at(i - rows, j); };
-        multiply<T, value_parts>(left, right, K, V, 2 * rows, Part::full, [&](int c, int j, T sum) {
+        multiply<T, state_parts>(left, right, K, V, 2 * rows, Part::full, [&](int c, int j, T sum) {
             const SplitDecay<T> decay = gate.decay_of_state(c);
             next.at(c, j) = fma(S.at(c, j), decay.whole, fma(S.at(c, j), decay.part, sum));
         });
@@ -122,11 +123,11 @@ struct ChunkOps {
     // dst = lower part of a b^T, a and b [C,V]
     HEADRACE_DEVICE void outer_lower(Tile dst, Tile a, Tile b) const {
         multiply<T, few_columns>([&](int i, int v) { return a.at(i, v); }, [&](int v, int j) { return b.at(j, v); },
-                                 rows, rows, V, Part::full,
+                                 rows, rows, V, Part::lower_sums,
                                  [&](int i, int j, T sum) { dst.at(i, j) = j <= i ? sum : T(0); });
     }
-    HEADRACE_DEVICE void solve(Tile x, Tile n) const { solve_unit_lower(x, n, rows, V, Side::lower); }
-    HEADRACE_DEVICE void solve_transposed(Tile x, Tile n) const { solve_unit_lower(x, n, rows, V, Side::transposed); }
+    HEADRACE_DEVICE void solve(Tile x, Tile n) const { solve_unit_lower<Side::lower>(x, n, rows, V); }
+    HEADRACE_DEVICE void solve_transposed(Tile x, Tile n) const { solve_unit_lower<Side::transposed>(x, n, rows, V); }
 
   private:
     template <class Leave>
@@ -136,7 +137,7 @@ struct ChunkOps {
     }
     template <class Leave>
     HEADRACE_DEVICE void write(Decayed x, Tile b, Leave leave) const {
-        multiply<T, value_parts>([&](int c, int i) { return x.at(i, c); }, [&](int i, int j) { return b.at(i, j); }, K,
+        multiply<T, state_parts>([&](int c, int i) { return x.at(i, c); }, [&](int i, int j) { return b.at(i, j); }, K,
                                  V, rows, Part::full, leave);
     }
     HEADRACE_DEVICE ScoreRows<T> score_rows(const Inputs& in) const {

@@ -25,7 +25,8 @@ struct CountedOps : ChunkOps<GateType> {
     static constexpr bool per_channel = GateType::per_channel;
     // Of an element of decayed rows: its number and its decay, which one gate for all channels has once for a row where
     // rows are read, and for four of them where they are written.
-    static constexpr double read_loads = per_channel ? 2 : 1, write_loads = per_channel ? 2 : 1.25;
+    static constexpr double read_loads = per_channel ? 2 : 1,
+                            write_loads = per_channel ? 2 : sizeof(T) == 8 ? 1.5 : 1.25;
 
     // The gate's own part.
     struct Gate {
@@ -54,6 +55,7 @@ struct CountedOps : ChunkOps<GateType> {
     TileCounter counter;
     Gate gate{*this};
     int value_parts = wide;
+    int state_parts() const { return sizeof(T) == 8 ? wide : value_parts; }
 
     CountedOps() = default;
     CountedOps(const CountedOps&) = delete;
@@ -70,11 +72,14 @@ struct CountedOps : ChunkOps<GateType> {
         if constexpr (per_channel) {
             Plain::gate.decay = log_decay;
             const double warps = TileCounter::parts(K);
-            counter.access(log_decay, 4.0 * rows * warps);
+            counter.access(log_decay, 3.0 * rows * warps);
             counter.access(g.start, rows * warps);
             counter.access(g.end, rows * warps);
-            counter.wait(3.0 * rows * quotient_up(K, block_threads), log_decay);
+            counter.wait(3.0 * rows * quotient_up(K, counter.threads()), log_decay);
+            counter.each_element(rows, K, log_decay, log_decay);
             counter.barrier();
+            counter.barrier();
+            if (GateType::lifts) counter.each_element(rows, K, g.lift, g.start);
         } else {
             counter.each(rows, 2);
             counter.each(rows + 1, 2.0 * rows);
@@ -150,7 +155,7 @@ struct CountedOps : ChunkOps<GateType> {
     void decay_and_write(State next, State S, Decayed x, Tile b) { write(next, S, x, b, rows); }
     void decay_and_write(State next, State S, Decayed x, Tile b, Decayed, Tile) { write(next, S, x, b, 2 * rows); }
     void outer_lower(Tile dst, Tile a, Tile b) {
-        counter.multiply(few_columns, dst, Leave::store, a, 1, b, Reach::column, rows, rows, V, Part::full);
+        counter.multiply(few_columns, dst, Leave::store, a, 1, b, Reach::column, rows, rows, V, Part::lower_sums);
     }
     void solve(Tile x, Tile n) { counter.solve(x, n, rows, V); }
     void solve_transposed(Tile x, Tile n) { counter.solve(x, n, rows, V); }
@@ -163,13 +168,13 @@ struct CountedOps : ChunkOps<GateType> {
             counter.access(g.gradient_inside, rows * warps);
             counter.access(g.gradient_end, rows * warps);
             counter.access(gradient, 3.0 * rows * warps);
-            counter.wait(2.0 * rows * quotient_up(K, block_threads), gradient, g.gradient_start);
+            counter.wait(2.0 * rows * quotient_up(K, counter.threads()), gradient, g.gradient_start);
             counter.barrier();
         } else {
             const double terms = rows * (rows - 1) / 2.0 * TileCounter::parts(rows);  // at most, of the longest lane
             counter.access(g.pairs, rows * terms / 2);
             counter.each_row_sum(rows, rows, g.pairs);
-            counter.wait(rows * terms / 2 / block_warps, g.pairs);
+            counter.wait(rows * terms / 2 / counter.warps, g.pairs);
         }
     }
 
@@ -188,7 +193,7 @@ struct CountedOps : ChunkOps<GateType> {
     void write(State next, State S, Decayed x, Tile b, int depth) {
         counter.access(S, K * TileCounter::parts(V));
         counter.fma(2 * K * TileCounter::parts(V));
-        counter.multiply(value_parts, next, Leave::store, x.rows, write_loads, b, Reach::row, K, V, depth, Part::full);
+        counter.multiply(state_parts(), next, Leave::store, x.rows, write_loads, b, Reach::row, K, V, depth, Part::full);
     }
     void add_products(Tile dst, Tile scores, Tile x, Part part) {
         if (dst.data != nullptr) counter.multiply(wide, dst, Leave::add, scores, 1, x, Reach::row, rows, K, rows, part);
@@ -197,18 +202,31 @@ struct CountedOps : ChunkOps<GateType> {
     void scalar_scores(Tile dst, Tile x, Tile keys) {
         if (dst.data == nullptr) return;
         counter.access(plain_gate().decay, rows * TileCounter::parts(rows));
-        counter.multiply(few_columns, dst, Leave::store, x, 1, keys, Reach::column, rows, rows, K, Part::full);
+        counter.multiply(few_columns, dst, Leave::store, x, 1, keys, Reach::column, rows, rows, K, Part::lower_sums);
     }
-    // A warp has a key, its lanes the channels; tokens before the key take a turn of the loop without work.
+    // In double products of matrices, as long as decays can be lifted. Else a warp has a key, its lanes the channels;
+    // tokens before the key take a turn of the loop without work.
     void channel_scores(Tile P, Tile l, const Inputs& in) {
         const bool read = P.data != nullptr, erase = l.data != nullptr;
         if (!read && !erase) return;
+        if constexpr (GateType::lifts) {
+            const auto multiply = [&](bool wanted, Tile dst, Tile x) {
+                if (wanted)
+                    counter.multiply(few_columns, dst, Leave::store, x, 2, in.k.rows, Reach::column, rows, rows, K,
+                                     Part::lower_sums, 2);
+            };
+            multiply(read, P, in.q.rows);
+            multiply(erase, l, in.e.rows);
+            counter.access(reinterpret_cast<const int*>(plain_gate().lifted), counter.warps * TileCounter::parts(K));
+            counter.shuffle(5.0 * counter.warps);
+            return;
+        }
         const double reads = rows * (rows + 1) / 2.0, erasures = rows * (rows - 1) / 2.0, warps = TileCounter::parts(K);
         counter.access(in.k.rows, rows * warps);
         counter.access(plain_gate().decay, erasures * warps);
         if (read) counter.access(in.q.rows, reads * warps), counter.fma(reads * warps);
         if (erase) counter.access(in.e.rows, erasures * warps), counter.fma(erasures * warps);
-        counter.wait(static_cast<double>(rows) * rows / block_warps, plain_gate().decay, in.q.rows);
+        counter.wait(static_cast<double>(rows) * rows / counter.warps, plain_gate().decay, in.q.rows);
         counter.sums_of_warp(static_cast<double>(rows) * rows);
         if (read && erase) counter.shuffle(5.0 * rows * rows);
         counter.access(P, static_cast<double>(rows) * rows, Reach::one);
@@ -237,7 +255,7 @@ struct CountedOps : ChunkOps<GateType> {
             counter.access(g.terms, 2 * pairs * warps);
             counter.access(g.gradient_inside, 2 * pairs * warps);
         }
-        counter.wait((gate_wanted ? 2 : 1) * pairs * quotient_up(K, block_threads), d_q, in.q.rows);
+        counter.wait((gate_wanted ? 2 : 1) * pairs * quotient_up(K, counter.threads()), d_q, in.q.rows);
         counter.barrier();
     }
 };

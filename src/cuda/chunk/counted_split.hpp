@@ -63,7 +63,7 @@ struct CountedSplit {
         delta ? walk.tokens.load_keys() : walk.tokens.load_queries();
         walk.tokens.load_gates();
         kernel.ops.start_chunk(args.chunk, kernel.tokens.log_decay);
-        walk.load(&KernelWork::input_bytes, args.d_o, kernel.d_o, args.chunk, values);
+        walk.counter.load_tokens(&KernelWork::input_bytes, args.d_o, kernel.d_o, args.chunk, values);
         algorithms::chunk_written<delta>(kernel.ops, kernel.in, kernel.backward_tiles, kernel.d_o, kernel.S);
         algorithms::chunk_adjoint<delta>(kernel.ops, kernel.in, kernel.backward_tiles, kernel.d_o, kernel.S);
     }

@@ -27,6 +27,7 @@ struct CountedWalk {
           counter(kernel.ops.counter),
           tokens{kernel.tokens, args, counter, args.chunk} {
         counter.spill = arena.spill;
+        counter.warps = chunk_threads(sizeof(typename Kernel::T) == 8) / warp_lanes;
         kernel.ops.value_parts = Kernel::has_all_values(use) ? wide : few_values;
     }
 
@@ -95,7 +96,7 @@ struct CountedWalk {
         const auto& t = kernel.backward_tiles;
         tokens.load_head(args.V);
         kernel.ops.start_chunk(args.chunk, kernel.tokens.log_decay);
-        load(&KernelWork::input_bytes, args.d_o, kernel.d_o, args.chunk, args.V);
+        counter.load_tokens(&KernelWork::input_bytes, args.d_o, kernel.d_o, args.chunk, args.V);
         if (delta) load(&KernelWork::saved_bytes, saved_residual(), t.residual, args.chunk, kernel.value_columns);
         algorithms::chunk_gradients<delta>(kernel.ops, kernel.in, t, kernel.d_o, S, D, kernel.wanted());
         counter.store(&KernelWork::output_bytes, args.d_v, delta ? t.z : t.y, args.chunk, args.V);

@@ -16,7 +16,7 @@ struct ScoreRows {
 template <class T_>
 struct ScalarGate {
     using T = T_;
-    static constexpr bool per_channel = false;
+    static constexpr bool per_channel = false, lifts = false;
 
     // rows(i,c) * factor * decays[i]
     struct Decayed {
@@ -72,12 +72,12 @@ struct ScalarGate {
         const auto keys = [&](int c, int j) { return in.k.at(j, c); };
         if (P) {
             multiply<T, few_columns>(
-                [&](int i, int c) { return in.q.at(i, c); }, keys, rows, rows, columns, Part::full,
+                [&](int i, int c) { return in.q.at(i, c); }, keys, rows, rows, columns, Part::lower_sums,
                 [&](int i, int j, T sum) { P.at(i, j) = j <= i ? sum * decay.at(i, j) * in.scale : T(0); });
         }
         if (l) {
             multiply<T, few_columns>(
-                [&](int i, int c) { return in.e.at(i, c); }, keys, rows, rows, columns, Part::full,
+                [&](int i, int c) { return in.e.at(i, c); }, keys, rows, rows, columns, Part::lower_sums,
                 [&](int i, int j, T sum) { l.at(i, j) = j < i ? sum * erase_decay(i, j, in) : T(0); });
         }
     }

@@ -20,6 +20,7 @@ class Split : public CudaImplementation {
     }
 
   protected:
+    bool takes_all_shared_memory(const Problem& problem) const override { return computes_in_double(problem); }
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
         std::vector<Launch> launches{sweeps(problem, args)};
         if (wants_gradients(problem)) launches.push_back(gradients(problem, args));
@@ -46,13 +47,13 @@ class Split : public CudaImplementation {
     static Launch sweeps(const Problem& problem, const KernelArgs& args) {
         const std::int64_t value_blocks = (args.V + args.value_columns - 1) / args.value_columns,
                            blocks = problem.N * problem.HV * value_blocks * (wants_gradients(problem) ? 2 : 1);
-        return {split(problem).sweeps, args, blocks, launched_threads, steps_along(problem, args.chunk, blocks)};
+        return {split(problem).sweeps, args, blocks, chunk_threads(computes_in_double(problem)), steps_along(problem, args.chunk, blocks)};
     }
     static Launch gradients(const Problem& problem, const KernelArgs& args) {
-        const std::int64_t parts = args.parts * problem.H, blocks = std::min(parts, most_gradient_blocks);
+        const std::int64_t parts = args.parts * problem.H, blocks = std::min(parts, gradient_blocks(problem));
         const Steps steps{blocks > 0 ? (parts + blocks - 1) / blocks : 0,
                           steps_along(problem, args.chunk, problem.N * problem.H).all};
-        return {split(problem).gradients, args, blocks, launched_threads, steps};
+        return {split(problem).gradients, args, blocks, chunk_threads(computes_in_double(problem)), steps};
     }
 
     // All but that of the initial state.

@@ -13,15 +13,17 @@ class Walk : public CudaImplementation {
     bool serves(Direction direction) const override { return direction == direction_; }
 
     std::string refusal(const Problem& problem, const Machine&) const override { return chunk_refusal(problem); }
-    std::string yields(const Problem&) const override {
-        if (direction_ == Direction::forward) return "in registers the state is read and written faster token by token";
+    std::string yields(const Problem& problem) const override {
+        if (direction_ == Direction::forward && !computes_in_double(problem))
+            return "in registers the state is read and written faster token by token";
         return {};
     }
 
   protected:
+    bool takes_all_shared_memory(const Problem& problem) const override { return computes_in_double(problem); }
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
         const std::int64_t all = blocks(problem, args);
-        return {{kernel(problem), args, all, launched_threads, steps_along(problem, args.chunk, all)}};
+        return {{kernel(problem), args, all, chunk_threads(computes_in_double(problem)), steps_along(problem, args.chunk, all)}};
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         KernelArgs args = make_args(problem, carver);

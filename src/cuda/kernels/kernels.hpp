@@ -44,7 +44,8 @@ struct WalkKernels {
     Kernel forward, backward;
 };
 // The chunk form: a block walks the chunks of a sequence and head (forward: a block of its values; backward: of a key
-// head).
+// head). Blocks in double, of which shared memory lets in one, have more threads.
+constexpr int chunk_threads(bool in_double) { return in_double ? 2 * launched_threads : launched_threads; }
 template <class T, bool delta, bool channel_gate>
 WalkKernels walk_kernels();
 template <class T, bool delta, bool channel_gate>

@@ -10,10 +10,27 @@ namespace headrace::cuda {
 // Right for every size up to these; a state of 256 x 512 in fp32 is 512 KiB.
 inline constexpr std::int64_t most_key_channels = 256, most_value_channels = 512;
 
+// Where results rest on few sums, or the delta rule erases through differences what little is left, or keeps the
+// roundings of many tokens, in double (docs/numerics.md). What lies on the device is not known here, so it is the
+// shapes that decide.
+inline bool computes_in_double(const Problem& problem) {
+    const bool delta = problem.rule == Rule::delta;
+    // Betas of 2 along one key keep the rounding of its norm: 32 tokens take the final state to 1.4 of its bar, 300 to
+    // 7. At any length, so that prefixes keep their bits; a step's few tokens meet a state that is rounded anyway.
+    const bool erases_much = delta && problem.K < 16,
+               reflects = delta && problem.dtype == DType::f32 && problem.direction != Direction::step;
+    // 8192 sums in fp32, one after another, take o to 0.44 of its bar, 65536 past it.
+    const bool adds_up = !problem.runs_backward() && problem.dtype == DType::f32 && problem.whole.longest > 8192;
+    const bool few_sums = problem.whole.tokens * problem.whole.heads < (problem.runs_backward() ? 8 : 2);
+    return problem.wide || erases_much || reflects || adds_up || few_sums;
+}
+
 // Shared memory of a block of the walk: what every GPU from compute capability 8.0 on has (8.6: 99 KiB), so that the
 // division of the work, and with it every bit, is the same on all of them. What does not fit lies in the workspace, in
 // L2.
 inline constexpr std::size_t walk_shared_bytes = std::size_t{96} << 10;
+// In double one block has all that the GPU gives it, up to what compute capability 9.0 and 10.0 have.
+inline constexpr std::size_t most_shared_bytes = std::size_t{227} << 10;
 
 // Tokens of a chunk of the walk and the split. Under channel gates a score costs two operations per channel and pair of
 // tokens: few tokens. A chunk of the delta rule erases the state through differences, the more of it the more its keys
@@ -24,9 +41,10 @@ inline int walk_chunk(const Problem& problem) {
     return problem.chunk == 0 ? most : std::clamp(problem.chunk, 16, most);
 }
 
-// Values of a block of a forward or a sweep: its state, 64 x K, fits into shared memory up to K = 256 in fp32.
+// Values of a block of a forward or a sweep: its state, 64 x K, fits into shared memory up to K = 256 in fp32; in double
+// 32 x K, and 32 heads of 128 values fill 128 multiprocessors.
 inline int walk_value_columns(const Problem& problem) {
-    return static_cast<int>(std::min<std::int64_t>(problem.V, 64));
+    return static_cast<int>(std::min<std::int64_t>(problem.V, computes_in_double(problem) ? 32 : 64));
 }
 
 // Tokens of the segments that the tensor-core form cuts sequences into where few blocks have 64 values of a sequence
@@ -44,23 +62,11 @@ inline int segment_tokens(const Problem& problem) {
     return problem.whole.longest > tokens ? tokens : 0;
 }
 
-// Blocks that share the chunks of a backward: two for each of the 148 multiprocessors of a B200, which shared memory
-// lets in. What shared memory has no room for lies in the workspace, once for each of them.
+// Blocks that share the chunks of a backward: two, in double one, for each of the 148 multiprocessors of a B200, which
+// shared memory lets in. What shared memory has no room for lies in the workspace, once for each of them.
 inline constexpr std::int64_t most_gradient_blocks = 296;
-
-// Where results rest on few sums, or the delta rule erases through differences what little is left, or keeps the
-// roundings of many tokens, in double (docs/numerics.md). What lies on the device is not known here, so it is the
-// shapes that decide.
-inline bool computes_in_double(const Problem& problem) {
-    const bool delta = problem.rule == Rule::delta;
-    // Betas of 2 along one key keep the rounding of its norm: 32 tokens take the final state to 1.4 of its bar, 300 to
-    // 7. At any length, so that prefixes keep their bits; a step's few tokens meet a state that is rounded anyway.
-    const bool erases_much = delta && problem.K < 16,
-               reflects = delta && problem.dtype == DType::f32 && problem.direction != Direction::step;
-    // 8192 sums in fp32, one after another, take o to 0.44 of its bar, 65536 past it.
-    const bool adds_up = !problem.runs_backward() && problem.dtype == DType::f32 && problem.whole.longest > 8192;
-    const bool few_sums = problem.whole.tokens * problem.whole.heads < (problem.runs_backward() ? 8 : 2);
-    return problem.wide || erases_much || reflects || adds_up || few_sums;
+inline std::int64_t gradient_blocks(const Problem& problem) {
+    return computes_in_double(problem) ? most_gradient_blocks / 2 : most_gradient_blocks;
 }
 
 }  // namespace headrace::cuda

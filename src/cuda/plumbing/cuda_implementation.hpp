@@ -39,6 +39,11 @@ class CudaImplementation : public Implementation {
         Status status = device.check_workspace(args.refused, problem.options.stream);
         if (status.ok()) status = prepare(problem, args);
         for (Launch& each : kernels(problem, args)) {
+            if (status.ok() && wants_more(problem, each)) {
+                std::size_t limit = 0;
+                status = device.shared_memory(&limit);
+                if (status.ok()) each.raise(limit);
+            }
             if (!status.ok()) break;
             const BlockMemory memory = each.memory();
             each.args.spill_bytes = spill_bytes(memory);
@@ -66,8 +71,19 @@ class CudaImplementation : public Implementation {
         int threads;
         Steps steps;
         BlockMemory memory() const { return kernel.memory(args, args.shared_limit); }
+        // As much of a block in shared memory as that has room for: what lies where is no part of a result, and what
+        // the workspace has for it, which no GPU decides, is enough.
+        void raise(std::size_t limit) {
+            limit = std::min(limit, most_shared_bytes);
+            if (kernel.memory(args, limit).spill <= memory().spill) args.shared_limit = limit;
+        }
     };
 
+    // Of forms whose blocks are alone on a multiprocessor.
+    virtual bool takes_all_shared_memory(const Problem&) const { return false; }
+    bool wants_more(const Problem& problem, const Launch& launch) const {
+        return takes_all_shared_memory(problem) && launch.memory().spill > 0;
+    }
     virtual KernelArgs layout(const Problem& problem, Carver& carver) const = 0;
     // The kernels of a run in their order, behind which the sums of parameter gradients follow.
     virtual std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const = 0;

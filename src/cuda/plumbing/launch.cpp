@@ -112,6 +112,13 @@ OnDevice::~OnDevice() {
     if (previous_ >= 0 && cudaSetDevice(previous_) != cudaSuccess) cudaGetLastError();
 }
 
+Status OnDevice::shared_memory(std::size_t* bytes) const {
+    int most = 0;
+    const cudaError_t error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_);
+    *bytes = static_cast<std::size_t>(most);
+    return error == cudaSuccess ? Status() : failed(error, "device " + std::to_string(device_));
+}
+
 // Memory of the library's own that a capture has allocated is in no device's hands yet: nothing is said about it.
 Status OnDevice::check_workspace(const void* memory, void* stream) const {
     int device = -1;

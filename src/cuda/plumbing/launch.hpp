@@ -36,6 +36,8 @@ class OnDevice {
     OnDevice& operator=(const OnDevice&) = delete;
     const Status& status() const { return status_; }
 
+    // The most of it that a block may ask for.
+    Status shared_memory(std::size_t* bytes) const;
     // The workspace lies on the same one.
     Status check_workspace(const void* memory, void* stream) const;
 

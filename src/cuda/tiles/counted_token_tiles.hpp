@@ -17,7 +17,7 @@ struct CountedTokenTiles {
     int rows;
 
     void load_rows(const Strided& tensor, Tile tile) {
-        counter.load(&KernelWork::input_bytes, tensor, tile, rows, args.K);
+        counter.load_tokens(&KernelWork::input_bytes, tensor, tile, rows, args.K);
         if (!args.l2norm) return;
         counter.each_row_sum(rows, tokens.key_columns, tile);
         counter.each_element(rows, tokens.key_columns, tile, tile);
@@ -29,7 +29,7 @@ struct CountedTokenTiles {
         if (args.undecayed_error) load_rows(args.p, tokens.e);
     }
     void load_head(int values) {
-        counter.load(&KernelWork::input_bytes, args.v, tokens.v, rows, values);
+        counter.load_tokens(&KernelWork::input_bytes, args.v, tokens.v, rows, values);
         load_gates();
     }
     void load_gates() {

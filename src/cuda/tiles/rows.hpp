@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "cuda/plumbing/kernel_args.hpp"
 #include "cuda/tiles/tile_ops.hpp"
 
@@ -61,6 +63,43 @@ struct ChunkRange {
     HEADRACE_DEVICE std::int64_t token(int i) const { return reverse ? end - 1 - first - i : begin + first + i; }
 };
 
+// Four elements of so many bytes.
+template <int bytes>
+struct alignas(bytes < 4 ? 4 * bytes : 16) Four {
+    using Word = std::conditional_t<bytes == 8, double, std::conditional_t<bytes == 4, float, std::uint16_t>>;
+    Word words[4];
+};
+// Lanes that share a row of so many elements, four of them each: a power of two, here its logarithm.
+constexpr __host__ __device__ int lanes_of_row(int columns) { return columns <= 16 ? 2 : columns <= 32 ? 3 : columns <= 64 ? 4 : 5; }
+// dst [padded, columns] from `length` rows `step` bytes apart, in pieces of four elements; a thread asks for those of
+// four rows at once.
+template <int bytes, class T>
+HEADRACE_DEVICE void load_fours(Tile<T> dst, const char* from, std::int64_t step, int length, int padded, int columns,
+                                DType dtype) {
+    const int shift = lanes_of_row(columns), apart = static_cast<int>(blockDim.x) >> shift;
+    HEADRACE_ROLLED
+    for (int j = 4 * (thread_here() & ((1 << shift) - 1)); j < columns; j += 4 << shift) {
+        HEADRACE_ROLLED
+        for (int first = thread_here() >> shift; first < padded; first += 4 * apart) {
+            Four<bytes> rows[4] = {};
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const int i = first + r * apart;
+                if (i < length) rows[r] = *reinterpret_cast<const Four<bytes>*>(from + i * step + j * bytes);
+            }
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const int i = first + r * apart;
+                if (i >= padded) continue;
+#pragma unroll
+                for (int c = 0; c < 4; ++c)
+                    dst.at(i, j + c) = load_element<T>(reinterpret_cast<const char*>(rows[r].words), dtype, c);
+            }
+        }
+    }
+    ptx::sync_block();
+}
+
 // One token's worth of [B,T,H,X] per row; rows past the length, columns past the tensor's and all of an absent one
 // become zero.
 template <class T>
@@ -69,6 +108,15 @@ HEADRACE_DEVICE void load_tokens(Tile<T> dst, const Strided& tensor, const Chunk
     const std::int64_t first = tensor.given ? offset_of(tensor, range.row, range.token(0), head, first_column) : 0;
     const std::int64_t step = range.reverse ? -tensor.stride[1] : tensor.stride[1];
     const int rows = tensor.given ? range.length : 0;
+    const int bytes = tensor.dtype == DType::f64 ? 8 : tensor.dtype == DType::f32 ? 4 : 2;
+    const char* const from = tensor.data + first * bytes;
+    const std::uintptr_t apart = 4 * bytes < 16 ? 4 * bytes : 16;
+    if (tensor.given && tensor.stride[3] == 1 && columns % 16 == 0 &&
+        (reinterpret_cast<std::uintptr_t>(from) | static_cast<std::uintptr_t>(step * bytes)) % apart == 0) {
+        if (sizeof(T) == 8 && bytes == 8) return load_fours<8>(dst, from, 8 * step, rows, range.rows, columns, DType::f64);
+        if (bytes == 4) return load_fours<4>(dst, from, 4 * step, rows, range.rows, columns, DType::f32);
+        return load_fours<2>(dst, from, 2 * step, rows, range.rows, columns, tensor.dtype);
+    }
     for_each(dst, range.rows, round_up(columns, 16), [&](int i, int j) {
         return i < rows && j < columns
                    ? load_element<T>(tensor.data, tensor.dtype, first + i * step + j * tensor.stride[3])

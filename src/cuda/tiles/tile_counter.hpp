@@ -26,11 +26,13 @@ struct CountedMemory {
           arena{bytes.get(), bytes.get() + measured.shared_size, measured.shared_size} {}
 };
 
-// Counts are those of a whole block; waits are those of one of its warps, which has a quarter of the work.
+// Counts are those of a whole block; waits are those of one of its warps, which has its part of the work.
 struct TileCounter {
     KernelWork work;
+    int warps = block_warps;
     const char* spill = nullptr;  // where tiles begin for which shared memory has no room
 
+    int threads() const { return warps * warp_lanes; }
     static double parts(int columns) { return quotient_up(columns, warp_lanes); }
 
     template <class T>
@@ -63,7 +65,7 @@ struct TileCounter {
     template <class... Tiles>
     void each_element(int rows, int columns, Tiles... tiles) {
         (access(tiles, rows * parts(columns)), ...);
-        wait(quotient_up(rows, block_warps) * parts(columns), tiles...);
+        wait(quotient_up(rows, warps) * parts(columns), tiles...);
         barrier();
     }
     template <class... Tiles>
@@ -73,21 +75,22 @@ struct TileCounter {
     }
     void sums_of_warp(double count) {
         shuffle(5 * count);
-        work.tile_waits += 5 * quotient_up(count, block_warps);
+        work.tile_waits += 5 * quotient_up(count, warps);
     }
     // A thread for each of `count` numbers, and so many accesses of it to small vectors in shared memory.
     void each(double count, double accesses) {
         work.tile_bytes += quotient_up(count, warp_lanes) * accesses * 128;
-        work.tile_waits += quotient_up(count, block_threads) * accesses;
+        work.tile_waits += quotient_up(count, threads()) * accesses;
         barrier();
     }
 
     // multiply<T, width>(a, b, rows, columns, depth, part): b is reached along its rows or columns; a loads so many
-    // numbers for an element. What is left goes to dst, which is read first where it is `added` to.
+    // numbers for an element, b of doubles b_loads. What is left goes to dst, which is read first where it is `added` to.
     enum class Leave { store, add };
     template <class T>
     void multiply(int width, Tile<T> dst, Leave leave, Tile<T> a, double a_loads, Tile<T> b, Reach b_reach, int rows,
-                  int columns, int depth, Part part) {
+                  int columns, int depth, Part part, double b_loads = 1) {
+        if (sizeof(T) == 8) return multiply_doubles(width, dst, leave, a, a_loads, b, b_loads, rows, columns, depth, part);
         double terms = 0;  // of all groups of four rows
         for (int i = 0; i < rows; i += 4)
             terms += part == Part::a_upper ? depth - i : part == Part::a_lower && i + 4 < depth ? i + 4 : depth;
@@ -95,28 +98,73 @@ struct TileCounter {
         fma(terms * column_blocks * 4 * width);
         access(a, terms * column_blocks * 4 * a_loads, Reach::one);
         access(b, terms * parts(columns), b_reach);
-        wait(terms * column_blocks / block_warps, a, b);
+        wait(terms * column_blocks / warps, a, b);
         access(dst, rows * parts(columns) * (leave == Leave::add ? 2 : 1));
         barrier();
     }
-    // solve_unit_lower(x, n, rows, columns): a thread has a column
+    template <class T>
+    void multiply_doubles(int width, Tile<T> dst, Leave leave, Tile<T> a, double a_loads, Tile<T> b, double b_loads,
+                          int rows, int columns, int depth, Part part) {
+        const int height = width < wide ? 8 : 16;
+        double terms = 0, longest = 0;  // of all of a warp's blocks, and of those of the first warp
+        int tile = 0;
+        for (int i = 0; i < rows; i += height)
+            for (int j = 0; j < columns; j += 16, ++tile) {
+                const bool nothing = part == Part::lower_sums && j >= i + height;
+                const int its = part == Part::a_upper                        ? depth - i
+                                : part == Part::a_lower && i + height < depth ? i + height
+                                                                             : depth;
+                terms += nothing ? 0 : its;
+                if (tile % warps == 0) longest += nothing ? 0 : its;
+            }
+        products(terms / 4 * (height / 8) * 2);
+        access(a, terms / 4 * (height / 8) * a_loads);
+        access(b, terms / 4 * 2 * b_loads);
+        wait(longest / 16, a, b);
+        access(dst, rows * columns / 32.0 * (leave == Leave::add ? 2 : 1));
+        barrier();
+    }
+    void products(double count) { work.tensor_flop += count * flop_of_f64_product; }  // multiply_f64
+    static constexpr double flop_of_f64_product = 2 * 8 * 8 * 4;
+
+    // solve_unit_lower(x, n, rows, columns): a thread has a column, of doubles a warp has eight
     template <class T>
     void solve(Tile<T> x, Tile<T> n, int rows, int columns) {
+        if (sizeof(T) == 8) {
+            const double steps = rows / 8.0, blocks = columns / 8.0, before = steps * (steps - 1);  // products
+            products(before * blocks);
+            access(n, (before + 8 * steps) * blocks);
+            access(x, (before + 4 * steps) * blocks);
+            fma(14 * steps * blocks);
+            shuffle(28 * steps * blocks);
+            wait((before / 2 + 8 * steps) * quotient_up(blocks, warps), x, n);
+            return barrier();
+        }
         const double terms = rows * (rows - 1) / 2.0, warps = parts(columns);
         fma(terms * warps);
         access(n, terms * warps, Reach::one);
         access(x, (terms + 2.0 * rows) * warps);
-        wait(terms * quotient_up(columns, block_threads), x, n);
+        wait(terms * quotient_up(columns, threads()), x, n);
         barrier();
     }
 
-    // ---- tensors: load_tokens, store_tokens and the like over [rows, columns] ----
+    // ---- tensors: load_tokens, whose threads have pieces of four rows at once where they lie so, over [rows, columns] ----
+    template <class T>
+    void load_tokens(double KernelWork::*bytes, const Strided& tensor, Tile<T> dst, int rows, int columns) {
+        if (columns % 16 != 0) return load(bytes, tensor, dst, rows, columns);
+        access(dst, rows * columns / 32.0);
+        barrier();
+        if (!tensor.given) return;
+        work.*bytes += static_cast<double>(rows) * columns * static_cast<double>(size_of(tensor.dtype));
+        work.memory_waits += quotient_up(rows, 4 * (threads() >> lanes_of_row(columns))) * quotient_up(columns, 128);
+    }
+    // ---- load_state, store_tokens and the like ----
     template <class T>
     void load(double KernelWork::*bytes, const Strided& tensor, Tile<T> dst, int rows, int columns) {
         access(dst, rows * parts(round_up(columns, 16)));
         if (tensor.given)
             work.*bytes += static_cast<double>(rows) * columns * static_cast<double>(size_of(tensor.dtype));
-        if (tensor.given) work.memory_waits += quotient_up(rows, block_warps) * parts(columns);
+        if (tensor.given) work.memory_waits += quotient_up(rows, warps) * parts(columns);
         barrier();
     }
     template <class T>

@@ -222,7 +222,7 @@ struct TokenTiles {
         if (!tensor.given) return;
         if (args.l2norm) {
             HEADRACE_ROLLED
-            for (int i = warp(); i < range.rows; i += block_warps) {
+            for (int i = warp(); i < range.rows; i += warps()) {
                 T along = 0;
                 HEADRACE_ROLLED
                 for (int c = lane(); c < key_columns; c += warp_lanes) along = fma(y.at(i, c), d.at(i, c), along);

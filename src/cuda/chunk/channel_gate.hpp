@@ -31,15 +31,18 @@ struct ChannelGate {
     Tile<T> terms;                                          // [C,K] of the pairs of one key
     T* all;                                                 // [K] terms right through
 
-    __host__ __device__ void carve(Arena& arena, int chunk, int key_columns, bool gradient) {
+    __host__ __device__ void carve(Arena& arena, int chunk, int key_columns) {
         columns = key_columns;
         for (Tile<T>* tile : {&start, &end}) *tile = arena.tile<T>(chunk, columns);
         through = arena.take<double>(columns);
         if (lifts) lift = arena.tile<T>(chunk, columns), lifted = arena.take<int>(columns);
-        if (!gradient) return;
-        for (Tile<T>* tile : {&gradient_start, &gradient_end, &gradient_inside, &terms})
-            *tile = arena.tile<T>(chunk, columns);
+    }
+    // Returns the tile of the log decays' gradient, which takes the place of terms, as these take that of lifts.
+    __host__ __device__ Tile<T> carve_gradient(Arena& arena, int chunk, Tile<T> /*P*/, Tile<T> /*l*/) {
+        for (Tile<T>* tile : {&gradient_start, &gradient_end, &gradient_inside}) *tile = arena.tile<T>(chunk, columns);
+        terms = lifts ? lift : arena.tile<T>(chunk, columns);
         all = arena.take<T>(columns);
+        return terms;
     }
 
     // Decays take the place of their logarithms, which are zero behind the chunk's length.

@@ -35,11 +35,11 @@ struct ChunkKernel {
           key_columns(round_up(args.K, 16)),
           value_columns(round_up(has_all_values(use) ? args.V : args.value_columns, 16)),
           S(use == Use::sweeps ? arena.tile<T>(key_columns, value_columns) : Tile{}),
-          tokens(args, arena, args.chunk, value_columns, has_all_values(use)) {
+          tokens(args, arena, args.chunk, row_columns(use), has_all_values(use)) {
         const int C = args.chunk;
         const bool gradients = has_all_values(use);
         ops.undecayed_error = tokens.undecayed_error();
-        ops.carve(arena, C, key_columns, value_columns, gradients, gradients && args.gate_gradient);
+        ops.carve(arena, C, key_columns, value_columns, gradients);
         in = {{tokens.q},
               {tokens.k},
               {tokens.e},
@@ -47,16 +47,20 @@ struct ChunkKernel {
               tokens.beta,
               static_cast<T>(args.scale),
               tokens.undecayed_error()};
-        o = d_o = use == Use::sweeps ? tokens.v : arena.tile<T>(C, value_columns);
+        // Tiles take the place of others that nobody reads any more: the delta rule's residuals that of the values that
+        // they are made of, and outputs that of the residuals.
+        const bool in_place = use == Use::sweeps || (delta && use == Use::forward);
+        o = d_o = in_place ? tokens.v : arena.tile<T>(C, row_columns(use));
         if (delta || use != Use::sweeps) forward_tiles.P = backward_tiles.P = arena.tile<T>(C, C);
         if (delta) {
             forward_tiles.l = backward_tiles.l = arena.tile<T>(C, C);
             forward_tiles.solver = backward_tiles.solver = gradients ? arena.tile<T>(C, C) : forward_tiles.l;
-            forward_tiles.residual = backward_tiles.residual = arena.tile<T>(C, value_columns);
+            forward_tiles.residual = use == Use::sweeps ? arena.tile<T>(C, value_columns) : tokens.v;
             forward_tiles.d = backward_tiles.d = arena.tile<T>(C, value_columns);
+            backward_tiles.residual = forward_tiles.residual;
             if (use == Use::sweeps) backward_tiles.y = forward_tiles.residual, backward_tiles.z = forward_tiles.d;
         }
-        if (gradients) carve_gradients(arena);
+        if (gradients) carve_gradients(arena, use);
         if (use == Use::forward || use == Use::backward) S = arena.tile<T>(key_columns, value_columns);
         if (use == Use::backward) adjoints = arena.tile<T>(args.group * key_columns, value_columns);
     }
@@ -106,20 +110,26 @@ struct ChunkKernel {
 
     // ---- what the split backward does too ----
     __host__ __device__ static bool has_all_values(Use use) { return use == Use::backward || use == Use::gradients; }
-    __host__ __device__ void carve_gradients(Arena& arena) {
+    // Of rows of values, or where gradients of keys take their place the wider of both.
+    __host__ __device__ int row_columns(Use use) const {
+        return delta && has_all_values(use) && key_columns > value_columns ? key_columns : value_columns;
+    }
+    // In the order of chunk_gradients: d_q is begun behind the last use of the residuals, d_e behind that of y, d_l
+    // behind the solver's, and d_k, but where the adjoint of a walk's state wants it, behind that of d_o.
+    __host__ __device__ void carve_gradients(Arena& arena, Use use) {
         const int C = args.chunk;
         auto& t = backward_tiles;
         t.d_P = arena.tile<T>(C, C);
-        t.y = arena.tile<T>(C, value_columns);
-        t.d_q = arena.tile<T>(C, key_columns);
-        t.d_k = arena.tile<T>(C, key_columns);
+        t.y = arena.tile<T>(C, row_columns(use));
+        t.d_q = delta ? t.residual : arena.tile<T>(C, key_columns);
+        t.d_k = delta && use == Use::gradients ? d_o : arena.tile<T>(C, key_columns);
         t.d_beta = arena.take<T>(C);
         if (delta) {
-            t.d_l = arena.tile<T>(C, C);
+            t.d_l = t.solver;
             t.z = arena.tile<T>(C, value_columns);
-            t.d_e = arena.tile<T>(C, key_columns);
+            t.d_e = t.y;
         }
-        gate_gradient = tokens.channel_gate() ? arena.tile<T>(C, key_columns) : arena.tile<T>(1, C);
+        gate_gradient = ops.gate.carve_gradient(arena, C, t.P, t.l);
         const bool grouped = args.group > 1;
         d_q_sum = grouped ? arena.tile<T>(C, key_columns) : t.d_q;
         d_k_sum = grouped ? arena.tile<T>(C, key_columns) : t.d_k;
@@ -186,7 +196,7 @@ struct ChunkKernel {
     // `sum` of the head, leaves d_q, d_k and d_e.
     HEADRACE_DEVICE void head_gradients(const ChunkRange& range, std::int64_t head, std::int64_t place, Tile S, Tile D,
                                         std::int64_t sum) {
-        tokens.load_head(range, head, 0, args.V);
+        delta ? tokens.load_gates(range, head) : tokens.load_head(range, head, 0, args.V);
         ops.start_chunk(range.rows, tokens.log_decay);
         load_tokens(d_o, args.d_o, range, head, 0, args.V);
         if (delta) load_rows(backward_tiles.residual, saved_residual(place), range.rows);

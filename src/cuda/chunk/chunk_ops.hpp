@@ -29,11 +29,10 @@ struct ChunkOps {
     int rows = 0, K = 0, V = 0;
     bool undecayed_error = false;
 
-    __host__ __device__ void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward,
-                                   bool gate_gradient) {
+    __host__ __device__ void carve(Arena& arena, int chunk, int key_columns, int value_columns, bool backward) {
         K = key_columns;
         V = value_columns;
-        gate.carve(arena, chunk, K, gate_gradient);
+        gate.carve(arena, chunk, K);
         if (backward) state_dots = arena.take<T>(K);
     }
     HEADRACE_DEVICE void start_chunk(int padded_rows, Tile log_decay) {

@@ -31,6 +31,9 @@ struct CountedOps : ChunkOps<GateType> {
     // The gate's own part.
     struct Gate {
         CountedOps& ops;
+        __host__ __device__ Tile carve_gradient(Arena& arena, int chunk, Tile P, Tile l) const {
+            return static_cast<Plain&>(ops).gate.carve_gradient(arena, chunk, P, l);
+        }
         void start_gradient(Rows q, Tile d_q, Rows k, Tile d_k) const {
             if constexpr (per_channel) {
                 const GateType& gate = ops.plain_gate();

@@ -94,7 +94,7 @@ struct CountedWalk {
     }
     void head_gradients(Tile S, Tile D) {
         const auto& t = kernel.backward_tiles;
-        tokens.load_head(args.V);
+        delta ? tokens.load_gates() : tokens.load_head(args.V);
         kernel.ops.start_chunk(args.chunk, kernel.tokens.log_decay);
         counter.load_tokens(&KernelWork::input_bytes, args.d_o, kernel.d_o, args.chunk, args.V);
         if (delta) load(&KernelWork::saved_bytes, saved_residual(), t.residual, args.chunk, kernel.value_columns);

@@ -35,17 +35,19 @@ struct ScalarGate {
     T *from_start, *from_start_before, *to_end, *all;
     Tile<T> pairs, pairs_before;  // [C,C] by (i, j): gates j < m <= i; gates j < m < i
 
-    __host__ __device__ void carve(Arena& arena, int chunk, int key_columns, bool gradient) {
+    __host__ __device__ void carve(Arena& arena, int chunk, int key_columns) {
         columns = key_columns;
         decay = arena.tile<T>(chunk, chunk);
         for (T** vector : {&start, &before, &end}) *vector = arena.take<T>(chunk);
         gate = arena.take<double>(chunk);
         through = arena.take<double>(1);
-        if (!gradient) return;
-        pairs = arena.tile<T>(chunk, chunk);
-        pairs_before = arena.tile<T>(chunk, chunk);
+    }
+    // Returns the tile of the log decays' gradient. Pairs take the place of the scores whose gradients they come from.
+    __host__ __device__ Tile<T> carve_gradient(Arena& arena, int chunk, Tile<T> P, Tile<T> l) {
+        pairs = P, pairs_before = l;
         for (T** vector : {&from_start, &from_start_before, &to_end}) *vector = arena.take<T>(chunk);
         all = arena.take<T>(1);
+        return arena.tile<T>(1, chunk);
     }
 
     // From log_decay [1,C], zero behind the chunk's length. Decays are products of e^{g}, each begun at its own row, so
@@ -91,7 +93,7 @@ struct ScalarGate {
                 const T of_erase = d_l && j < i ? d_l.at(i, j) * l.at(i, j) : T(0);
                 const T of_read = j <= i ? d_P.at(i, j) * P.at(i, j) : T(0);
                 pairs.at(i, j) = in.undecayed_error ? of_read : of_read + of_erase;
-                pairs_before.at(i, j) = of_erase;
+                if (d_l) pairs_before.at(i, j) = of_erase;
             }
             d_P.at(i, j) = j <= i ? d_P.at(i, j) * decay.at(i, j) * in.scale : T(0);
             if (d_l) d_l.at(i, j) = j < i ? d_l.at(i, j) * erase_decay(i, j, in) : T(0);

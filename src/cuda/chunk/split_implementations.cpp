@@ -50,7 +50,7 @@ class Split : public CudaImplementation {
         return {split(problem).sweeps, args, blocks, chunk_threads(computes_in_double(problem)), steps_along(problem, args.chunk, blocks)};
     }
     static Launch gradients(const Problem& problem, const KernelArgs& args) {
-        const std::int64_t parts = args.parts * problem.H, blocks = std::min(parts, gradient_blocks(problem));
+        const std::int64_t parts = args.parts * problem.H, blocks = std::min(parts, most_gradient_blocks(problem));
         const Steps steps{blocks > 0 ? (parts + blocks - 1) / blocks : 0,
                           steps_along(problem, args.chunk, problem.N * problem.H).all};
         return {split(problem).gradients, args, blocks, chunk_threads(computes_in_double(problem)), steps};

@@ -16,13 +16,14 @@ inline constexpr std::int64_t most_key_channels = 256, most_value_channels = 512
 inline bool computes_in_double(const Problem& problem) {
     const bool delta = problem.rule == Rule::delta;
     // Betas of 2 along one key keep the rounding of its norm: 32 tokens take the final state to 1.4 of its bar, 300 to
-    // 7. At any length, so that prefixes keep their bits; a step's few tokens meet a state that is rounded anyway.
+    // 7; 8192 sums in fp32, one after another, take o to 0.44 of its bar, 65536 past it. At any length, so that prefixes
+    // keep their bits, and as products of doubles on tensor cores are faster than multiply-adds of floats; a step's few
+    // tokens meet a state that is rounded anyway.
     const bool erases_much = delta && problem.K < 16,
-               reflects = delta && problem.dtype == DType::f32 && problem.direction != Direction::step;
-    // 8192 sums in fp32, one after another, take o to 0.44 of its bar, 65536 past it.
-    const bool adds_up = !problem.runs_backward() && problem.dtype == DType::f32 && problem.whole.longest > 8192;
+               keeps_roundings = problem.dtype == DType::f32 && problem.direction != Direction::step &&
+                                 (delta || !problem.runs_backward());
     const bool few_sums = problem.whole.tokens * problem.whole.heads < (problem.runs_backward() ? 8 : 2);
-    return problem.wide || erases_much || reflects || adds_up || few_sums;
+    return problem.wide || erases_much || keeps_roundings || few_sums;
 }
 
 // Shared memory of a block of the walk: what every GPU from compute capability 8.0 on has (8.6: 99 KiB), so that the
@@ -62,11 +63,9 @@ inline int segment_tokens(const Problem& problem) {
     return problem.whole.longest > tokens ? tokens : 0;
 }
 
-// Blocks that share the chunks of a backward: two, in double one, for each of the 148 multiprocessors of a B200, which
-// shared memory lets in. What shared memory has no room for lies in the workspace, once for each of them.
-inline constexpr std::int64_t most_gradient_blocks = 296;
-inline std::int64_t gradient_blocks(const Problem& problem) {
-    return computes_in_double(problem) ? most_gradient_blocks / 2 : most_gradient_blocks;
-}
+// Blocks that share the chunks of a backward: two for each of the 148 multiprocessors of a B200, which shared memory
+// lets in; in double, where it lets in one, so many that the last ones leave few without work. What shared memory has no
+// room for lies in the workspace, once for each of them.
+inline std::int64_t most_gradient_blocks(const Problem& problem) { return computes_in_double(problem) ? 528 : 296; }
 
 }  // namespace headrace::cuda

@@ -34,7 +34,8 @@ struct CountedTokenTiles {
     }
     void load_gates() {
         if (args.channel_gate) {
-            counter.load(&KernelWork::input_bytes, args.g, tokens.log_decay, rows, args.K);
+            counter.load_tokens(&KernelWork::input_bytes, args.g, tokens.log_decay, rows, args.K);
+            counter.each_element(rows, args.K, tokens.log_decay, tokens.log_decay);
         } else {
             numbers(&KernelWork::input_bytes, args.g, 1);
         }

@@ -63,37 +63,37 @@ struct ChunkRange {
     HEADRACE_DEVICE std::int64_t token(int i) const { return reverse ? end - 1 - first - i : begin + first + i; }
 };
 
-// Four elements of so many bytes.
-template <int bytes>
-struct alignas(bytes < 4 ? 4 * bytes : 16) Four {
-    using Word = std::conditional_t<bytes == 8, double, std::conditional_t<bytes == 4, float, std::uint16_t>>;
-    Word words[4];
-};
 // Lanes that share a row of so many elements, four of them each: a power of two, here its logarithm.
-constexpr __host__ __device__ int lanes_of_row(int columns) { return columns <= 16 ? 2 : columns <= 32 ? 3 : columns <= 64 ? 4 : 5; }
-// dst [padded, columns] from `length` rows `step` bytes apart, in pieces of four elements; a thread asks for those of
-// four rows at once.
-template <int bytes, class T>
-HEADRACE_DEVICE void load_fours(Tile<T> dst, const char* from, std::int64_t step, int length, int padded, int columns,
-                                DType dtype) {
+constexpr __host__ __device__ int lanes_of_row(int columns) {
+    return columns <= 16 ? 2 : columns <= 32 ? 3 : columns <= 64 ? 4 : 5;
+}
+// dst [padded, columns] from `length` rows `step` bytes apart, in pieces of four elements, from `count` on zeros; a
+// thread asks for those of four rows at once.
+template <class Element, class T>
+HEADRACE_DEVICE void load_fours(Tile<T> dst, const char* from, std::int64_t step, int length, int padded, int count,
+                                int columns, DType dtype) {
+    struct alignas(sizeof(Element) < 4 ? 8 : 16) Piece {
+        Element of[4];
+    };
     const int shift = lanes_of_row(columns), apart = static_cast<int>(blockDim.x) >> shift;
     HEADRACE_ROLLED
     for (int j = 4 * (thread_here() & ((1 << shift) - 1)); j < columns; j += 4 << shift) {
+        int i = thread_here() >> shift;
+        const char* at = from + i * step + j * static_cast<int>(sizeof(Element));
+        T* to = &dst.at(i, j);
+        if (j >= count) length = 0;
         HEADRACE_ROLLED
-        for (int first = thread_here() >> shift; first < padded; first += 4 * apart) {
-            Four<bytes> rows[4] = {};
+        for (; i < padded; i += 4 * apart) {
+            Piece pieces[4] = {};
 #pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                const int i = first + r * apart;
-                if (i < length) rows[r] = *reinterpret_cast<const Four<bytes>*>(from + i * step + j * bytes);
+            for (int r = 0; r < 4; ++r, at += apart * step) {
+                if (i + r * apart < length) pieces[r] = *reinterpret_cast<const Piece*>(at);
             }
 #pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                const int i = first + r * apart;
-                if (i >= padded) continue;
+            for (int r = 0; r < 4; ++r, to += apart * dst.row) {
+                if (i + r * apart >= padded) continue;
 #pragma unroll
-                for (int c = 0; c < 4; ++c)
-                    dst.at(i, j + c) = load_element<T>(reinterpret_cast<const char*>(rows[r].words), dtype, c);
+                for (int c = 0; c < 4; ++c) to[c] = load_element<T>(reinterpret_cast<const char*>(pieces[r].of), dtype, c);
             }
         }
     }
@@ -108,14 +108,23 @@ HEADRACE_DEVICE void load_tokens(Tile<T> dst, const Strided& tensor, const Chunk
     const std::int64_t first = tensor.given ? offset_of(tensor, range.row, range.token(0), head, first_column) : 0;
     const std::int64_t step = range.reverse ? -tensor.stride[1] : tensor.stride[1];
     const int rows = tensor.given ? range.length : 0;
-    const int bytes = tensor.dtype == DType::f64 ? 8 : tensor.dtype == DType::f32 ? 4 : 2;
-    const char* const from = tensor.data + first * bytes;
-    const std::uintptr_t apart = 4 * bytes < 16 ? 4 * bytes : 16;
-    if (tensor.given && tensor.stride[3] == 1 && columns % 16 == 0 &&
-        (reinterpret_cast<std::uintptr_t>(from) | static_cast<std::uintptr_t>(step * bytes)) % apart == 0) {
-        if (sizeof(T) == 8 && bytes == 8) return load_fours<8>(dst, from, 8 * step, rows, range.rows, columns, DType::f64);
-        if (bytes == 4) return load_fours<4>(dst, from, 4 * step, rows, range.rows, columns, DType::f32);
-        return load_fours<2>(dst, from, 2 * step, rows, range.rows, columns, tensor.dtype);
+    const auto in_fours = [&]<class Element>(DType dtype) {
+        const char* const from = tensor.data + first * static_cast<std::int64_t>(sizeof(Element));
+        const std::int64_t apart = step * static_cast<std::int64_t>(sizeof(Element));
+        const auto bits = reinterpret_cast<std::uintptr_t>(from) | static_cast<std::uintptr_t>(apart);
+        if (bits % (sizeof(Element) < 4 ? 8 : 16) != 0) return false;
+        load_fours<Element>(dst, from, apart, rows, range.rows, columns, round_up(columns, 16), dtype);
+        return true;
+    };
+    // Of the types that a kernel mostly meets.
+    if (tensor.given && tensor.stride[3] == 1 && columns % 4 == 0) {
+        if (tensor.dtype == DType::f32) {
+            if (in_fours.template operator()<float>(DType::f32)) return;
+        } else if constexpr (sizeof(T) == 8) {
+            if (tensor.dtype == DType::f64 && in_fours.template operator()<double>(DType::f64)) return;
+        } else {
+            if (in_fours.template operator()<std::uint16_t>(tensor.dtype)) return;
+        }
     }
     for_each(dst, range.rows, round_up(columns, 16), [&](int i, int j) {
         return i < rows && j < columns
@@ -240,13 +249,16 @@ HEADRACE_DEVICE GateParameters<T> gate_parameters(const KernelArgs& args, std::i
 }
 // g and its bias; c is 0 where one gate serves all channels
 template <class T>
-HEADRACE_DEVICE T pre_activation(const KernelArgs& args, std::int64_t row, std::int64_t token, std::int64_t head,
-                                 int c) {
-    const T g = load_element<T>(args.g.data, args.g.dtype, offset_of(args.g, row, token, head, c));
+HEADRACE_DEVICE T with_bias(const KernelArgs& args, T g, std::int64_t head, int c) {
     if (!args.dt_bias.given || args.gate_formula == GateFormula::log_decay) return g;
     std::int64_t at = head * args.dt_bias.stride[0];
     if (args.bias_per_channel) at += c * args.dt_bias.stride[1];
     return g + load_element<T>(args.dt_bias.data, args.dt_bias.dtype, at);
+}
+template <class T>
+HEADRACE_DEVICE T pre_activation(const KernelArgs& args, std::int64_t row, std::int64_t token, std::int64_t head,
+                                 int c) {
+    return with_bias(args, load_element<T>(args.g.data, args.g.dtype, offset_of(args.g, row, token, head, c)), head, c);
 }
 // A NaN or a forbidden positive value poisons what it decays, and is reported.
 template <class T>

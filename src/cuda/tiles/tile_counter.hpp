@@ -151,8 +151,8 @@ struct TileCounter {
     // ---- tensors: load_tokens, whose threads have pieces of four rows at once where they lie so, over [rows, columns] ----
     template <class T>
     void load_tokens(double KernelWork::*bytes, const Strided& tensor, Tile<T> dst, int rows, int columns) {
-        if (columns % 16 != 0) return load(bytes, tensor, dst, rows, columns);
-        access(dst, rows * columns / 32.0);
+        if (columns % 4 != 0) return load(bytes, tensor, dst, rows, columns);
+        access(dst, rows * round_up(columns, 16) / 32.0);
         barrier();
         if (!tensor.given) return;
         work.*bytes += static_cast<double>(rows) * columns * static_cast<double>(size_of(tensor.dtype));

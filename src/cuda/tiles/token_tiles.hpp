@@ -160,16 +160,23 @@ struct TokenTiles {
     HEADRACE_DEVICE T& gate_at(Tile tile, int i, int c) const { return channel_gate() ? tile.at(i, c) : tile.at(0, i); }
     HEADRACE_DEVICE void load_gate(const ChunkRange& range, std::int64_t head) {
         const GateParameters<T> gate = gate_parameters<T>(args, head);
-        each_gate(range.rows, [&](int i, int c) {
+        const auto total = [&](T g, int c) {
             T value = 0;
-            if (i < range.length && c < args.K) {
-                if (args.g.given)
-                    value =
-                        accepted(args, gate_value(pre_activation<T>(args, range.row, range.token(i), head, c), gate));
-                if (args.g_gamma.given) value += accepted(args, gate.gamma);
-            }
-            gate_at(log_decay, i, c) = value;
-        });
+            if (args.g.given) value = accepted(args, gate_value(with_bias(args, g, head, c), gate));
+            return args.g_gamma.given ? value + accepted(args, gate.gamma) : value;
+        };
+        if (channel_gate()) {
+            load_tokens(log_decay, args.g, range, head, 0, args.K);
+            each_element(range.length, args.K, [&](int i, int c) { log_decay.at(i, c) = total(log_decay.at(i, c), c); });
+        } else {
+            each(range.rows, [&](int i) {
+                const bool given = args.g.given && i < range.length;
+                const T g = given ? load_element<T>(args.g.data, args.g.dtype,
+                                                    offset_of(args.g, range.row, range.token(i), head))
+                                  : T(0);
+                log_decay.at(0, i) = i < range.length ? total(g, 0) : T(0);
+            });
+        }
         ptx::sync_block();
     }
     HEADRACE_DEVICE void load_beta(const ChunkRange& range, std::int64_t head) {

@@ -35,15 +35,21 @@ FORWARDS = {"gated_delta_rule": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 
 SWEPT = ["t128 h4 hv8 v64", "t192 h8 v64", "t128 h8 v64", "t64 h8 v128", "t64 h34 v128"]
 BACKWARDS = {"gated_delta_rule": SWEPT, "comba": SWEPT, "kda": SWEPT, "gla": SWEPT,
              "simple_gla": ["t128 h8 v{K}", "t192 h8 v{K}", "t64 h8 v{K}", "t64 h1 hv8 v{K}", "t128 h4 hv8 v{K}"]}
+# In double, of types that are computed so, with the form that this is for.
+IN_DOUBLE = {"fwd": ("cuda.walk", ["t128 h1 v64", "t64 h1 v64"]),
+             "bwd": ("cuda.split", ["t64 h2 v64", "t128 h2 v64", "t64 h1 hv2 v64", "t64 h2 v128"])}
+DOUBLE_OPERATORS = ("gated_delta_rule", "simple_gla", "kda", "gla")
+CHANNEL_GATES = ("kda", "gla")
 RULES = {"gated_delta_rule": "delta", "kda": "delta", "comba": "comba", "simple_gla": "additive", "gla": "additive"}
 IN_F16 = {("gated_delta_rule", "fwd"), ("comba", "fwd")}
 # The numbers of a row that a kernel has; of others one is enough. BLOCK: sweeps have few or many warps with values.
 BESIDE, STEP, HEAD, VALUES, BLOCK = range(5)
 NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_key_gradient": (STEP, HEAD),
-           **dict.fromkeys(("tensor_gradients", "channel_gradients"), (STEP, HEAD, VALUES)),
+           **dict.fromkeys(("tensor_gradients", "channel_gradients", "split_gradients"), (STEP, HEAD, VALUES)),
            "channel_sweeps": (BESIDE, STEP, BLOCK),
            **dict.fromkeys(("tensor_walk", "tensor_sweeps", "tensor_forward", "tensor_forward_gradient",
-                            "tensor_forward_terms", "channel_walk", "channel_estimate"), (BESIDE, STEP))}
+                            "tensor_forward_terms", "channel_walk", "channel_estimate", "walk_forward",
+                            "split_sweeps"), (BESIDE, STEP))}
 PREPARED_HEADS = 4
 WITH_FETCHING, FETCHING = ("tensor_walk", "tensor_sweeps"), 4  # kernels with more than 64 channels; warps
 # The least share of a warp's lanes that execute an instruction, on the mean, where all tiles are whole: what is lost are
@@ -71,11 +77,15 @@ class Measured(typing.NamedTuple):
 
 
 def problems(quick):
-    """[(operator, direction, K, sizes, type)]"""
-    return [(operator, direction, K, sizes.format(K=K), dtype) for K in (128, 64) for dtype in ("bf16", "f16")
-            for direction, forms in (("fwd", FORWARDS), ("bwd", BACKWARDS)) for operator, all_sizes in forms.items()
-            if dtype == "bf16" or (operator, direction) in IN_F16
-            for sizes in (all_sizes[:1] + [sizes for sizes in all_sizes if "t1088" in sizes] if quick else all_sizes)]
+    """[(operator, direction, K, sizes, type, form)]"""
+    on_16_bits = [(operator, direction, K, sizes.format(K=K), dtype, "cuda.tensor")
+                  for K in (128, 64) for dtype in ("bf16", "f16")
+                  for direction, forms in (("fwd", FORWARDS), ("bwd", BACKWARDS)) for operator, all_sizes in forms.items()
+                  if dtype == "bf16" or (operator, direction) in IN_F16
+                  for sizes in (all_sizes[:1] + [sizes for sizes in all_sizes if "t1088" in sizes] if quick else all_sizes)]
+    return on_16_bits + [(operator, direction, K, sizes, "f64", form) for K in (128, 64) for operator in DOUBLE_OPERATORS
+                         for direction, (form, all_sizes) in IN_DOUBLE.items()
+                         for sizes in (all_sizes[:1] if quick else all_sizes)]
 
 
 class Runs:
@@ -131,18 +141,19 @@ def times_of(launch, sizes, K):
 def measure(runs, quick):
     """{row: [Measured]}"""
     rows = collections.defaultdict(list)
-    for operator, direction, K, sizes, dtype in problems(quick):
-        problem = f"{operator}:{direction} {sizes} k{K} {dtype} force=cuda.tensor cuda"
+    for operator, direction, K, sizes, dtype, form in problems(quick):
+        problem = f"{operator}:{direction} {sizes} k{K} {dtype} force={form} cuda"
         executed, launches = runs.executed(problem), runs.planned(problem)
         for kernel in {launch["kernel"]: None for launch in launches}:
-            if not kernel.startswith(("tensor_", "channel_")):
+            if not kernel.startswith(("tensor_", "channel_", "walk_forward", "split_")):
                 continue
             its = [launch for launch in launches if launch["kernel"] == kernel]
             times = [sum(column) for column in zip(*(times_of(launch, sizes, K) for launch in its))]
             found = [its for symbol, its in executed.items() if re.search(f"{len(kernel)}{kernel}[IE]", symbol)]
             instructions, lanes = (sum(column) for column in zip(*found))
             swept = direction == "bwd" and operator != "simple_gla"
-            rule = RULES[operator] + (" f16" if dtype == "f16" else "")
+            of_channels = " channel" if dtype == "f64" and operator in CHANNEL_GATES else ""
+            rule = RULES[operator] + of_channels + ("" if dtype == "bf16" else f" {dtype}")
             rows[Row(kernel, rule, K, swept)].append(
                 Measured(problem, times, sum(launch["issued"] for launch in its), instructions, lanes / instructions))
     return rows

@@ -37,16 +37,16 @@ KernelArgs arguments(Size size, bool delta, bool channel_gate, bool in_double = 
     args.delta = delta, args.channel_gate = channel_gate, args.gate_gradient = true;
     args.chunk = walk_chunk(problem);
     args.value_columns = walk_value_columns(problem);
-    args.shared_limit = walk_shared_bytes;
+    args.shared_limit = in_double ? most_shared_bytes : walk_shared_bytes;
     return args;
 }
 
 // One line: the name, then "shared+beyond" of each size.
 template <class Carve>
-void print(const char* name, bool delta, bool channel_gate, Carve carve) {
+void print(const char* name, bool delta, bool channel_gate, Carve carve, bool in_double = false) {
     std::printf("%s", name);
     for (const Size size : sizes) {
-        const KernelArgs args = arguments(size, delta, channel_gate);
+        const KernelArgs args = arguments(size, delta, channel_gate, in_double);
         Arena arena{nullptr, nullptr, args.shared_limit};
         carve(args, arena);
         std::printf(" %zu+%zu", arena.shared_used, arena.spill_used);
@@ -66,8 +66,8 @@ void print_walk() {
     };
     const auto forward = [](auto& args, auto& arena) { Kernel(args, arena, Use::forward); };
     const auto backward = [](auto& args, auto& arena) { Kernel(args, arena, Use::backward); };
-    print(name_of("forward"), delta, channel_gate, forward);
-    print(name_of("backward"), delta, channel_gate, backward);
+    print(name_of("forward"), delta, channel_gate, forward, sizeof(T) == 8);
+    print(name_of("backward"), delta, channel_gate, backward, sizeof(T) == 8);
 }
 
 template <class T, bool delta, bool channel_gate>
@@ -79,11 +79,14 @@ void print_split() {
                       delta ? "delta" : "additive", channel_gate ? "channel" : "scalar");
         return name;
     };
-    print(name_of("sweeps"), delta, channel_gate, [](auto& args, auto& arena) {
-        SplitKernel<Gate, delta, ChunkOps<Gate, few_values>>(args, arena, Use::sweeps);
-    });
-    print(name_of("gradients"), delta, channel_gate,
-          [](auto& args, auto& arena) { SplitKernel<Gate, delta, ChunkOps<Gate>>(args, arena, Use::gradients); });
+    print(
+        name_of("sweeps"), delta, channel_gate,
+        [](auto& args, auto& arena) { SplitKernel<Gate, delta, ChunkOps<Gate, few_values>>(args, arena, Use::sweeps); },
+        sizeof(T) == 8);
+    print(
+        name_of("gradients"), delta, channel_gate,
+        [](auto& args, auto& arena) { SplitKernel<Gate, delta, ChunkOps<Gate>>(args, arena, Use::gradients); },
+        sizeof(T) == 8);
 }
 
 // All in shared memory, two chunks' rows in it; the same at any size that K channels serve.

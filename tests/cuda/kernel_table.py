@@ -37,13 +37,15 @@ class Gpu:
 
 GPUS = (Gpu("A100", "sm_80", 164 << 10), Gpu("H100", "sm_90a", 228 << 10), Gpu("B200", "sm_100", 228 << 10))
 
-# By a kernel's name, or the first word of it: most registers, bytes of stack and bytes spilled, and the least blocks
+# By a kernel's name, or the first two words of it, or one: most registers, bytes of stack and bytes spilled, and the least blocks
 # that each GPU holds at every size. A spill has its reason beside it. 16 bytes of stack: the two sums of Arena::take.
 LIMITS = {
     "walk_forward": (168, 16, 0, (1, 2, 2)),
     "walk_backward": (255, 16, 0, (1, 2, 2)),
     "split_sweeps": (168, 16, 0, (1, 2, 2)),
     "split_gradients": (255, 16, 0, (1, 2, 2)),
+    **dict.fromkeys(("walk_forward f64", "walk_backward f64", "split_sweeps f64", "split_gradients f64"),
+                    (255, 16, 0, (1, 1, 1))),
     "tensor_forward": (255, 0, 0, (1, 1, 1)),
     "tensor_forward_gradient": (255, 0, 0, (1, 1, 1)),
     "tensor_forward_terms": (255, 0, 0, (1, 1, 1)),
@@ -206,10 +208,16 @@ def blocks_of(name, table, memory, size):
                         "tensor_walk k128", "tensor_sweeps k128")) or \
             name.startswith("channel_walk") and name.endswith("delta"):
         threads = 256
+    in_double = name.startswith(("walk_", "split_")) and " f64 " in name
+    if in_double:
+        threads = 256
     if name in ("channel_join", "tensor_join additive"):
         threads = 512
     dynamic = memory_of(name, memory)[size][0]
-    return tuple(blocks_per_multiprocessor(gpu, table[gpu.architecture][name], threads, dynamic) for gpu in GPUS)
+    # In double a block takes what the GPU has; of an A100 more of it then lies beyond.
+    most = {gpu: gpu.shared - gpu.reserved if in_double else dynamic for gpu in GPUS}
+    return tuple(blocks_per_multiprocessor(gpu, table[gpu.architecture][name], threads, min(dynamic, most[gpu]))
+                 for gpu in GPUS)
 
 
 def markdown(header, rows):
@@ -251,7 +259,8 @@ def document(table, memory, architecture):
 def violations(table, memory):
     names = sorted(set().union(*table.values()))
     for name in names:
-        registers, stack, spilled, blocks = LIMITS.get(name) or LIMITS.get(name.split()[0], LIMITS[""])
+        keys = (name, " ".join(name.split()[:2]), name.split()[0], "")
+        registers, stack, spilled, blocks = next(LIMITS[each] for each in keys if each in LIMITS)
         for gpu in GPUS:
             code = table[gpu.architecture][name]
             for word, got, most in (("registers", code.registers, registers), ("bytes of stack", code.stack, stack),

@@ -148,6 +148,29 @@ void check_product() {
     }
 }
 
+// a [8,4], b [4,8]
+__global__ void double_products(double* d, const double* a, const double* b) {
+    const int g = static_cast<int>(threadIdx.x) / 4, t = static_cast<int>(threadIdx.x) % 4;
+    double sums[2] = {d[g * 8 + 2 * t], d[g * 8 + 2 * t + 1]};
+    ptx::multiply_f64(sums, a[g * 4 + t], b[t * 8 + g]);
+    for (int i = 0; i < 2; ++i) d[g * 8 + 2 * t + i] = sums[i];
+}
+
+TEST(Ptx, MultiplyDoubles) {
+    const std::vector<float> a = matrix(32, 1), b = matrix(32, 5), d = matrix(64, 9);
+    const auto widened = [](const std::vector<float>& x) { return std::vector<double>(x.begin(), x.end()); };
+    const OnDevice<double> sums(widened(d)), left(widened(a)), right(widened(b));
+    double_products<<<1, lanes>>>(sums.data(), left.data(), right.data());
+    const std::vector<double> out = sums.values();
+    for (std::size_t i = 0; i < 8; ++i) {
+        for (std::size_t j = 0; j < 8; ++j) {
+            double expected = d[i * 8 + j];
+            for (std::size_t k = 0; k < 4; ++k) expected += static_cast<double>(a[i * 4 + k]) * b[k * 8 + j];
+            EXPECT_EQ(out[i * 8 + j], expected) << i << ", " << j;
+        }
+    }
+}
+
 TEST(Ptx, Multiply) {
     check_product<Kind::bf16>();
     check_product<Kind::f16>();

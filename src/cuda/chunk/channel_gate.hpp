@@ -26,7 +26,7 @@ struct ChannelGate {
     Tile<T> decay, start, end;                              // [C,K] e^{g_i}, e^{G_i}, e^{G_L - G_i}
     double* through;                                        // [K] e^{G_L}
     Tile<T> lift;                                           // [C,K] e^{-G_i}, where products are those of matrices
-    int* lifted;                                            // [K] tokens before the first whose decay has left the range
+    int* lifted;  // [K] tokens before the first whose decay has left the range
     Tile<T> gradient_start, gradient_end, gradient_inside;  // [C,K] terms from the chunk's start, to its end, inside
     Tile<T> terms;                                          // [C,K] of the pairs of one key
     T* all;                                                 // [K] terms right through
@@ -91,10 +91,9 @@ struct ChannelGate {
             first = lifted_tokens();
             const auto keys = [&](int c, int j) { return in.k.at(j, c) * lift.at(j, c); };
             const auto multiply_rows = [&](Tile<T> to, Tile<T> x, T factor, int last) {
-                multiply<T, few_columns>([&](int i, int c) { return x.at(i, c) * start.at(i, c); }, keys, rows, rows,
-                                         columns, Part::lower_sums, [&](int i, int j, T sum) {
-                                             to.at(i, j) = j <= i - last ? sum * factor : T(0);
-                                         });
+                multiply<T, few_columns>(
+                    [&](int i, int c) { return x.at(i, c) * start.at(i, c); }, keys, rows, rows, columns,
+                    Part::lower_sums, [&](int i, int j, T sum) { to.at(i, j) = j <= i - last ? sum * factor : T(0); });
             };
             if (P) multiply_rows(P, in.q, in.scale, 0);
             if (l) multiply_rows(l, in.e, T(1), 1);

@@ -74,8 +74,8 @@ struct ChunkKernel {
         HEADRACE_ROLLED
         for (std::int64_t chunk = 0; chunk < chunks(sequence); ++chunk) {
             const ChunkRange range = range_of(sequence, chunk);
-            tokens.load_keys(range, quotient(head, args.group));
-            tokens.load_head(range, head, first, count);
+            tokens.template load_keys<true>(range, quotient(head, args.group));
+            tokens.template load_head<true>(range, head, first, count);
             ops.start_chunk(range.rows, tokens.log_decay);
             algorithms::chunk_forward<delta>(ops, in, forward_tiles, S, S, o);
             store_tokens(args.o, o, range, head, first, count);
@@ -198,7 +198,8 @@ struct ChunkKernel {
                                         std::int64_t sum) {
         delta ? tokens.load_gates(range, head) : tokens.load_head(range, head, 0, args.V);
         ops.start_chunk(range.rows, tokens.log_decay);
-        load_tokens(d_o, args.d_o, range, head, 0, args.V);
+        load_tokens<decltype(tokens)::template of_f32<false>, decltype(tokens)::key_rows>(d_o, args.d_o, range, head, 0,
+                                                                                          args.V);
         if (delta) load_rows(backward_tiles.residual, saved_residual(place), range.rows);
         algorithms::chunk_gradients<delta>(ops, in, backward_tiles, d_o, S, D, wanted());
         store_values(range, head);

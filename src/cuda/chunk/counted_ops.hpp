@@ -25,8 +25,9 @@ struct CountedOps : ChunkOps<GateType> {
     static constexpr bool per_channel = GateType::per_channel;
     // Of an element of decayed rows: its number and its decay, which one gate for all channels has once for a row where
     // rows are read, and for four of them where they are written.
-    static constexpr double read_loads = per_channel ? 2 : 1,
-                            write_loads = per_channel ? 2 : sizeof(T) == 8 ? 1.5 : 1.25;
+    static constexpr double read_loads = per_channel ? 2 : 1, write_loads = per_channel      ? 2
+                                                                            : sizeof(T) == 8 ? 1.5
+                                                                                             : 1.25;
 
     // The gate's own part.
     struct Gate {
@@ -196,7 +197,8 @@ struct CountedOps : ChunkOps<GateType> {
     void write(State next, State S, Decayed x, Tile b, int depth) {
         counter.access(S, K * TileCounter::parts(V));
         counter.fma(2 * K * TileCounter::parts(V));
-        counter.multiply(state_parts(), next, Leave::store, x.rows, write_loads, b, Reach::row, K, V, depth, Part::full);
+        counter.multiply(state_parts(), next, Leave::store, x.rows, write_loads, b, Reach::row, K, V, depth,
+                         Part::full);
     }
     void add_products(Tile dst, Tile scores, Tile x, Part part) {
         if (dst.data != nullptr) counter.multiply(wide, dst, Leave::add, scores, 1, x, Reach::row, rows, K, rows, part);

@@ -47,7 +47,8 @@ class Split : public CudaImplementation {
     static Launch sweeps(const Problem& problem, const KernelArgs& args) {
         const std::int64_t value_blocks = (args.V + args.value_columns - 1) / args.value_columns,
                            blocks = problem.N * problem.HV * value_blocks * (wants_gradients(problem) ? 2 : 1);
-        return {split(problem).sweeps, args, blocks, chunk_threads(computes_in_double(problem)), steps_along(problem, args.chunk, blocks)};
+        return {split(problem).sweeps, args, blocks, chunk_threads(computes_in_double(problem)),
+                steps_along(problem, args.chunk, blocks)};
     }
     static Launch gradients(const Problem& problem, const KernelArgs& args) {
         const std::int64_t parts = args.parts * problem.H, blocks = std::min(parts, most_gradient_blocks(problem));

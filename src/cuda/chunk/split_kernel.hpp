@@ -96,7 +96,9 @@ struct SplitKernel {
         delta ? chunk.tokens.load_keys(range, key_head) : chunk.tokens.load_queries(range, key_head);
         chunk.tokens.load_gates(range, head);
         chunk.ops.start_chunk(range.rows, chunk.tokens.log_decay);
-        load_tokens(chunk.d_o, args.d_o, range, head, first, count);
+        using Tokens = decltype(chunk.tokens);
+        load_tokens<Tokens::template of_f32<false>, Tokens::template value_rows<false>>(chunk.d_o, args.d_o, range,
+                                                                                        head, first, count);
         algorithms::chunk_written<delta>(chunk.ops, chunk.in, chunk.backward_tiles, chunk.d_o, chunk.S);
         algorithms::chunk_adjoint<delta>(chunk.ops, chunk.in, chunk.backward_tiles, chunk.d_o, chunk.S);
     }

@@ -23,7 +23,8 @@ class Walk : public CudaImplementation {
     bool takes_all_shared_memory(const Problem& problem) const override { return computes_in_double(problem); }
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
         const std::int64_t all = blocks(problem, args);
-        return {{kernel(problem), args, all, chunk_threads(computes_in_double(problem)), steps_along(problem, args.chunk, all)}};
+        return {{kernel(problem), args, all, chunk_threads(computes_in_double(problem)),
+                 steps_along(problem, args.chunk, all)}};
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         KernelArgs args = make_args(problem, carver);

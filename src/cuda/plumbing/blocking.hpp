@@ -16,12 +16,12 @@ inline constexpr std::int64_t most_key_channels = 256, most_value_channels = 512
 inline bool computes_in_double(const Problem& problem) {
     const bool delta = problem.rule == Rule::delta;
     // Betas of 2 along one key keep the rounding of its norm: 32 tokens take the final state to 1.4 of its bar, 300 to
-    // 7; 8192 sums in fp32, one after another, take o to 0.44 of its bar, 65536 past it. At any length, so that prefixes
-    // keep their bits, and as products of doubles on tensor cores are faster than multiply-adds of floats; a step's few
-    // tokens meet a state that is rounded anyway.
-    const bool erases_much = delta && problem.K < 16,
-               keeps_roundings = problem.dtype == DType::f32 && problem.direction != Direction::step &&
-                                 (delta || !problem.runs_backward());
+    // 7; 8192 sums in fp32, one after another, take o to 0.44 of its bar, 65536 past it. At any length, so that
+    // prefixes keep their bits, and as products of doubles on tensor cores are faster than multiply-adds of floats; a
+    // step's few tokens meet a state that is rounded anyway.
+    const bool erases_much = delta && problem.K < 16, keeps_roundings = problem.dtype == DType::f32 &&
+                                                                        problem.direction != Direction::step &&
+                                                                        (delta || !problem.runs_backward());
     const bool few_sums = problem.whole.tokens * problem.whole.heads < (problem.runs_backward() ? 8 : 2);
     return problem.wide || erases_much || keeps_roundings || few_sums;
 }
@@ -42,8 +42,8 @@ inline int walk_chunk(const Problem& problem) {
     return problem.chunk == 0 ? most : std::clamp(problem.chunk, 16, most);
 }
 
-// Values of a block of a forward or a sweep: its state, 64 x K, fits into shared memory up to K = 256 in fp32; in double
-// 32 x K, and 32 heads of 128 values fill 128 multiprocessors.
+// Values of a block of a forward or a sweep: its state, 64 x K, fits into shared memory up to K = 256 in fp32; in
+// double 32 x K, and 32 heads of 128 values fill 128 multiprocessors.
 inline int walk_value_columns(const Problem& problem) {
     return static_cast<int>(std::min<std::int64_t>(problem.V, computes_in_double(problem) ? 32 : 64));
 }
@@ -64,8 +64,8 @@ inline int segment_tokens(const Problem& problem) {
 }
 
 // Blocks that share the chunks of a backward: two for each of the 148 multiprocessors of a B200, which shared memory
-// lets in; in double, where it lets in one, so many that the last ones leave few without work. What shared memory has no
-// room for lies in the workspace, once for each of them.
+// lets in; in double, where it lets in one, so many that the last ones leave few without work. What shared memory has
+// no room for lies in the workspace, once for each of them.
 inline std::int64_t most_gradient_blocks(const Problem& problem) { return computes_in_double(problem) ? 528 : 296; }
 
 }  // namespace headrace::cuda

@@ -59,7 +59,7 @@ std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) con
         if (each.blocks == 0) continue;
         if (wants_more(problem, each)) each.raise(shared_memory_limit(named_views(problem)));
         BlockWork work = each.kernel.work(each.args, each.args.shared_limit);
-        set_issued(work, each.kernel, each.args, each.threads);
+        set_issued(work, each.kernel, each.args, computes_in_double(problem), each.threads);
         all.push_back({each.kernel.name, each.blocks, each.threads, each.kernel.registers, each.memory().shared,
                        computes_in_double(problem) ? DType::f64 : DType::f32, each.steps.longest, each.steps.all,
                        work.block, work.step});

@@ -1,4 +1,5 @@
-// The instructions of kernels on tensor cores: a table that `tests/cuda/issued.py --write` measures anew.
+// The instructions of kernels whose products are those of tensor cores: a table that `tests/cuda/issued.py --write`
+// measures anew.
 #include "cuda/plumbing/issued.hpp"
 
 #include <algorithm>
@@ -59,6 +60,22 @@ constexpr Issued measured[] = {
     {"channel_walk", "additive", 128, false, 61, 811, 0, 0, 0},
     {"channel_walk", "delta", 64, false, 117, 926, 0, 0, 0},
     {"channel_walk", "delta", 128, false, 149, 1275, 0, 0, 0},
+    {"split_gradients", "additive channel f64", 64, true, 0, 510, 3345, 975, 0},
+    {"split_gradients", "additive channel f64", 128, true, 0, 460, 6101, 1783, 0},
+    {"split_gradients", "additive f64", 64, false, 0, 513, 5266, 1545, 0},
+    {"split_gradients", "additive f64", 128, false, 0, 419, 6880, 2661, 0},
+    {"split_gradients", "delta channel f64", 64, true, 0, 443, 4355, 1608, 0},
+    {"split_gradients", "delta channel f64", 128, true, 0, 301, 7894, 2480, 0},
+    {"split_gradients", "delta f64", 64, true, 0, 364, 7642, 3033, 0},
+    {"split_gradients", "delta f64", 128, true, 0, 86, 10262, 4354, 0},
+    {"split_sweeps", "additive channel f64", 64, true, 0, 1128, 0, 0, 0},
+    {"split_sweeps", "additive channel f64", 128, true, 0, 1917, 0, 0, 0},
+    {"split_sweeps", "additive f64", 64, false, 0, 1242, 0, 0, 0},
+    {"split_sweeps", "additive f64", 128, false, 0, 1669, 0, 0, 0},
+    {"split_sweeps", "delta channel f64", 64, true, 0, 1785, 0, 0, 0},
+    {"split_sweeps", "delta channel f64", 128, true, 0, 2869, 0, 0, 0},
+    {"split_sweeps", "delta f64", 64, true, 0, 2586, 0, 0, 0},
+    {"split_sweeps", "delta f64", 128, true, 0, 3602, 0, 0, 0},
     {"tensor_forward", "additive", 64, false, 94, 610, 0, 0, 0},
     {"tensor_forward", "additive", 128, false, 81, 697, 0, 0, 0},
     {"tensor_forward_gradient", "additive", 64, false, 191, 631, 0, 0, 0},
@@ -109,19 +126,29 @@ constexpr Issued measured[] = {
     {"tensor_walk_states", "delta", 128, false, 0, 2170, 0, 0, 0},
     {"tensor_walk_states", "delta f16", 64, false, 0, 2287, 0, 0, 0},
     {"tensor_walk_states", "delta f16", 128, false, 0, 2972, 0, 0, 0},
+    {"walk_forward", "additive channel f64", 64, false, 417, 1331, 0, 0, 0},
+    {"walk_forward", "additive channel f64", 128, false, 561, 2122, 0, 0, 0},
+    {"walk_forward", "additive f64", 64, false, 425, 1287, 0, 0, 0},
+    {"walk_forward", "additive f64", 128, false, 569, 1845, 0, 0, 0},
+    {"walk_forward", "delta channel f64", 64, false, 431, 1734, 0, 0, 0},
+    {"walk_forward", "delta channel f64", 128, false, 575, 2696, 0, 0, 0},
+    {"walk_forward", "delta f64", 64, false, 443, 2170, 0, 0, 0},
+    {"walk_forward", "delta f64", 128, false, 587, 3027, 0, 0, 0},
     // end
     {"", "", 0, false, 0, 0, 0, 0, 0}};
 
-const char* rule_of(const KernelArgs& args) {
+const char* rule_of(const KernelArgs& args, bool in_double) {
+    if (in_double && args.channel_gate) return args.delta ? "delta channel f64" : "additive channel f64";
+    if (in_double) return args.delta ? "delta f64" : "additive f64";
     const bool f16 = args.q.dtype == DType::f16;
     if (args.undecayed_error) return f16 ? "comba f16" : "comba";
     if (args.delta) return f16 ? "delta f16" : "delta";
     return "additive";  // of f16 a third more
 }
 
-const Issued* row_of(const Kernel& kernel, const KernelArgs& args, bool backward) {
+const Issued* row_of(const Kernel& kernel, const KernelArgs& args, bool in_double, bool backward) {
     const auto found = std::find_if(std::begin(measured), std::end(measured), [&](const Issued& row) {
-        return std::strcmp(row.kernel, kernel.name) == 0 && std::strcmp(row.rule, rule_of(args)) == 0 &&
+        return std::strcmp(row.kernel, kernel.name) == 0 && std::strcmp(row.rule, rule_of(args, in_double)) == 0 &&
                row.K == (args.K <= 64 ? 64 : 128) && row.backward == backward;
     });
     return found == std::end(measured) ? nullptr : found;
@@ -136,9 +163,9 @@ double heads_of(const Kernel& kernel, const KernelArgs& args) {
 
 }  // namespace
 
-void set_issued(BlockWork& work, const Kernel& kernel, const KernelArgs& args, int threads) {
-    const Issued* found = row_of(kernel, args, args.prepared.of_backward);
-    if (found == nullptr) found = row_of(kernel, args, !args.prepared.of_backward);
+void set_issued(BlockWork& work, const Kernel& kernel, const KernelArgs& args, bool in_double, int threads) {
+    const Issued* found = row_of(kernel, args, in_double, args.prepared.of_backward);
+    if (found == nullptr) found = row_of(kernel, args, in_double, !args.prepared.of_backward);
     if (found == nullptr) return;
     const auto is = [&](const char* name) { return std::strcmp(kernel.name, name) == 0; };
     const bool fetched = is("tensor_walk") || is("tensor_sweeps");

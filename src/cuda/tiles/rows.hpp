@@ -68,8 +68,8 @@ constexpr __host__ __device__ int lanes_of_row(int columns) {
     return columns <= 16 ? 2 : columns <= 32 ? 3 : columns <= 64 ? 4 : 5;
 }
 // dst [padded, columns] from `length` rows `step` bytes apart, in pieces of four elements, from `count` on zeros; a
-// thread asks for those of four rows at once.
-template <class Element, class T>
+// thread asks for those of `at_once` rows before it waits for them.
+template <class Element, int at_once, class T>
 HEADRACE_DEVICE void load_fours(Tile<T> dst, const char* from, std::int64_t step, int length, int padded, int count,
                                 int columns, DType dtype) {
     struct alignas(sizeof(Element) < 4 ? 8 : 16) Piece {
@@ -83,17 +83,18 @@ HEADRACE_DEVICE void load_fours(Tile<T> dst, const char* from, std::int64_t step
         T* to = &dst.at(i, j);
         if (j >= count) length = 0;
         HEADRACE_ROLLED
-        for (; i < padded; i += 4 * apart) {
-            Piece pieces[4] = {};
+        for (; i < padded; i += at_once * apart) {
+            Piece pieces[at_once] = {};
 #pragma unroll
-            for (int r = 0; r < 4; ++r, at += apart * step) {
+            for (int r = 0; r < at_once; ++r, at += apart * step) {
                 if (i + r * apart < length) pieces[r] = *reinterpret_cast<const Piece*>(at);
             }
 #pragma unroll
-            for (int r = 0; r < 4; ++r, to += apart * dst.row) {
+            for (int r = 0; r < at_once; ++r, to += apart * dst.row) {
                 if (i + r * apart >= padded) continue;
 #pragma unroll
-                for (int c = 0; c < 4; ++c) to[c] = load_element<T>(reinterpret_cast<const char*>(pieces[r].of), dtype, c);
+                for (int c = 0; c < 4; ++c)
+                    to[c] = load_element<T>(reinterpret_cast<const char*>(pieces[r].of), dtype, c);
             }
         }
     }
@@ -101,8 +102,9 @@ HEADRACE_DEVICE void load_fours(Tile<T> dst, const char* from, std::int64_t step
 }
 
 // One token's worth of [B,T,H,X] per row; rows past the length, columns past the tensor's and all of an absent one
-// become zero.
-template <class T>
+// become zero. `of_f32`: whether the kernel meets tensors of that type.
+// A thread has `at_once` rows at once.
+template <bool of_f32 = true, int at_once = 4, class T>
 HEADRACE_DEVICE void load_tokens(Tile<T> dst, const Strided& tensor, const ChunkRange& range, std::int64_t head,
                                  int first_column, int columns) {
     const std::int64_t first = tensor.given ? offset_of(tensor, range.row, range.token(0), head, first_column) : 0;
@@ -113,13 +115,15 @@ HEADRACE_DEVICE void load_tokens(Tile<T> dst, const Strided& tensor, const Chunk
         const std::int64_t apart = step * static_cast<std::int64_t>(sizeof(Element));
         const auto bits = reinterpret_cast<std::uintptr_t>(from) | static_cast<std::uintptr_t>(apart);
         if (bits % (sizeof(Element) < 4 ? 8 : 16) != 0) return false;
-        load_fours<Element>(dst, from, apart, rows, range.rows, columns, round_up(columns, 16), dtype);
+        load_fours<Element, at_once>(dst, from, apart, rows, range.rows, columns, round_up(columns, 16), dtype);
         return true;
     };
     // Of the types that a kernel mostly meets.
     if (tensor.given && tensor.stride[3] == 1 && columns % 4 == 0) {
         if (tensor.dtype == DType::f32) {
-            if (in_fours.template operator()<float>(DType::f32)) return;
+            if constexpr (of_f32) {
+                if (in_fours.template operator()<float>(DType::f32)) return;
+            }
         } else if constexpr (sizeof(T) == 8) {
             if (tensor.dtype == DType::f64 && in_fours.template operator()<double>(DType::f64)) return;
         } else {

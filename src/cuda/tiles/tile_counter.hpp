@@ -85,12 +85,14 @@ struct TileCounter {
     }
 
     // multiply<T, width>(a, b, rows, columns, depth, part): b is reached along its rows or columns; a loads so many
-    // numbers for an element, b of doubles b_loads. What is left goes to dst, which is read first where it is `added` to.
+    // numbers for an element, b of doubles b_loads. What is left goes to dst, which is read first where it is `added`
+    // to.
     enum class Leave { store, add };
     template <class T>
     void multiply(int width, Tile<T> dst, Leave leave, Tile<T> a, double a_loads, Tile<T> b, Reach b_reach, int rows,
                   int columns, int depth, Part part, double b_loads = 1) {
-        if (sizeof(T) == 8) return multiply_doubles(width, dst, leave, a, a_loads, b, b_loads, rows, columns, depth, part);
+        if (sizeof(T) == 8)
+            return multiply_doubles(width, dst, leave, a, a_loads, b, b_loads, rows, columns, depth, part);
         double terms = 0;  // of all groups of four rows
         for (int i = 0; i < rows; i += 4)
             terms += part == Part::a_upper ? depth - i : part == Part::a_lower && i + 4 < depth ? i + 4 : depth;
@@ -111,9 +113,9 @@ struct TileCounter {
         for (int i = 0; i < rows; i += height)
             for (int j = 0; j < columns; j += 16, ++tile) {
                 const bool nothing = part == Part::lower_sums && j >= i + height;
-                const int its = part == Part::a_upper                        ? depth - i
-                                : part == Part::a_lower && i + height < depth ? i + height
-                                                                             : depth;
+                const int its = part == Part::a_upper   ? depth - i / 16 * 16
+                                : part == Part::a_lower ? i / 16 * 16 + 16
+                                                        : depth;
                 terms += nothing ? 0 : its;
                 if (tile % warps == 0) longest += nothing ? 0 : its;
             }
@@ -148,7 +150,8 @@ struct TileCounter {
         barrier();
     }
 
-    // ---- tensors: load_tokens, whose threads have pieces of four rows at once where they lie so, over [rows, columns] ----
+    // ---- tensors: load_tokens, whose threads have pieces of four rows at once where they lie so, over [rows, columns]
+    // ----
     template <class T>
     void load_tokens(double KernelWork::*bytes, const Strided& tensor, Tile<T> dst, int rows, int columns) {
         if (columns % 4 != 0) return load(bytes, tensor, dst, rows, columns);

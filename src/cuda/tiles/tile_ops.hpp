@@ -148,13 +148,13 @@ HEADRACE_DEVICE void each_row_sum(int rows, int columns, Value value, Store stor
     ptx::sync_block();
 }
 
-// Which terms d of sum_d a(i,d) b(d,j) are not zero: all, d <= i, or d >= i. Or all, of sums with j <= i: the others are
-// left as they come, or as zero.
+// Which terms d of sum_d a(i,d) b(d,j) are not zero: all, d <= i, or d >= i. Or all, of sums with j <= i: the others
+// are left as they come, or as zero.
 enum class Part { full, a_lower, a_upper, lower_sums };
 
-// leave(i, j, sum_d a(i, d) b(d, j)); what leave writes must be no operand. Sizes are multiples of 16. A warp has 4 rows
-// of 32 `parts` columns at once, a lane 4 x `parts` sums: few_columns for scores, wide for rows of keys and values.
-// Doubles are multiplied on tensor cores: a warp has 8 rows, of `wide` ones 16, and 16 columns at once.
+// leave(i, j, sum_d a(i, d) b(d, j)); what leave writes must be no operand. Sizes are multiples of 16. A warp has 4
+// rows of 32 `parts` columns at once, a lane 4 x `parts` sums: few_columns for scores, wide for rows of keys and
+// values. Doubles are multiplied on tensor cores: a warp has 8 rows, of `wide` ones 16, and 16 columns at once.
 inline constexpr int few_columns = 1, wide = 4;
 
 template <int row_tiles, class A, class B, class Leave>
@@ -165,19 +165,23 @@ HEADRACE_DEVICE void multiply_doubles(A a, B b, int rows, int columns, int depth
         const int i = tile / across * height, j = tile % across * 16;
         double sums[row_tiles][2][2] = {};
         const bool nothing = part == Part::lower_sums && j >= i + height;
-        const int begin = part == Part::a_upper ? i : 0,
-                  end = part == Part::a_lower && i + height < depth ? i + height : nothing ? 0 : depth;
-#pragma unroll 4
-        for (int d = begin; d < end; d += 4) {
-            double left[row_tiles], right[2];
+        const int begin = part == Part::a_upper ? i / 16 * 16 : 0, end = part == Part::a_lower ? i / 16 * 16 + 16
+                                                                         : nothing             ? 0
+                                                                                               : depth;
+        HEADRACE_ROLLED
+        for (int first = begin; first < end; first += 16) {
 #pragma unroll
-            for (int r = 0; r < row_tiles; ++r) left[r] = a(i + 8 * r + g, d + t);
+            for (int d = first; d < first + 16; d += 4) {
+                double left[row_tiles], right[2];
 #pragma unroll
-            for (int c = 0; c < 2; ++c) right[c] = b(d + t, j + 8 * c + g);
+                for (int r = 0; r < row_tiles; ++r) left[r] = a(i + 8 * r + g, d + t);
 #pragma unroll
-            for (int r = 0; r < row_tiles; ++r) {
+                for (int c = 0; c < 2; ++c) right[c] = b(d + t, j + 8 * c + g);
 #pragma unroll
-                for (int c = 0; c < 2; ++c) ptx::multiply_f64(sums[r][c], left[r], right[c]);
+                for (int r = 0; r < row_tiles; ++r) {
+#pragma unroll
+                    for (int c = 0; c < 2; ++c) ptx::multiply_f64(sums[r][c], left[r], right[c]);
+                }
             }
         }
 #pragma unroll
@@ -191,7 +195,8 @@ HEADRACE_DEVICE void multiply_doubles(A a, B b, int rows, int columns, int depth
 
 template <class T, int parts, class A, class B, class Leave>
 HEADRACE_DEVICE void multiply(A a, B b, int rows, int columns, int depth, Part part, Leave leave) {
-    if constexpr (sizeof(T) == 8) return multiply_doubles<(parts < wide ? 1 : 2)>(a, b, rows, columns, depth, part, leave);
+    if constexpr (sizeof(T) == 8)
+        return multiply_doubles<(parts < wide ? 1 : 2)>(a, b, rows, columns, depth, part, leave);
     const int height = 4 * warps();
     HEADRACE_ROLLED
     for (int step = 0; step * height < rows; ++step) {
@@ -220,7 +225,8 @@ HEADRACE_DEVICE void multiply(A a, B b, int rows, int columns, int depth, Part p
     ptx::sync_block();
 }
 
-// x <- (I - n)^-1 x, or with the transposed matrix; n [rows, rows] strictly lower, x [rows, columns], sizes multiples of
+// x <- (I - n)^-1 x, or with the transposed matrix; n [rows, rows] strictly lower, x [rows, columns], sizes multiples
+// of
 // 16. A thread has a column; of doubles a warp has 8 columns, and 8 rows at once take products of those that are solved
 // before they are solved among themselves, in registers.
 enum class Side { lower, transposed };
@@ -239,8 +245,11 @@ HEADRACE_DEVICE void solve_doubles(Tile<double> x, Tile<double> n, int rows, int
 #pragma unroll
             for (int m = 0; m < 8; ++m) factors[m] = of(first + g, first + m);
             const int begin = lower ? 0 : first + 8, end = lower ? first : rows;
-#pragma unroll 2
-            for (int d = begin; d < end; d += 4) ptx::multiply_f64(sums, of(first + g, d + t), x.at(d + t, j + g));
+            HEADRACE_ROLLED
+            for (int d = begin; d < end; d += 8) {
+                ptx::multiply_f64(sums, of(first + g, d + t), x.at(d + t, j + g));
+                ptx::multiply_f64(sums, of(first + g, d + 4 + t), x.at(d + 4 + t, j + g));
+            }
 #pragma unroll
             for (int each = 0; each < 7; ++each) {
                 const int m = lower ? each : 7 - each;

@@ -53,6 +53,14 @@ enum class Gates { of_tokens, of_channels, either };
 template <class T, bool delta, Gates gates = Gates::either>
 struct TokenTiles {
     using Tile = cuda::Tile<T>;
+    // Whether tensors of f32 are computed so: in double, but for gradients of the additive rule.
+    template <bool forward>
+    static constexpr bool of_f32 = (sizeof(T) == 8) == (forward || delta);
+    // Rows that a thread asks for at once: no more than it has of a chunk's keys, in double of 16 tokens under channel
+    // gates, or of 64 values, in double of a forward's 32.
+    static constexpr int key_rows = sizeof(T) == 8 && gates == Gates::of_channels ? 2 : 4;
+    template <bool forward>
+    static constexpr int value_rows = sizeof(T) == 8 && forward ? 1 : 2;
 
     const KernelArgs& args;
     Tile q, k, e, v, log_decay;  // log_decay [C,K] of a channel gate, else [1,C]
@@ -80,28 +88,32 @@ struct TokenTiles {
         return delta && gates != Gates::of_channels && args.undecayed_error;  // no operator has both (operators.hpp)
     }
 
+    template <bool forward = false>
     HEADRACE_DEVICE void load_queries(const ChunkRange& range, std::int64_t key_head) {
-        load_tokens(q, args.q, range, key_head, 0, args.K);
+        load_tokens<of_f32<forward>, key_rows>(q, args.q, range, key_head, 0, args.K);
         if (args.l2norm) normalise(q, q_inverse_norm, range.rows);
     }
     // Without queries, q keeps what it held.
+    template <bool forward = false>
     HEADRACE_DEVICE void load_keys(const ChunkRange& range, std::int64_t key_head, bool queries = true) {
-        if (queries) load_queries(range, key_head);
-        load_tokens(k, args.k, range, key_head, 0, args.K);
-        if (undecayed_error()) load_tokens(e, args.p, range, key_head, 0, args.K);
+        if (queries) load_queries<forward>(range, key_head);
+        load_tokens<of_f32<forward>, key_rows>(k, args.k, range, key_head, 0, args.K);
+        if (undecayed_error()) load_tokens<of_f32<forward>, key_rows>(e, args.p, range, key_head, 0, args.K);
         if (!args.l2norm) return;
         normalise(k, k_inverse_norm, range.rows);
         if (undecayed_error()) normalise(e, e_inverse_norm, range.rows);
     }
 
     // v, beta and the total log decays of a value head.
+    template <bool forward = false>
     HEADRACE_DEVICE void load_head(const ChunkRange& range, std::int64_t head, int first_value, int values) {
-        load_tokens(v, args.v, range, head, first_value, values);
-        load_gates(range, head);
+        load_tokens<of_f32<forward>, value_rows<forward>>(v, args.v, range, head, first_value, values);
+        load_gates<forward>(range, head);
     }
     // The same without v.
+    template <bool forward = false>
     HEADRACE_DEVICE void load_gates(const ChunkRange& range, std::int64_t head) {
-        load_gate(range, head);
+        load_gate<forward>(range, head);
         if (delta && !args.elementwise_beta) load_beta(range, head);
     }
 
@@ -158,6 +170,7 @@ struct TokenTiles {
         }
     }
     HEADRACE_DEVICE T& gate_at(Tile tile, int i, int c) const { return channel_gate() ? tile.at(i, c) : tile.at(0, i); }
+    template <bool forward>
     HEADRACE_DEVICE void load_gate(const ChunkRange& range, std::int64_t head) {
         const GateParameters<T> gate = gate_parameters<T>(args, head);
         const auto total = [&](T g, int c) {
@@ -166,8 +179,9 @@ struct TokenTiles {
             return args.g_gamma.given ? value + accepted(args, gate.gamma) : value;
         };
         if (channel_gate()) {
-            load_tokens(log_decay, args.g, range, head, 0, args.K);
-            each_element(range.length, args.K, [&](int i, int c) { log_decay.at(i, c) = total(log_decay.at(i, c), c); });
+            load_tokens<sizeof(T) == 4 || of_f32<forward>, key_rows>(log_decay, args.g, range, head, 0, args.K);
+            each_element(range.length, args.K,
+                         [&](int i, int c) { log_decay.at(i, c) = total(log_decay.at(i, c), c); });
         } else {
             each(range.rows, [&](int i) {
                 const bool given = args.g.given && i < range.length;

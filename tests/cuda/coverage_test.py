@@ -19,9 +19,10 @@ import coverage
 
 # Kernels of which no problem reaches 95 %, with their bars. In double an additive rule takes tensors of less than f64
 # where they have 7 tokens at most (blocking.hpp: few sums), and so never to a second chunk or segment of 16: the loads
-# of these types on the way to one are not executed. Forwards in fp32 meet no f32 tensor; of the tiles of sweeps in double
-# under gates per channel two always fit into shared memory. The recurrent form's forward has the exponential and log1p in double
-# once for each of a lane's rows: of what is inside of them gates in a problem line's range leave some to no row.
+# of these types on the way to one are not executed. Forwards in fp32 meet no f32 tensor; of the tiles of sweeps in
+# double under gates per channel two always fit into shared memory. The recurrent form's forward has the exponential and
+# log1p in double once for each of a lane's rows: of what is inside of them gates in a problem line's range leave some
+# to no row.
 LOWER = [(r"split_sweeps<.*<double>, false,", "0.90"), (r"recurrent_backward<double, false>", "0.92"),
          (r"(split_gradients|walk_backward)<.*<double>, false,|walk_forward<.*<float>, false,", "0.94"),
          (r"split_sweeps<.*ChannelGate<double>, true,", "0.94"),

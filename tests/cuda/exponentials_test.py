@@ -19,7 +19,8 @@ import tempfile
 LINES = [
     f"{operator}:{direction} {sizes} gates={gates} {words} cuda"
     for operator, words in (
-        ("simple_gla", "gate=step+head"), ("gla", "gate=channel+head bf16"), ("gla", "f64"), ("simple_gla", "f64"),
+        ("simple_gla", "gate=step+head"), ("simple_gla", "gate=step+head bf16"), ("gla", "gate=channel+head bf16"),
+        ("gla", "f64"), ("simple_gla", "f64"),
         ("gated_delta_rule", "beta=sigmoid"), ("kda", "bf16"), ("kda", "f64"), ("comba", "f64"))
     for direction, sizes in (("fwd", "t40 h1 k32 v16"), ("bwd", "varlen=0,3,3,40 h1 k32 v16 state=inout"))
     for gates in ("random", "zero", "strong", "reset", "minus_inf")]

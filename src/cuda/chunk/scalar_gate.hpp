@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/tiles/rows.hpp"
+#include "cuda/tiles/tile_products.hpp"
 
 namespace headrace::cuda {
 

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "cuda/tiles/rows.hpp"
+#include "cuda/tiles/tile_products.hpp"
 #include "headrace/launches.hpp"
 
 namespace headrace::cuda {

@@ -6,8 +6,8 @@
 
 namespace headrace::cuda {
 
-// Which terms d of sum_d a(i,d) b(d,j) are not zero: all, d <= i, or d >= i. Or all, of sums with j <= i; the others are
-// not wanted.
+// Which terms d of sum_d a(i,d) b(d,j) are not zero: all, d <= i, or d >= i. Or all, of sums with j <= i; the others
+// are not wanted.
 enum class Part { full, a_lower, a_upper, lower_sums };
 
 // leave(i, j, sum_d a(i, d) b(d, j)); what leave writes must be no operand. Sizes are multiples of 16. A warp has 4
@@ -90,8 +90,8 @@ HEADRACE_DEVICE void multiply(A a, B b, int rows, int columns, int depth, Part p
 }
 
 // x <- (I - n)^-1 x, or with the transposed matrix; n [rows, rows] strictly lower, x [rows, columns]; sizes are
-// multiples of 16. A thread has a column; of doubles a warp has 8 columns, of which 8 rows at once take products of those
-// that are solved, and are then solved among themselves, in registers.
+// multiples of 16. A thread has a column; of doubles a warp has 8 columns, of which 8 rows at once take products of
+// those that are solved, and are then solved among themselves, in registers.
 enum class Side { lower, transposed };
 
 template <Side side>

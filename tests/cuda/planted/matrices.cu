@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "core/types.hpp"
+#include "cuda/tiles/tile_products.hpp"
 #include "planted.hpp"
-#include "cuda/tiles/tile_ops.hpp"
 
 namespace headrace::planted {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/tiles/tile_ops.hpp"
+#include "cuda/tiles/tile_products.hpp"
 #include "planted.hpp"
 
 namespace headrace::planted {

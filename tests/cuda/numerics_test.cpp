@@ -159,6 +159,29 @@ TEST(CudaNumerics, N6_AShorterSequenceIsAPrefix) {
     }
 }
 
+// Chunks in double, where the first token of a chunk whose decays cannot be lifted is another in each.
+TEST(CudaNumerics, N6_GatesThatCannotBeLifted) {
+    for (const char* operation : {"kda:fwd l2norm", "gla:fwd"}) {
+        for (const char* gates : {" gates=strong", " gates=reset", " gates=minus_inf", " gates=lasting"}) {
+            for (const char* type : {" f32 reverse", " f64"}) {
+                const ProblemLine line =
+                    line_of(std::string(operation) + gates + type + " t70 h2 k33 v40 state=inout force=cuda.walk cuda");
+                const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);
+                const harness::Expected expected = harness::expect(whole.call);
+                run_there(whole);
+                expect_within_bars(whole.call, expected.outputs, format(line));
+                if (line.reverse) continue;  // whose first tokens are the last ones
+                for (const std::int64_t length : {3, 5, 9, 14, 20, 35, 61}) {
+                    run_there(prefix, tokens_of(prefix.call, 0, length));
+                    EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
+                                harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
+                        << format(line) << ": length " << length;
+                }
+            }
+        }
+    }
+}
+
 // A token is a step of its own in the recurrent form: not even a NaN in it reaches the tokens before.
 TEST(CudaNumerics, N6_LaterNaNsStayLaterInTheRecurrentForm) {
     for (const Operator op : operators()) {

@@ -1,5 +1,5 @@
 // gpu_model: how long the launches of a plan would take at least on a GPU, from the work of their blocks and the rates
-// of the GPU. A model, not a measurement: no launch of this library has been timed on a GPU yet. It leaves out what
+// of the GPU. A model, not a measurement: docs/performance.md compares it with an H200. It leaves out what
 // ptxas makes of the instructions and how well the blocks of a multiprocessor overlap.
 #pragma once
 

@@ -97,7 +97,8 @@ class Plan(unittest.TestCase):
         if launch["arithmetic"] == "f32":
             tiles = tiles.replace("(32|64)", "32")
         pairs = {
-            "products on tensor cores": (launch["tensor_flop"] / 4096, total(r"mma\.sync.*"), EXACT),
+            "products on tensor cores": (launch["tensor_flop"] / (512 if launch["arithmetic"] == "f64" else 4096),
+                                         total(r"mma\.sync.*"), EXACT),
             "barriers": (launch["barriers"], total(r"bar(rier)?\.sync") / (launch["threads"] / 32), EXACT),
             "accesses": (launch["tile_bytes"] / 128, total(tiles, of_tile), max(2 * below, 0.07)),
             "bytes in": (launch["input_bytes"] + saved_in, moved("ld") + 512 * total(r"cp\.async\.cg\..*") + 128 * total(r"cp\.async\.ca\..*"), EXACT),
@@ -120,6 +121,8 @@ class Plan(unittest.TestCase):
         self.compared("kda:fwd t64 h2 k64 v64 bf16 force=cuda.walk cuda", below=0.02)  # exponentials multiply too
         spilled = self.compared("comba:fwd t64 h2 k128 v128 bf16 state=inout force=cuda.walk cuda")
         self.assertGreater(spilled["spill_bytes"], 0)
+        for operator in ("gated_delta_rule", "simple_gla", "kda"):
+            self.compared(f"{operator}:fwd t64 h2 k64 v64 f64 force=cuda.walk cuda")
         self.compared("gla:fwd t32 h1 k64 v64 bf16 force=cuda.recurrent cuda", below=0.07)
 
     def test_tensor_cores(self):

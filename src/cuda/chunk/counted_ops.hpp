@@ -24,7 +24,7 @@ struct CountedOps : ChunkOps<GateType> {
     using Leave = TileCounter::Leave;
     static constexpr bool per_channel = GateType::per_channel;
     // Of an element of decayed rows: its number and its decay, which one gate for all channels has once for a row where
-    // rows are read, and for four of them where they are written.
+    // rows are read, and for four of them, of doubles for two tiles, where they are written.
     static constexpr double read_loads = per_channel ? 2 : 1, write_loads = per_channel      ? 2
                                                                             : sizeof(T) == 8 ? 1.5
                                                                                              : 1.25;
@@ -197,6 +197,7 @@ struct CountedOps : ChunkOps<GateType> {
     void write(State next, State S, Decayed x, Tile b, int depth) {
         counter.access(S, K * TileCounter::parts(V));
         counter.fma(2 * K * TileCounter::parts(V));
+        if (sizeof(T) == 8) counter.access(plain_gate().through, K * V / 32.0);
         counter.multiply(state_parts(), next, Leave::store, x.rows, write_loads, b, Reach::row, K, V, depth,
                          Part::full);
     }

@@ -46,6 +46,7 @@ struct WalkKernels {
 // The chunk form: a block walks the chunks of a sequence and head (forward: a block of its values; backward: of a key
 // head). Blocks in double, of which shared memory lets in one, have more threads.
 constexpr int chunk_threads(bool in_double) { return in_double ? 2 * launched_threads : launched_threads; }
+constexpr int chunk_blocks(bool in_double, int otherwise) { return in_double ? 1 : otherwise; }
 template <class T, bool delta, bool channel_gate>
 WalkKernels walk_kernels();
 template <class T, bool delta, bool channel_gate>

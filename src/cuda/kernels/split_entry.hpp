@@ -11,13 +11,11 @@ namespace headrace::cuda {
 extern __shared__ __align__(16) char block_memory[];
 
 // The least of blocks on a multiprocessor, as those of a walk (walk_entry.hpp).
-template <class T>
-inline constexpr int sweep_blocks = sizeof(T) == 8 ? 1 : 3;
-template <class T>
-inline constexpr int gradient_blocks = sizeof(T) == 8 ? 1 : 2;
+inline constexpr int sweep_blocks = 3, gradient_blocks = 2;
 
 template <class Kernel, class T = typename Kernel::T>
-__global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), sweep_blocks<T>) split_sweeps(KernelArgs args) {
+__global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, sweep_blocks))
+    split_sweeps(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::sweeps);
     const Task task = task_of(blockIdx.x, args.HV, (args.V + args.value_columns - 1) / args.value_columns);
@@ -28,7 +26,8 @@ __global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), sweep_blocks<T>
 }
 
 template <class Kernel, class T = typename Kernel::T>
-__global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), gradient_blocks<T>) split_gradients(KernelArgs args) {
+__global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, gradient_blocks))
+    split_gradients(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::gradients);
     HEADRACE_ROLLED
@@ -51,11 +50,11 @@ SplitKernels split_kernels() {
     using Block = SplitKernel<Gate, delta, ChunkOps<Gate>>;
     using Sweeps = SplitKernel<Gate, delta, ChunkOps<Gate, few_values>>;
     return {{"split_sweeps", reinterpret_cast<const void*>(&split_sweeps<Sweeps>),
-             registers_allowed(chunk_threads(sizeof(T) == 8), sweep_blocks<T>), &split_memory<Sweeps, Use::sweeps>,
-             &split_sweeps_work<T, delta, channel_gate>},
+             registers_allowed(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, sweep_blocks)),
+             &split_memory<Sweeps, Use::sweeps>, &split_sweeps_work<T, delta, channel_gate>},
             {"split_gradients", reinterpret_cast<const void*>(&split_gradients<Block>),
-             registers_allowed(chunk_threads(sizeof(T) == 8), gradient_blocks<T>), &split_memory<Block, Use::gradients>,
-             &split_gradients_work<T, delta, channel_gate>}};
+             registers_allowed(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, gradient_blocks)),
+             &split_memory<Block, Use::gradients>, &split_gradients_work<T, delta, channel_gate>}};
 }
 
 }  // namespace headrace::cuda

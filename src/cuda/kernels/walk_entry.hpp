@@ -12,13 +12,11 @@ extern __shared__ __align__(16) char block_memory[];
 
 // The least of blocks on a multiprocessor, of which shared memory lets in no more: else ptxas saves registers for a
 // fourth, and spills (docs/cuda-kernels.md).
-template <class T>
-inline constexpr int forward_blocks = sizeof(T) == 8 ? 1 : 3;
-template <class T>
-inline constexpr int backward_blocks = sizeof(T) == 8 ? 1 : 2;
+inline constexpr int forward_blocks = 3, backward_blocks = 2;
 
 template <class Kernel, class T = typename Kernel::T>
-__global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), forward_blocks<T>) walk_forward(KernelArgs args) {
+__global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, forward_blocks))
+    walk_forward(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::forward);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
@@ -27,7 +25,8 @@ __global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), forward_blocks<
 }
 
 template <class Kernel, class T = typename Kernel::T>
-__global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), backward_blocks<T>) walk_backward(KernelArgs args) {
+__global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, backward_blocks))
+    walk_backward(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::backward);
     const Task task = task_of(blockIdx.x, args.H);
@@ -47,11 +46,11 @@ WalkKernels walk_kernels() {
     using Block = ChunkKernel<Gate, delta>;
     using Forward = ChunkKernel<Gate, delta, ChunkOps<Gate, few_values>>;
     return {{"walk_forward", reinterpret_cast<const void*>(&walk_forward<Forward>),
-             registers_allowed(chunk_threads(sizeof(T) == 8), forward_blocks<T>), &memory_of<Forward, Use::forward>,
-             &walk_forward_work<T, delta, channel_gate>},
+             registers_allowed(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, forward_blocks)),
+             &memory_of<Forward, Use::forward>, &walk_forward_work<T, delta, channel_gate>},
             {"walk_backward", reinterpret_cast<const void*>(&walk_backward<Block>),
-             registers_allowed(chunk_threads(sizeof(T) == 8), backward_blocks<T>), &memory_of<Block, Use::backward>,
-             &walk_backward_work<T, delta, channel_gate>}};
+             registers_allowed(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, backward_blocks)),
+             &memory_of<Block, Use::backward>, &walk_backward_work<T, delta, channel_gate>}};
 }
 
 }  // namespace headrace::cuda

@@ -4,8 +4,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <type_traits>
-
 #include "cuda/plumbing/kernel_args.hpp"
 #include "cuda/tiles/tile_ops.hpp"
 
@@ -102,8 +100,7 @@ HEADRACE_DEVICE void load_fours(Tile<T> dst, const char* from, std::int64_t step
 }
 
 // One token's worth of [B,T,H,X] per row; rows past the length, columns past the tensor's and all of an absent one
-// become zero. `of_f32`: whether the kernel meets tensors of that type.
-// A thread has `at_once` rows at once.
+// become zero. `of_f32`: whether the kernel meets tensors of that type. `at_once`: as above.
 template <bool of_f32 = true, int at_once = 4, class T>
 HEADRACE_DEVICE void load_tokens(Tile<T> dst, const Strided& tensor, const ChunkRange& range, std::int64_t head,
                                  int first_column, int columns) {

@@ -143,16 +143,15 @@ struct TileCounter {
             wait((before / 2 + 8 * steps) * quotient_up(blocks, warps), x, n);
             return barrier();
         }
-        const double terms = rows * (rows - 1) / 2.0, warps = parts(columns);
-        fma(terms * warps);
-        access(n, terms * warps, Reach::one);
-        access(x, (terms + 2.0 * rows) * warps);
+        const double terms = rows * (rows - 1) / 2.0, of_columns = parts(columns);
+        fma(terms * of_columns);
+        access(n, terms * of_columns, Reach::one);
+        access(x, (terms + 2.0 * rows) * of_columns);
         wait(terms * quotient_up(columns, threads()), x, n);
         barrier();
     }
 
-    // ---- tensors: load_tokens, whose threads have pieces of four rows at once where they lie so, over [rows, columns]
-    // ----
+    // ---- tensors, over [rows, columns]: load_tokens, whose threads have pieces of rows at once where they lie so ----
     template <class T>
     void load_tokens(double KernelWork::*bytes, const Strided& tensor, Tile<T> dst, int rows, int columns) {
         if (columns % 4 != 0) return load(bytes, tensor, dst, rows, columns);

@@ -108,7 +108,7 @@ struct AdditiveKernel {
 
     // What leaves the segment of a slot that no state enters, of 64 values.
     HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int first) {
-        const Walk walk = walk_of(args, slot);
+        const Walk walk = segment_walk(args, slot);
         if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
         begin(walk, head, first);
         if (walks()) {
@@ -394,11 +394,11 @@ struct AdditiveKernel {
     // has their product.
     HEADRACE_DEVICE void cross_chunk(int chunk, float* crossing) {
         const GateWalk& walk = args.gate_walk;
-        const bool narrow = walk.state_dtype == DType::bf16;
+        const bool narrow = !Format::splits_scores && walk.state_dtype == DType::bf16;
         const std::int64_t place = chunk_place(chunk), size = K * tensor_values * (narrow ? 2 : 4);
         ops.crossed.data =
             place < walk.in_d_v ? walk.states_in_d_v + place * size : walk.states + (place - walk.in_d_v) * size;
-        ops.crossed.narrow = narrow;
+        ops.crossed.is_bf16 = narrow;
         if (of_keys()) {
             ops.crossed.load(), ops.crossing = crossing;
         } else {

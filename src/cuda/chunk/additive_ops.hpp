@@ -38,7 +38,8 @@ struct AdditiveOps {
     // Of a gate's terms, where they are wanted.
     PartnerDots<Format> dots;
     bool dots_wanted = false;
-    SavedTiles<K / 8> crossed;     // the state that entered this chunk in the other walk
+    // The state that entered this chunk in the other walk, in bf16 for no tensors but those of bf16.
+    SavedTiles<K / 8, !Format::splits_scores> crossed;
     float* crossing;               // [1] its product with the one that enters here, of this warp, or null
     SavedTiles<token_tiles> left;  // outputs that are not complete, in place of those in rows, or nowhere
 

@@ -46,17 +46,17 @@ struct PartnerDots {
 };
 
 // Accumulators that one launch leaves to another, in f32 or bf16, in the order of the four warps that have them.
-template <int tiles>
+template <int tiles, bool or_bf16 = false>
 struct SavedTiles {
     char* data = nullptr;
-    bool narrow = false;  // bf16
+    bool is_bf16 = false;
     uint2 pairs[tiles];
 
     HEADRACE_DEVICE void save(const float (&values)[tiles][4]) const {
 #pragma unroll
         for (int tile = 0; tile < tiles; ++tile) {
             const float(&S)[4] = values[tile];
-            if (narrow) {
+            if (or_bf16 && is_bf16) {
                 reinterpret_cast<uint2*>(data)[at(tile)] = {ptx::round_to_bf16(S[0], S[1]),
                                                             ptx::round_to_bf16(S[2], S[3])};
             } else {
@@ -66,9 +66,11 @@ struct SavedTiles {
     }
     // Before the dot, which then waits for nothing; not in f32, as registers are few.
     HEADRACE_DEVICE void load() {
-        if (!narrow) return;
+        if constexpr (or_bf16) {
+            if (!is_bf16) return;
 #pragma unroll
-        for (int tile = 0; tile < tiles; ++tile) pairs[tile] = reinterpret_cast<const uint2*>(data)[at(tile)];
+            for (int tile = 0; tile < tiles; ++tile) pairs[tile] = reinterpret_cast<const uint2*>(data)[at(tile)];
+        }
     }
     // to += this, f32
     HEADRACE_DEVICE void add_to(float (&to)[tiles][4]) const {
@@ -85,8 +87,9 @@ struct SavedTiles {
 #pragma unroll
         for (int tile = 0; tile < tiles; ++tile) {
             const uint2 of = pairs[tile];
-            const float4 S = narrow ? float4{low_half(of.x), high_half(of.x), low_half(of.y), high_half(of.y)}
-                                    : reinterpret_cast<const float4*>(data)[at(tile)];
+            const float4 S = or_bf16 && is_bf16
+                                 ? float4{low_half(of.x), high_half(of.x), low_half(of.y), high_half(of.y)}
+                                 : reinterpret_cast<const float4*>(data)[at(tile)];
             const float(&D)[4] = state[tile];
             sum = fmaf(S.x, D[0], fmaf(S.y, D[1], fmaf(S.z, D[2], fmaf(S.w, D[3], sum))));
         }

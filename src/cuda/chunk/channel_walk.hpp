@@ -59,7 +59,7 @@ struct ChannelWalk {
 
     // One value head, values [first, first + value_columns): of sequence `place`, or of the segment of that slot.
     HEADRACE_DEVICE void forward(std::int64_t place, std::int64_t head, int first) {
-        const Walk walk = walk_of(args, place);
+        const Walk walk = delta ? whole_walk(sequence_of(args, place), place) : walk_of(args, place);
         if (walk.first_chunk < 0) return;
         const int first_chunk = delta ? 0 : static_cast<int>(walk.first_chunk);
         const bool in_between = first_chunk > 0;
@@ -77,7 +77,7 @@ struct ChannelWalk {
 
     // The additive rule: what leaves the segment of a slot that no state enters, of these values.
     HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int first) {
-        const Walk walk = walk_of(args, slot);
+        const Walk walk = segment_walk(args, slot);
         if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
         find_rows(walk, head, first);
         const int own = first + Ops::first_value(), c = static_cast<int>(threadIdx.x);
@@ -139,9 +139,9 @@ struct ChannelWalk {
         };
         const auto nothing = [](int) {};
         if constexpr (delta) {
-            each_chunk(first_chunk, compute_and_store, nothing);
+            each_chunk<false>(first_chunk, compute_and_store, nothing);
         } else {
-            each_chunk(first_chunk, compute_and_store, [&](int chunk) { fetch(first, chunk); });
+            each_chunk<states>(first_chunk, compute_and_store, [&](int chunk) { fetch(first, chunk); });
         }
     }
     // By the warps that have no values: each chunk's rows while the others walk the one before.
@@ -155,21 +155,25 @@ struct ChannelWalk {
             if (next < rows->end_chunk)
                 of.inputs.template prefetch<K>(first_token(next), length_of(next));
         };
-        each_chunk(0, [](int) {}, fetch_and_decay);
+        each_chunk<false>(
+            0, [](int) {}, fetch_and_decay);
     }
-    // compute(chunk) for each; arrive(chunk) one chunk ahead where there are two stages, behind it else.
-    template <class Compute, class Arrive>
+    // compute(chunk) for each, of which `some` says that there are some; arrive(chunk) one chunk ahead where there are
+    // two stages, behind it else.
+    template <bool some, class Compute, class Arrive>
     HEADRACE_DEVICE void each_chunk(int first_chunk, Compute compute, Arrive arrive) const {
         const int end_chunk = rows->end_chunk;
         const int ahead = args.stages - 1, first = first_chunk - ahead;
+        if (!some && first >= end_chunk) return;
+        int chunk = first;
         HEADRACE_ROLLED
-        for (int chunk = first; chunk < end_chunk; ++chunk) {
+        do {
             if (chunk > first) end_copies_of_block();
             // What follows from the chunk is computed where it stands, as registers are few.
             if (chunk + ahead < end_chunk) arrive(ptx::not_before(chunk + ahead));
             if (ahead == 0) end_copies_of_block();
             if (chunk >= first_chunk) compute(ptx::not_before(chunk));
-        }
+        } while (++chunk < end_chunk);
     }
     // Threads have a channel each, in double as its decays may all be one and near 1.
     HEADRACE_DEVICE void pass(const Stage& stage) {
@@ -306,7 +310,7 @@ struct ChannelWalk {
         if (delta) {
             const LowerCopy high{stage.solve.high, from.solve_high + place * LowerImage::size},
                 low{stage.solve.low, from.solve_low + place * LowerImage::size};
-            wants_outputs() ? copy_lower(by, high, low, scores) : copy_lower(by, high, low);
+            copy_lower(by, high, low, scores);
             copy_bytes<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk, by);
             copy_bytes<16>(stage.numbers, from.numbers + place * 4, by);
             if (const int own = static_cast<int>(threadIdx.x) - fetching * warp_lanes; own >= 0 && own < 2)

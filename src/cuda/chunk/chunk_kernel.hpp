@@ -136,9 +136,7 @@ struct ChunkKernel {
         d_e_sum = grouped && delta ? arena.tile<T>(C, key_columns) : t.d_e;
     }
     HEADRACE_DEVICE Tile adjoint(int member) const { return adjoints.from(member * key_columns, 0); }
-    HEADRACE_DEVICE std::int64_t chunks(const TokenRange& s) const {
-        return (s.end - s.begin + args.chunk - 1) / args.chunk;
-    }
+    HEADRACE_DEVICE std::int64_t chunks(const TokenRange& s) const { return parts_of(s.end - s.begin, args.chunk); }
     HEADRACE_DEVICE ChunkRange range_of(const TokenRange& s, std::int64_t chunk) const {
         const std::int64_t first = chunk * args.chunk, left = s.end - s.begin - first;
         const int length = static_cast<int>(left < args.chunk ? left : args.chunk);

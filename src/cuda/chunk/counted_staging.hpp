@@ -7,9 +7,9 @@ namespace headrace::cuda {
 
 BlockWork staged_copy_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
     KernelWork work;
-    work.input_bytes = bytes_of(args.q, copied_elements * args.K / std::max(args.K, args.V));
-    work.output_bytes = bytes_of(args.o, copied_elements);
-    work.memory_waits = copied_elements / launched_threads;
+    work.input_bytes = bytes_of(args.q, copied_rows * std::min(args.K, args.V));
+    work.output_bytes = bytes_of(args.o, copied_rows * args.V);
+    work.memory_waits = copied_rows / block_warps * quotient_up(args.V, warp_lanes);
     return {{}, work};
 }
 

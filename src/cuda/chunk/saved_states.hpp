@@ -6,8 +6,10 @@
 
 namespace headrace::cuda {
 
-template <class T, bool may_be_narrow>
+template <class T, bool narrows>
 struct SavedStates {
+    static constexpr bool or_narrower = narrows;
+
     char* data;      // [places, rows, columns] in multiples of 16 channels; may be null
     float* factors;  // [places, blocks] the power of two that `block` columns of a state were multiplied by, or null
     DType dtype;
@@ -15,18 +17,18 @@ struct SavedStates {
     Tile<T> widened;      // [rows, columns] where the type is narrower
     T* largest_of_warps;  // [block_warps] with factors
 
-    HEADRACE_DEVICE bool in_place() const { return !may_be_narrow || dtype == DType::f32; }
+    HEADRACE_DEVICE bool in_place() const { return !or_narrower || dtype == DType::f32; }
 
     // Columns [first, first + count) of the state at a place.
     HEADRACE_DEVICE void save(std::int64_t place, Tile<T> state, int first, int count) const {
         T factor = 1;
-        if (may_be_narrow && factors != nullptr) {
+        if (or_narrower && factors != nullptr) {
             factor = factor_of(largest(state, count));
             if (threadIdx.x == 0) *factor_at(place, first) = static_cast<float>(factor);
         }
         each_element(rows, count, [&](int c, int j) {
             const std::int64_t to = offset(place) + c * columns + first + j;
-            if (may_be_narrow) {
+            if (or_narrower) {
                 store_element<T>(data, dtype, to, state.at(c, j) * factor);
             } else {
                 reinterpret_cast<T*>(data)[to] = state.at(c, j);

@@ -20,8 +20,8 @@ struct JoinedSegments {
     }
     HEADRACE_DEVICE std::int64_t place(std::int64_t segment) const { return (slot + segment) * args.HV + head; }
     HEADRACE_DEVICE float initial(int c, int j) const {
-        const Strided& tensor = args.initial_state;
-        return tensor.given ? load_element<float>(tensor.data, tensor.dtype, offset_of(tensor, n, head, c, j)) : 0.0f;
+        const Strided& tensor = args.initial_state;  // in fp32 (plumbing/staging.hpp)
+        return tensor.given ? reinterpret_cast<const float*>(tensor.data)[offset_of(tensor, n, head, c, j)] : 0.0f;
     }
 };
 
@@ -161,7 +161,7 @@ struct TransitionJoin {
         const float* M[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) M[i] = halves + (part * K + (c + i * (K / 2) < args.K ? c + i * (K / 2) : 0)) * row;
-#pragma unroll 2
+#pragma unroll(K > 64 ? 2 : 1)
         for (int m = 0; m < count; m += 4) {
             const float4 upper = *reinterpret_cast<const float4*>(M[0] + m),
                          lower = *reinterpret_cast<const float4*>(M[1] + m);

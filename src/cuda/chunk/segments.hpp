@@ -17,23 +17,29 @@ struct Walk {
 // Segments of a sequence; one without tokens has one.
 HEADRACE_DEVICE std::int64_t segments_of(const KernelArgs& args, const TokenRange& s) {
     const std::int64_t tokens = s.end - s.begin;
-    return tokens == 0 ? 1 : quotient(tokens + args.segments.tokens - 1, args.segments.tokens);
+    return tokens == 0 ? 1 : parts_of(tokens, args.segments.tokens);
 }
 
-// Of sequence `place`, or of the segment in that slot.
-HEADRACE_DEVICE Walk walk_of(const KernelArgs& args, std::int64_t place) {
-    const auto chunks_of = [](const TokenRange& s) { return (s.end - s.begin + tensor_chunk - 1) / tensor_chunk; };
-    if (args.segments.tokens == 0) {
-        const TokenRange sequence = sequence_of(args, place);
-        return {place, sequence, 0, chunks_of(sequence), true};
-    }
-    const auto [n, segment] = part_at(args, place, args.segments.tokens);
-    const TokenRange sequence = sequence_of(args, n);
+// Of a sequence as a whole, of the segment in a slot, and of either.
+HEADRACE_DEVICE Walk whole_walk(const TokenRange& sequence, std::int64_t n) {
+    return {n, sequence, 0, parts_of(sequence.end - sequence.begin, tensor_chunk), true};
+}
+HEADRACE_DEVICE Walk segment_walk(const KernelArgs& args, const TokenRange& sequence, PartAt at) {
     const std::int64_t count = segments_of(args, sequence);
-    if (segment >= count) return {n, sequence, -1, -1, false};
-    const std::int64_t chunks = chunks_of(sequence), step = args.segments.tokens / tensor_chunk;
-    const std::int64_t end = (segment + 1) * step;
-    return {n, sequence, segment * step, end < chunks ? end : chunks, segment + 1 == count};
+    if (at.part >= count) return {at.n, sequence, -1, -1, false};
+    const std::int64_t chunks = parts_of(sequence.end - sequence.begin, tensor_chunk),
+                       step = args.segments.tokens / tensor_chunk, end = (at.part + 1) * step;
+    return {at.n, sequence, at.part * step, end < chunks ? end : chunks, at.part + 1 == count};
+}
+HEADRACE_DEVICE Walk segment_walk(const KernelArgs& args, std::int64_t slot) {
+    const PartAt at = part_at(args, slot, args.segments.tokens);
+    return segment_walk(args, sequence_of(args, at.n), at);
+}
+HEADRACE_DEVICE Walk walk_of(const KernelArgs& args, std::int64_t place) {
+    const bool whole = args.segments.tokens == 0;
+    const PartAt at = whole ? PartAt{place, 0} : part_at(args, place, args.segments.tokens);
+    const TokenRange sequence = sequence_of(args, at.n);
+    return whole ? whole_walk(sequence, at.n) : segment_walk(args, sequence, at);
 }
 
 // The chunk of a sequence, in running order.

@@ -79,7 +79,7 @@ struct SplitKernel {
     __host__ __device__ Saved saved(Arena& arena, char* data, float* factors, DType dtype, Use use) const {
         Saved saved{data, factors, dtype, chunk.key_columns, round_up(args.V, 16), round_up(args.value_columns, 16),
                     {},   {}};
-        const bool narrow = dtype == DType::bf16 || dtype == DType::f16;
+        const bool narrow = Saved::or_narrower && (dtype == DType::bf16 || dtype == DType::f16);
         if (narrow && use == Use::sweeps) saved.largest_of_warps = arena.take<T>(block_warps);
         if (narrow && use == Use::gradients) saved.widened = arena.tile<T>(saved.rows, saved.columns);
         return saved;

@@ -10,8 +10,8 @@ namespace headrace::cuda {
 // Everything here is multiplied with 16 bits on one side: roundings of reads and writes come back in both walks, and
 // what keys of few directions read in a gradient is far below its roundings (docs/decisions/003).
 template <int K, class Format>
-struct SweepKernel : SweepWalk<K, Format> {
-    using Base = SweepWalk<K, Format>;
+struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
+    using Base = SweepWalk<K, Format, (fetching_threads(K) > 0)>;
     using Base::args, Base::patches, Base::of_sequence, Base::state, Base::state_tiles, Base::warp_value;
     using Base::length_of, Base::place_of, Base::token_of;
 
@@ -47,13 +47,13 @@ struct SweepKernel : SweepWalk<K, Format> {
         const auto stages = static_cast<std::size_t>(args.stages);
         stage_bytes = column * ((args.undecayed_error ? 3 : 2) * K + 5 * 64);
         first_stage = arena.take<char>(stage_bytes * stages);
-        patches = Matrix<64>::take(arena, args.value_columns);
+        patches = Matrix<64>::take(arena, tensor_values);
         first_numbers = arena.take<float>(stage_numbers * stages);
         of_sequence = arena.take<typename Base::Sequence>(1);
         keys = arena.take<Keys>(1);
     }
 
-    // ---- sequence n, one value head, values [first, first + args.value_columns) ----
+    // ---- sequence n, one value head, values [first, first + 64) ----
     HEADRACE_DEVICE void states(std::int64_t n, std::int64_t head, int first) {
         const TokenRange sequence = sequence_of(args, n);
         find_rows<false>(sequence, n, head, first);
@@ -99,8 +99,8 @@ struct SweepKernel : SweepWalk<K, Format> {
             this->template find_sequence<gradients>(s, n, head, first);
             *keys = {rows_of(args.q, all, key_head, 0), rows_of(args.k, all, key_head, 0),
                      rows_of(args.undecayed_error ? args.p : args.k, all, key_head, 0), false};
-            keys->whole = args.K == K && args.V - first >= tensor_values && args.value_columns == tensor_values &&
-                          keys->q.near() && keys->k.near() && keys->e.near() && of_sequence->rows.near();
+            keys->whole = args.K == K && args.V - first >= tensor_values && keys->q.near() && keys->k.near() &&
+                          keys->e.near() && of_sequence->rows.near();
         }
         ptx::sync_block();
     }
@@ -109,7 +109,7 @@ struct SweepKernel : SweepWalk<K, Format> {
         const Stage stage = stage_of(turn);
         const std::int64_t token = token_of(chunk), place = place_of(chunk), matrix = place * LowerImage::size;
         const int length = length_of(chunk);
-        const Warps by = fetching_warps(args);
+        const Warps by = fetching_warps();
         if (length == tensor_chunk && keys->whole) {
             const int thread = by.first * warp_lanes;
             if (gradients) copy_whole(stage.q, keys->q.from(token), thread);
@@ -124,7 +124,7 @@ struct SweepKernel : SweepWalk<K, Format> {
                 copy_rows<K, 0>(to, from.from(token), length, tensor_chunk, args.K, K, by);
             }
             copy_rows<64, 0>(stage.rows, of_sequence->rows.from(token), length, tensor_chunk, args.V - first,
-                             args.value_columns, by);
+                             tensor_values, by);
         }
         const Prepared& from = args.prepared;
         const LowerCopy high{stage.solve.high, from.solve_high + matrix}, low{stage.solve.low, from.solve_low + matrix};
@@ -164,7 +164,7 @@ struct SweepKernel : SweepWalk<K, Format> {
         if constexpr (has_others) {
             meet(scored_barrier);
             add_sums(y, left_sums(now.P.high, warp()));
-            ptx::arrive_threads(taken_barrier, 2 * walking_threads());
+            ptx::arrive_threads(taken_barrier, 2 * walking_threads);
         } else {
             Base::add_lower_of_rows(y, now.rows, warp_value(), now.P);
         }
@@ -211,11 +211,10 @@ struct SweepKernel : SweepWalk<K, Format> {
     }
 
     // ---- what the warps beside leave to those that walk back: sums as lanes hold them, where the operands were ----
-    HEADRACE_DEVICE int walking_threads() const { return walking_warps(args).count * warp_lanes; }
-    HEADRACE_DEVICE void meet(int barrier) const { ptx::meet_threads(barrier, 2 * walking_threads()); }
+    HEADRACE_DEVICE void meet(int barrier) const { ptx::meet_threads(barrier, 2 * walking_threads); }
     // The warp that has the values which this one's sums are of, or none.
-    HEADRACE_DEVICE int of_other() const { return warp() - walking_warps(args).count; }
-    HEADRACE_DEVICE bool is_beside() const { return has_others && of_other() < walking_warps(args).count; }
+    HEADRACE_DEVICE int of_other() const { return warp() - block_warps; }
+    HEADRACE_DEVICE bool is_beside() const { return has_others && of_other() < block_warps; }
     HEADRACE_DEVICE static float4* left_sums(Matrix<64> memory, int pair) {
         return reinterpret_cast<float4*>(memory.data) + pair * token_tiles * warp_lanes + lane_here();
     }
@@ -240,9 +239,9 @@ struct SweepKernel : SweepWalk<K, Format> {
         if (!is_beside()) return;
         TokenSums y;
         Base::add_lower_of_rows(y, now.rows, 16 * of_other(), now.P, false);
-        ptx::sync_threads(beside_barrier, walking_threads());  // all have read P
+        ptx::sync_threads(beside_barrier, walking_threads);  // all have read P
         leave_sums(left_sums(now.P.high, of_other()), y);
-        ptx::arrive_threads(scored_barrier, 2 * walking_threads());
+        ptx::arrive_threads(scored_barrier, 2 * walking_threads);
     }
     HEADRACE_DEVICE void leave_reads(const Stage& now) const {
         if (!is_beside()) return;
@@ -252,7 +251,7 @@ struct SweepKernel : SweepWalk<K, Format> {
 #pragma unroll
         for (int group = 0; group < groups; ++group)
             leave_sums(left_sums(left_reads(now, group), of_other()), sums[group]);
-        ptx::arrive_threads(reads_barrier, 2 * walking_threads());
+        ptx::arrive_threads(reads_barrier, 2 * walking_threads);
     }
 };
 

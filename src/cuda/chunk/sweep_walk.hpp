@@ -13,7 +13,7 @@ HEADRACE_DEVICE bool keys_overlap(const KernelArgs& args, std::int64_t place) {
 }
 
 // With the state in registers, or the gradient of one.
-template <int K, class Format>
+template <int K, class Format, bool has_others>
 struct SweepWalk {
     struct Nothing {
         HEADRACE_DEVICE void operator()(int, int) const {}
@@ -61,8 +61,8 @@ struct SweepWalk {
     }
 
     // Which warps have values, and which fetch: those without, where there are any.
-    HEADRACE_DEVICE bool walks() const { return warp() < walking_warps(args).count; }
-    HEADRACE_DEVICE bool fetches() const { return warp() >= fetching_warps(args).first; }
+    HEADRACE_DEVICE bool walks() const { return !has_others || warp() < block_warps; }
+    HEADRACE_DEVICE bool fetches() const { return !has_others || warp() >= block_warps; }
 
     // The chunks of a sequence, from the first one or the last: fetch(chunk, turn) queues copies of what
     // compute(chunk, turn) reads, args.stages turns at once. Beside it the warps that do not walk have before(chunk,
@@ -143,7 +143,8 @@ struct SweepWalk {
         return *stage.overlap != static_cast<std::int32_t>(KeyOverlap::none);
     }
     HEADRACE_DEVICE void take_rest(Matrix<64> low, std::int64_t place) const {
-        replace_lower(low, LowerImage{args.prepared.solve_rest}.of(place).first, walking_warps(args));
+        replace_lower(low, LowerImage{args.prepared.solve_rest}.of(place).first,
+                      {0, has_others ? block_warps : warps()});
     }
     HEADRACE_DEVICE static void scale_into(TokenSums& to, const TokenSums& from, const float* factors) {
 #pragma unroll

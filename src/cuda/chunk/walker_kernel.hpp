@@ -57,14 +57,14 @@ struct WalkerKernel {
         first_stage = arena.take<char>(stage_bytes * stages);
         first_numbers = arena.take<float>(stage_numbers * stages);
         rows = arena.take<Rows>(1);
-        if (!Ops::leaves_outputs) patch.matrix = Matrix<64>::take(arena, args.value_columns);
-        if (Ops::leaves_outputs && args.o.given) left = LeftOperands<K, Format>::take(arena, args.value_columns / 16);
+        if (!Ops::leaves_outputs) patch.matrix = Matrix<64>::take(arena, tensor_values);
+        if (Ops::leaves_outputs && args.o.given) left = LeftOperands<K, Format>::take(arena, block_warps);
 #ifdef __CUDA_ARCH__
         patch.matrix.data += Ops::first_value() * 64;
 #endif
     }
 
-    // One value head, values [first, first + value_columns): of sequence `place`, or of the segment of that slot.
+    // One value head, values [first, first + 64): of sequence `place`, or of the segment of that slot.
     HEADRACE_DEVICE void forward(std::int64_t place, std::int64_t head, int first) {
         const Walk walk = walk_of(args, place);
         if (walk.first_chunk < 0) return;
@@ -76,12 +76,12 @@ struct WalkerKernel {
         if (walks() && rows->last) store(args.final_state, walk.n, head, columns);
     }
 
-    // What leaves the segment of a slot: of its own values, value_columns from `first` on; or, behind the blocks of
+    // What leaves the segment of a slot: of its own values, 64 from `first` on; or, behind the blocks of
     // values, of as many channels of the state that enters.
     HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int first) {
-        const Walk walk = walk_of(args, slot);
+        const Walk walk = segment_walk(args, slot);
         if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
-        const int values = round_up(args.V, args.value_columns);
+        const int values = round_up(args.V, tensor_values);
         const bool transition = first >= values;
         const Columns columns{transition ? first - values : first, transition ? round_up(args.K, 4) : args.V,
                               !transition};
@@ -103,10 +103,10 @@ struct WalkerKernel {
         return {reinterpret_cast<char*>(data), {args.HV * head, head, columns, 1}, DType::f32, true};
     }
 
-    HEADRACE_DEVICE bool walks() const { return warp() < walking_warps(args).count; }
+    HEADRACE_DEVICE bool walks() const { return warp() < block_warps; }
     // The warp that walks with the values whose outputs this one computes, if there is one.
-    HEADRACE_DEVICE int of_other() const { return warp() - walking_warps(args).count; }
-    HEADRACE_DEVICE bool fetches() const { return warp() >= fetching_warps(args).first; }
+    HEADRACE_DEVICE int of_other() const { return warp() - block_warps; }
+    HEADRACE_DEVICE bool fetches() const { return warp() >= fetching_warps().first; }
 
     // The walk's chunks, from the state in registers to that behind them. `exact`: in every chunk; else where the
     // numbers of all chunks of the sequence up to it ask for it, as in a walk without segments.
@@ -121,7 +121,7 @@ struct WalkerKernel {
             if (ahead == 0) end_copies_of_block();
             if (!walks()) {
                 if constexpr (Ops::leaves_outputs) {
-                    if (outputs && chunk >= walk.first_chunk && of_other() < walking_warps(args).count)
+                    if (outputs && chunk >= walk.first_chunk && of_other() < block_warps)
                         compute_outputs(stage_of(chunk), chunk, columns);
                 }
                 continue;
@@ -138,21 +138,19 @@ struct WalkerKernel {
     }
     // By another warp than that which walks.
     HEADRACE_DEVICE void compute_outputs(const Stage& stage, std::int64_t chunk, Columns columns) const {
-        const Warps walking = walking_warps(args);
         const std::int64_t image = (rows->first_place + chunk * args.HV) * LowerImage::size;
         const ChunkOutputs<K, Format> outputs{stage.q,
                                               stage.numbers,
                                               stage.scores,
                                               reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at),
                                               args.prepared.scores_low + image,
-                                              {walking.count, walking.count}};
+                                              {block_warps, block_warps}};
         const LeftOperands<K, Format> from = left.of_pair(of_other(), stage.solve);
         TokenSums sums;
-        const int threads = 2 * walking.count * warp_lanes;
-        ptx::meet_threads(left_state_barrier, threads);
+        ptx::meet_threads(left_state_barrier, 2 * walking_threads);
         outputs.read_state(
             sums, [&](int step) { return from.left_state(step); }, from.left_factors());
-        ptx::meet_threads(left_values_barrier, threads);
+        ptx::meet_threads(left_values_barrier, 2 * walking_threads);
         outputs.add_scores(sums, [&](int step) { return from.left_values(step); });
         const OutputPatch of_values = left.patch_of_pair(of_other(), stage.solve);
         ptx::sync_warp();
@@ -164,7 +162,7 @@ struct WalkerKernel {
         ops.exact = reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at);
         // Where keys overlap, what is written are small differences.
         ops.exact_reads = exactness.reads, ops.exact_writes = exactness.writes || ops.exact[0] != 0;
-        ops.scores_low = args.prepared.scores_low, ops.walking = walking_warps(args);
+        ops.scores_low = args.prepared.scores_low;
         ops.leaves = Ops::leaves_outputs && outputs;
         if (ops.leaves) ops.left = left.of_pair(warp(), stage.solve);
         ops.place = static_cast<int>(rows->first_place + chunk * args.HV);
@@ -215,7 +213,7 @@ struct WalkerKernel {
                                 args.undecayed_error ? norm(e) : of_k,
                                 {Format::first(stage.v.at(i, value)), Format::first(stage.v.at(i, value + 8))}},
                                k, e, [gate](int, int) { return gate; }, args.undecayed_error);
-            if (i < first_output) continue;
+            if (!outputs || i < first_output) continue;
             const float2 found = recurrence.read(q);
             const float factor = static_cast<float>(args.scale) * norm(q);
             store_token(rows->o.from(chunk * tensor_chunk + i), columns, own, {factor * found.x, factor * found.y});
@@ -260,8 +258,7 @@ struct WalkerKernel {
                      walk.last,
                      false};
             rows->whole = args.K == K && columns.of_values && columns.all - columns.first >= tensor_values &&
-                          args.value_columns == tensor_values && rows->q.near() && rows->k.near() && rows->e.near() &&
-                          rows->v.near();
+                          rows->q.near() && rows->k.near() && rows->e.near() && rows->v.near();
         }
         ptx::sync_block();
     }
@@ -273,7 +270,7 @@ struct WalkerKernel {
         const Stage stage = stage_of(chunk);
         const std::int64_t first = chunk * tensor_chunk, place = rows->first_place + chunk * args.HV;
         const int length = length_of(chunk), values = columns.of_values ? columns.all - columns.first : 0;
-        const Warps by = fetching_warps(args);
+        const Warps by = fetching_warps();
         if (length == tensor_chunk && rows->whole) {
             const int thread = by.first * warp_lanes;
             if (outputs) copy_whole(stage.q, rows->q.from(first), thread);
@@ -287,7 +284,7 @@ struct WalkerKernel {
                 const TokenRows& from = which == 0 ? rows->q : which == 1 ? rows->k : rows->e;
                 copy_rows<K, 0>(to, from.from(first), length, tensor_chunk, args.K, K, by);
             }
-            copy_rows<64, 0>(stage.v, rows->v.from(first), length, tensor_chunk, values, args.value_columns, by);
+            copy_rows<64, 0>(stage.v, rows->v.from(first), length, tensor_chunk, values, tensor_values, by);
         }
         const LowerCopy high{stage.solve.high, args.prepared.solve_high + place * LowerImage::size},
             low{stage.solve.low, args.prepared.solve_low + place * LowerImage::size},

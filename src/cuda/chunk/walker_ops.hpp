@@ -11,6 +11,9 @@
 
 namespace headrace::cuda {
 
+// Of a block that walks with 64 values.
+inline constexpr int walking_threads = block_warps * warp_lanes;
+
 template <int K, class Format>
 struct WalkerOps {
     // Whether others compute the outputs, which are those that fetch.
@@ -44,7 +47,6 @@ struct WalkerOps {
     const std::int32_t* exact;
     const std::uint16_t* scores_low;
     int place;
-    Warps walking;
     LeftOperands<K, Format> left;  // to this warp's other, where outputs are wanted of it
     bool leaves;                   // whether they are
 
@@ -72,7 +74,7 @@ struct WalkerOps {
         } else {
             read_of<Left::high, K, Format>(values, of_state, x.x.matrix, factors);
         }
-        if (leaves) ptx::arrive_threads(left_state_barrier, 2 * walking.count * warp_lanes);
+        if (leaves) ptx::arrive_threads(left_state_barrier, 2 * walking_threads);
         scale_tokens(values, x.factors);
         add_transposed<Format>(values, v.matrix, first_value());
     }
@@ -89,15 +91,16 @@ struct WalkerOps {
     HEADRACE_DEVICE void read_and_score(Tile o, Decayed x, State, Tile P, Tile) const {
         const auto d = [&](int step) { return left_operand(values, step); };
         if constexpr (leaves_outputs) {
-            ptx::sync_threads(solved_barrier, walking.count * warp_lanes);
+            ptx::sync_threads(solved_barrier, walking_threads);
 #pragma unroll
             for (int step = 0; step < token_steps; ++step) left.leave_values(step, d(step));
-            ptx::arrive_threads(left_values_barrier, 2 * walking.count * warp_lanes);
+            ptx::arrive_threads(left_values_barrier, 2 * walking_threads);
         } else {
             const auto factors = Format::RowFactors::of(state);
             TokenSums sums;
             const ChunkOutputs<K, Format> outputs{
-                x.x.matrix, x.factors, P.split, exact, scores_low + ptx::not_before(place) * LowerImage::size, walking};
+                x.x.matrix,      x.factors, P.split, exact, scores_low + ptx::not_before(place) * LowerImage::size,
+                {0, block_warps}};
             outputs.read_state(
                 sums, [&](int step) { return left_operand<Format>(state, step, factors); }, factors);
             outputs.add_scores(sums, d);

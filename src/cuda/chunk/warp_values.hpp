@@ -93,23 +93,19 @@ HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPat
     }
 }
 
-// Of a block that walks, with a warp for each 16 of its values: those warps, and the four that fetch, which are others
-// where there are any: what they wait for holds up none that computes.
-HEADRACE_DEVICE Warps walking_warps(const KernelArgs& args) { return {0, args.value_columns / 16}; }
-HEADRACE_DEVICE Warps fetching_warps(const KernelArgs& args) {
-    const int walking = walking_warps(args).count;
-    return {warps() > walking ? walking : 0, block_warps};
-}
+// The four warps that fetch, others than those that walk where there are any: what they wait for holds up none that
+// computes.
+HEADRACE_DEVICE Warps fetching_warps() { return {warps() > block_warps ? block_warps : 0, block_warps}; }
 
-// Queues copies of lower triangular matrices, by the first four of the warps, or fewer; above the diagonal's blocks
-// nothing is written.
+// Queues copies of lower triangular matrices, by the first four of the warps, or fewer (by_few); above the diagonal's
+// blocks nothing is written.
 struct LowerCopy {
     Matrix<64> to;
     const std::uint16_t* from;  // LowerImage
 };
-template <class... Copies>
+template <bool by_few = false, class... Copies>
 HEADRACE_DEVICE void copy_lower(Warps by, Copies... copies) {
-    if (by.count < block_warps) {
+    if (by_few && by.count < block_warps) {
         const auto copy_piece = [&](int i, int j) {
             const int to = Matrix<64>::place(i, j), from = LowerImage::place(i, j);
             (ptx::copy_16(ptx::shared_address(copies.to.data + to), copies.from + from, 16), ...);

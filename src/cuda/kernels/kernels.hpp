@@ -132,9 +132,9 @@ template <int K>
 BlockWork channel_states_work(const KernelArgs& args, std::size_t shared_limit);
 BlockWork channel_join_work(const KernelArgs& args, std::size_t shared_limit);
 
-// Before and behind kernels on tensor cores (plumbing/staging.hpp): a block has so many elements of a copy, and
+// Before and behind kernels on tensor cores (plumbing/staging.hpp): a block has so many rows of a copy, and
 // tensor_chunk tokens of a head's log decays.
-inline constexpr int copied_elements = 8 * launched_threads;
+inline constexpr int copied_rows = 32;
 Kernel staged_copy_kernel();
 Kernel log_decays_kernel(bool of_channels);
 BlockWork staged_copy_work(const KernelArgs& args, std::size_t shared_limit);

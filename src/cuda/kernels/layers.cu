@@ -17,8 +17,8 @@ inline constexpr int convolution_blocks = 6;
 template <class T, LayerPart part>
 __global__ void __launch_bounds__(block_threads, convolution_blocks) convolution(ConvolutionArgs args) {
     Arena arena{layer_memory, nullptr, shared_limit};
-    const std::int64_t strips = (args.D + warp_lanes - 1) / warp_lanes, item = blockIdx.x / strips;
-    Convolution<T> kernel(args, arena, blockIdx.x % strips * warp_lanes);
+    const std::int64_t strips = (args.D + warp_lanes - 1) / warp_lanes, item = quotient(blockIdx.x, strips);
+    Convolution<T> kernel(args, arena, (blockIdx.x - item * strips) * warp_lanes);
     if constexpr (part == LayerPart::forward) kernel.forward(item);
     if constexpr (part == LayerPart::state) kernel.leave_state(item);
     if constexpr (part == LayerPart::backward) kernel.backward(item);

@@ -7,11 +7,11 @@ namespace headrace::cuda {
 
 // Of [N,T,H,.] columns [0, V) of args.o from args.q, which has K of them, the others zero.
 __global__ void __launch_bounds__(block_threads) staged_copy(const __grid_constant__ KernelArgs args) {
-    const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * copied_elements,
-                       left = args.N * args.T * args.H * args.V - first;
-    each(left < copied_elements ? static_cast<int>(left) : copied_elements, [&](int i) {
-        const std::int64_t place = first + i, row = place / args.V, head = row % args.H, token = row / args.H % args.T,
-                           n = row / args.H / args.T, c = place % args.V;
+    const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * copied_rows,
+                       left = args.N * args.T * args.H - first;
+    each_element(left < copied_rows ? static_cast<int>(left) : copied_rows, args.V, [&](int i, int c) {
+        const Task row = task_of(first + i, args.T, args.H);
+        const std::int64_t n = row.place, token = row.head, head = row.part;
         const float value = c < args.K ? load_element<float>(args.q.data, args.q.dtype,
                                                              offset_of(args.q, n, token, head, c))
                                        : 0.0f;

@@ -134,8 +134,8 @@ KernelArgs args_of_log_decays(const Problem& problem, KernelArgs args) {
 }
 
 std::int64_t blocks_of_copy(const KernelArgs& args) {
-    const std::int64_t elements = args.N * args.T * args.H * args.V;
-    return (elements + copied_elements - 1) / copied_elements;
+    const std::int64_t rows = args.N * args.T * args.H;
+    return (rows + copied_rows - 1) / copied_rows;
 }
 std::int64_t blocks_of_log_decays(const Problem& problem) {
     if (problem.channel_gate) return problem.B * problem.HV * ((problem.T + tensor_chunk - 1) / tensor_chunk);

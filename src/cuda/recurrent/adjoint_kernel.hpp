@@ -137,7 +137,7 @@ struct AdjointKernel {
     }
     // Takes S over the range; keeps the state before every token in `states` unless empty.
     HEADRACE_DEVICE void replay(const ChunkRange& range, std::int64_t head, Tile states) {
-        tokens.load_keys(range, head / args.group);
+        tokens.load_keys(range, quotient(head, args.group));
         load_head(range, head);
         HEADRACE_ROLLED
         for (int i = 0; i < range.length; ++i) {

@@ -162,7 +162,7 @@ struct RecurrentKernel {
         const auto at = [&](const Strided& tensor, std::int64_t of_head, int column) {
             return address_of(tensor, offset_of(tensor, row, token, of_head, column));
         };
-        const std::int64_t key_head = head / args.group;
+        const std::int64_t key_head = quotient(head, args.group);
         place = {at(args.q, key_head, Ops::row()),
                  at(args.k, key_head, Ops::row()),
                  at(args.p, key_head, Ops::row()),

@@ -37,6 +37,11 @@ HEADRACE_DEVICE Warps warps_from(int first) { return {first, warps() - first}; }
 HEADRACE_DEVICE std::int64_t quotient(std::int64_t a, std::int64_t b) {
     return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
 }
+// Of tokens, parts of so many, a multiple of 16, of which there are fewer than 2^32: those that are whole, and all.
+HEADRACE_DEVICE std::int64_t whole_parts(std::int64_t tokens, int of) {
+    return quotient(static_cast<std::int64_t>(static_cast<std::uint64_t>(tokens) / 16), static_cast<unsigned>(of) / 16);
+}
+HEADRACE_DEVICE std::int64_t parts_of(std::int64_t tokens, int of) { return whole_parts(tokens + of - 1, of); }
 // What a block or warp of that number is for: a head of a place (a sequence, a segment, a chunk), a part of it.
 struct Task {
     std::int64_t place, head;

@@ -7,7 +7,10 @@ namespace headrace::cuda {
 
 // Parts (chunks, segments) of so many tokens of the sequences before sequence n: an upper bound that needs no lengths.
 HEADRACE_DEVICE std::int64_t parts_before(const KernelArgs& args, const TokenRange& s, std::int64_t n, int tokens) {
-    return args.cu_seqlens.given ? s.begin / tokens + n : n * ((args.T + tokens - 1) / tokens);
+    return args.cu_seqlens.given ? whole_parts(s.begin, tokens) + n : n * parts_of(args.T, tokens);
+}
+HEADRACE_DEVICE std::int64_t parts_before_ragged(const KernelArgs& args, std::int64_t n, int tokens) {
+    return whole_parts(load_integer(args.cu_seqlens, n * args.cu_seqlens.stride[0]), tokens) + n;
 }
 // Where such a part of sequence n and a head is saved.
 HEADRACE_DEVICE std::int64_t saved_place(const KernelArgs& args, const TokenRange& s, std::int64_t n, std::int64_t head,
@@ -22,17 +25,16 @@ struct PartAt {
 };
 HEADRACE_DEVICE PartAt part_at(const KernelArgs& args, std::int64_t row, int tokens) {
     if (!args.cu_seqlens.given) {
-        const std::int64_t parts = (args.T + tokens - 1) / tokens;
-        const Task at = task_of(row, parts);
+        const Task at = task_of(row, parts_of(args.T, tokens));
         return {at.place, at.head};
     }
     std::int64_t n = 0, end = args.N;  // row n belongs to a sequence in [n, end)
     HEADRACE_ROLLED
     while (end - n > 1) {
         const std::int64_t middle = (n + end) / 2;
-        (parts_before(args, sequence_of(args, middle), middle, tokens) <= row ? n : end) = middle;
+        (parts_before_ragged(args, middle, tokens) <= row ? n : end) = middle;
     }
-    return {n, row - parts_before(args, sequence_of(args, n), n, tokens)};
+    return {n, row - parts_before_ragged(args, n, tokens)};
 }
 
 // Of the sums of a head's parameters, one per sequence or chunk, those of number n.

@@ -25,10 +25,13 @@ inline bool may_be_narrow(const ProblemLine& line) {
     return size_of(line.dtype) == 2 && !(line.dtype == DType::f16 && tiny);
 }
 
-// f32 (f64 for f64); with some seeds the 16-bit type of the problem. `which` of the gates, betas and their parameters.
+// f32 (f64 for f64); with some seeds the 16-bit type of the problem, or f32 or bf16 beside f64. `which` of the gates,
+// betas and their parameters.
 inline DType dtype_of_gate(const ProblemLine& line, int which) {
-    const bool narrow = variant(line, gate_dtype, 4) == 1 && (variant(line, gate_dtype_of, 8) >> which & 1);
-    return may_be_narrow(line) && narrow ? line.dtype : wide_dtype(line);
+    const std::int64_t of = variant(line, gate_dtype_of, 16);
+    if (variant(line, gate_dtype, 4) != 1 || (of >> which & 1) == 0) return wide_dtype(line);
+    if (line.dtype == DType::f64) return of < 8 ? DType::f32 : DType::bf16;
+    return may_be_narrow(line) ? line.dtype : wide_dtype(line);
 }
 // The same of the states that a caller gives, and of their gradients.
 inline DType dtype_of_states(const ProblemLine& line) {

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "behaviours.hpp"
+#include "formula_ends.hpp"
 
 namespace headrace::test {
 namespace {
@@ -91,6 +92,21 @@ Status status_with(CallTensors& made, const std::string& name, std::int64_t elem
     if (!status.ok() && looked_first) expect_same_bits(before, written(made.call), name);
     tensor.set(element, old);
     return status;
+}
+
+TEST(Numerics, N2_EndsOfFormulas) {
+    for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "comba", "kda"}) {
+        for (const std::string direction : {":fwd t40", ":bwd t40", ":step t2"}) {
+            for (const char* type : {" k16 f64", " k16 f32", " k64 bf16", " k64 f16"}) {
+                for (const std::string& text : lines_of_formulas(op, direction + type)) {
+                    for (const ProblemLine& line : forced_lines(text)) {
+                        CallTensors made = tensors_at_ends(line);  // anew, as steps write over their states
+                        expect_right_by_each(made, {line.force}, text);
+                    }
+                }
+            }
+        }
+    }
 }
 
 TEST(Numerics, N4_BadGatesAreRefusedByName) {

@@ -1,0 +1,26 @@
+// Raw gates and betas at the ends of what their formulas take, in every CUDA kernel that reads them.
+#include "tests/cuda/device_runs.hpp"
+#include "tests/formula_ends.hpp"
+
+namespace headrace::test {
+namespace {
+
+TEST(CudaFormulas, N2_EndsOfTheirRange) {
+    for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "kda"}) {
+        for (const std::string direction : {":fwd t40", ":bwd t40", ":step t2"}) {
+            for (const char* type : {" k16 f32", " k64 bf16", " k16 f64", " k100 f64", " k200 f64"}) {
+                for (const std::string& text : lines_of_formulas(op, direction + type + " cuda")) {
+                    for (const ProblemLine& line : forced_lines(text)) {
+                        CallTensors made = tensors_at_ends(line);
+                        const harness::Expected expected = harness::expect(made.call);
+                        run_there(made);
+                        expect_within_bars(made.call, expected.outputs, format(line), expected.terms);
+                    }
+                }
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace headrace::test

@@ -169,8 +169,6 @@ def main(words=None):
     parser.add_argument("--texts", help="folder that HEADRACE_PTX_DUMP wrote")
     parser.add_argument("--bar", type=float, default=0.95, help="least share of each kernel's statements")
     parser.add_argument("--without", default="(?!)", help="a regular expression: kernels that the bar is not for")
-    parser.add_argument("--lower", nargs=2, action="append", default=[], metavar=("REGEX", "SHARE"),
-                        help="another bar for kernels of such names")
     parser.add_argument("--stretches", type=int, default=3, help="how many stretches of each kernel to print")
     arguments = parser.parse_args(words)
     statements, counts, lanes = read_counts(arguments.counts)
@@ -182,8 +180,7 @@ def main(words=None):
     names, below, places = readable(sorted(statements)), 0, reached_places(texts, counts)
     for kernel in sorted(statements):
         executed, share = shares_of(kernel, statements[kernel], texts, counts, places)
-        bar = min([float(lower) for name, lower in arguments.lower if re.search(name, names[kernel])] + [arguments.bar])
-        is_below = share < bar and not re.search(arguments.without, names[kernel])
+        is_below = share < arguments.bar and not re.search(arguments.without, names[kernel])
         below += is_below
         by_place = f" ({share:.1%} by source lines)" if places else ""
         together = lanes_together(counts[kernel], lanes[kernel])
@@ -194,7 +191,7 @@ def main(words=None):
     if places:
         print_places(texts, counts, places)
     total = sum(len(lines) for lines in counts.values()) / max(1, sum(statements.values()))
-    print(f"{total:7.1%} in all, {len(statements)} kernels, {below} below their bar, {arguments.bar}")
+    print(f"{total:7.1%} in all, {len(statements)} kernels, {below} below the bar, {arguments.bar}")
     return 1 if below or not statements else 0
 
 

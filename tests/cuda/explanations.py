@@ -46,9 +46,10 @@ def library(mutant, _problems, _checks):
 
 
 def division(mutant, _problems, _checks):
-    """Of a signed division, the correction for negative numbers, of which there are none, or its path in 64 bits."""
-    line = source_line(mutant)
-    return ("/" in line.split("//")[0] or "%" in line) and not mutant.original.startswith(("ld", "st"))
+    """Of a signed division, the correction for negative numbers, of which there are none."""
+    line = re.sub(r'"[^"]*"|//.*', "", source_line(mutant))
+    of_integers = re.search(r"\.[sub](32|64)\b", mutant.original) and not mutant.original.startswith(("ld", "st"))
+    return bool(of_integers) and ("/" in line or "%" in line)
 
 
 def skipped_zeros(mutant, _problems, _checks):

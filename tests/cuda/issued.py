@@ -58,7 +58,7 @@ WITH_FETCHING, FETCHING = ("tensor_walk", "tensor_sweeps"), 4  # kernels with mo
 # double few lanes compute the decays of one gate per token and their gradients.
 LANES = 0.85
 FEWER = {"tensor_gradients": 0.75, "channel_gradients": 0.75, "channel_walk": 0.75, "channel_prepare": 0.84,
-         "split_gradients": 0.65, "split_sweeps": 0.74}
+         "split_gradients": 0.65, "split_sweeps": 0.73}
 
 
 class Row(typing.NamedTuple):

@@ -33,12 +33,12 @@ HEADRACE_DEVICE void store_element(char* target, DType dtype, std::int64_t index
     }
 }
 
-// Of 4 or 8 bytes by the same loads, without a branch: of 4, both are the number.
+// Of 4 or 8 bytes by the same loads, without a branch.
 HEADRACE_DEVICE std::int64_t load_integer(const Strided& tensor, std::int64_t offset) {
     const bool is_short = tensor.dtype == DType::i32;
     const std::int32_t* words = reinterpret_cast<const std::int32_t*>(tensor.data) + (is_short ? offset : 2 * offset);
-    const std::int64_t low = words[0], high = words[is_short ? 0 : 1];
-    return is_short ? low : high << 32 | (low & 0xffffffff);
+    const std::int32_t low = words[0], second = words[is_short ? 0 : 1], high = is_short ? low >> 31 : second;
+    return static_cast<std::int64_t>(high) << 32 | static_cast<std::uint32_t>(low);
 }
 
 HEADRACE_DEVICE std::int64_t offset_of(const Strided& tensor, std::int64_t i, std::int64_t j, std::int64_t k,

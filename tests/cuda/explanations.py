@@ -64,7 +64,7 @@ def padding_column(mutant, _problems, _checks):
 
 def forbidden_gate(mutant, _problems, _checks):
     """The acceptance of gates: no line has a NaN or a positive one, the tests of the interface and of numbers have."""
-    return "positive_gates ?" in source_line(mutant)
+    return any(test in source_line(mutant) for test in ("positive_gates ?", "most <= 0"))
 
 
 def not_entered(mutant, problems, _checks):

@@ -129,7 +129,7 @@ TEST(conformance, every_implementation_passes_every_line_it_accepts) {
 TEST(conformance, every_implementation_of_this_machine_is_reached) {
     std::map<std::string, std::string> refusals;  // of those that accepted nothing: what the machine lacks, or the last
     for (const std::string& name : implementations()) {
-        if (name.rfind("cuda.", 0) != 0) refusals[name] = "never asked";  // those: tests/cuda/conformance_test.cpp
+        if (name.rfind("cuda.", 0) != 0) refusals[name] = "never asked";  // those: tests/cuda/coverage_test.py
     }
     const auto lacks = [](const std::string& refusal) { return refusal.find("which this machine lacks") != std::string::npos; };
     for (const ProblemLine& line : all_lines()) {

@@ -190,8 +190,10 @@ BlockWork split_gradients_work(const KernelArgs& args, std::size_t shared_limit)
 // them alone. Forward and step.
 inline constexpr int recurrent_segment = 16;  // tokens from one saved state to the next
 struct RecurrentKernels {
-    Kernel forward, backward;  // backward: a block for each sequence and key head, as the chunk form's
-    int columns;               // of the forward
+    // step: of a token alone and one state for each sequence; backward: a block for each sequence and key head, as the
+    // chunk form's.
+    Kernel forward, step, backward;
+    int columns;  // of a block of the first two
 };
 template <class T, bool delta>
 RecurrentKernels recurrent_kernels(std::int64_t K);

@@ -33,7 +33,10 @@ class Recurrent : public CudaImplementation {
         }
         const std::int64_t value_blocks = (problem.V + kernels.columns - 1) / kernels.columns,
                            blocks = problem.N * problem.HV * value_blocks;
-        return {{kernels.forward, args, blocks, launched_threads, steps_along(problem, 1, blocks)}};
+        const bool alone =
+            problem.T == 1 && !args.cu_seqlens.given && args.per_token_rows == 0 && !args.num_accepted_tokens.given;
+        return {
+            {alone ? kernels.step : kernels.forward, args, blocks, launched_threads, steps_along(problem, 1, blocks)}};
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         KernelArgs args = make_args(problem, carver);

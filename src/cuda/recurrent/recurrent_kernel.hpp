@@ -51,13 +51,10 @@ struct RecurrentKernel {
 
     // Sequence n, one value head, values [first, first + Ops::warp_columns).
     HEADRACE_DEVICE void forward(std::int64_t n, std::int64_t value_head, int first) {
-        head = value_head;
-        own = first + Ops::own_column();
-        ops.value_decays = args.gv.given;
-        gate = gate_parameters<T>(args, head);
+        find_head(value_head, first);
         const TokenRange sequence = sequence_of(args, n);
         const std::int64_t from = entering_row(n), length = sequence.end - sequence.begin;
-        load_state(from, first);
+        enter(from, first);
         find(sequence.row, args.reverse ? sequence.end - 1 : sequence.begin);
         Token next{};
         // Once more than there are tokens: each turn asks for one and computes the one before.
@@ -71,8 +68,30 @@ struct RecurrentKernel {
             ptx::sync_warp();  // lanes that stored wait here for the others, not at the next shuffle
         }
     }
+    // The same of a sequence's only token, row n of the tensors, with a state for each sequence: with less in
+    // registers.
+    HEADRACE_DEVICE void step(std::int64_t n, std::int64_t value_head, int first) {
+        find_head(value_head, first);
+        find(n, 0);
+        Token token{};
+        load(token);
+        const std::int64_t row = row_of(n, 0);
+        enter(row, first);
+        store_output(forward(token), row >= 0);
+        if (row >= 0) store_state(row, first);
+    }
 
   private:
+    HEADRACE_DEVICE void find_head(std::int64_t value_head, int first) {
+        head = value_head;
+        own = first + Ops::own_column();
+        ops.value_decays = args.gv.given;
+    }
+    // With the state of that row, if it is not negative.
+    HEADRACE_DEVICE void enter(std::int64_t row, int first) {
+        gate = gate_parameters<T>(args, head);
+        load_state(row, first);
+    }
     HEADRACE_DEVICE bool undecayed_error() const { return delta && args.undecayed_error; }
 
     // ---- the state's rows in the caller's memory ----

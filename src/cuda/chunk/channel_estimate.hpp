@@ -11,64 +11,83 @@ namespace headrace::cuda {
 // numbers [1] and [2], writes and reads. What a chunk needs follows from chunks that are past.
 template <int K>
 struct ChannelEstimate {
-    static constexpr int own = K / warp_lanes;  // channels of a lane
+    static constexpr int own = K / warp_lanes;  // neighbouring channels of a lane
     static constexpr float limit = 0.75f;
-    static constexpr int ahead = 4;  // chunks whose numbers are on their way while one is looked at
+    static constexpr int ahead = 4;  // chunks whose numbers are on their way while as many are looked at
 
+    struct alignas(4 * own) Added {
+        float of[own];
+    };
+    struct alignas(8 * own) Decays {
+        float2 of[own];  // as they were prepared: a sum would wait for them
+    };
     struct Numbers {
         float kept, added_mean;
-        float added[own];
-        float2 decay[own];  // as they were prepared: a sum would wait for them
+        Added added;
+        Decays decays;
+    };
+    // Where a chunk's numbers lie, of this lane.
+    struct From {
+        float* numbers;
+        const Added* added;
+        const Decays* decays;
+        HEADRACE_DEVICE void advance(std::int64_t places) {
+            numbers += 4 * places, added += warp_lanes * places, decays += warp_lanes * places;
+        }
+        HEADRACE_DEVICE Numbers load() const {
+            const float4 all = *reinterpret_cast<const float4*>(numbers);
+            return {all.x, all.w, *added, *decays};
+        }
     };
 
     const KernelArgs& args;
 
     HEADRACE_DEVICE void run(std::int64_t n, std::int64_t head) const {
         const TokenRange s = sequence_of(args, n);
-        const std::int64_t chunks = (s.end - s.begin + tensor_chunk - 1) / tensor_chunk,
-                           first = saved_place(args, s, n, head, 0, tensor_chunk);
-        float held[own] = {}, latest = 0;
+        const int chunks = static_cast<int>((s.end - s.begin + tensor_chunk - 1) / tensor_chunk);
+        From now{args.prepared.numbers, reinterpret_cast<const Added*>(args.prepared.added) + lane(),
+                 reinterpret_cast<const Decays*>(args.prepared.decay) + lane()};
+        now.advance(saved_place(args, s, n, head, 0, tensor_chunk));
+        From arriving = now;
         Numbers next[ahead];
-#pragma unroll
-        for (int i = 0; i < ahead; ++i)
-            if (i < chunks) next[i] = load(first + i * args.HV);
+        ask(next, arriving, chunks);
+        float held[own] = {}, latest = 0;
         HEADRACE_ROLLED
-        for (std::int64_t chunk = 0; chunk < chunks; chunk += ahead) {
+        for (int chunk = 0; chunk < chunks; chunk += ahead) {
+            Numbers numbers[ahead];
+#pragma unroll
+            for (int i = 0; i < ahead; ++i) numbers[i] = next[i];
+            // All at once, as a thread can wait for few loads apart.
+            ask(next, arriving, chunks - chunk - ahead);
 #pragma unroll
             for (int i = 0; i < ahead; ++i) {
                 if (chunk + i >= chunks) break;
-                const Numbers now = next[i];
-                const std::int64_t place = first + (chunk + i) * args.HV;
-                if (chunk + i + ahead < chunks) next[i] = load(place + ahead * args.HV);
+                const Numbers& of = numbers[i];
                 float sum = 0;
 #pragma unroll
                 for (float of_channel : held) sum += of_channel;
                 const bool fine = sum_of_warp(sum) / args.K + latest > limit;
 #pragma unroll
                 for (int c = 0; c < own; ++c) {
-                    const float decay = now.decay[c].x + now.decay[c].y;
-                    held[c] = held[c] * now.kept * decay * decay + (fine ? 0.0f : now.added[c]);
+                    const float decay = of.decays.of[c].x + of.decays.of[c].y;
+                    held[c] = held[c] * of.kept * decay * decay + (fine ? 0.0f : of.added.of[c]);
                 }
-                latest = now.added_mean;
-                if (fine && lane() == 0) {
-                    float* const numbers = args.prepared.numbers + 4 * place;
-                    numbers[1] = numbers[2] = 1;
-                }
+                latest = of.added_mean;
+                if (fine && lane() == 0) now.numbers[1] = now.numbers[2] = 1;
+                now.advance(args.HV);
             }
         }
     }
 
   private:
-    HEADRACE_DEVICE Numbers load(std::int64_t place) const {
-        const float4 of = *reinterpret_cast<const float4*>(args.prepared.numbers + 4 * place);
-        Numbers numbers{of.x, of.w, {}, {}};
+    // For the numbers of up to `count` chunks.
+    HEADRACE_DEVICE void ask(Numbers (&next)[ahead], From& arriving, int count) const {
 #pragma unroll
-        for (int i = 0; i < own; ++i) {
-            const std::int64_t c = place * K + lane() + i * warp_lanes;
-            numbers.added[i] = args.prepared.added[c];
-            numbers.decay[i] = reinterpret_cast<const float2*>(args.prepared.decay)[c];
+        for (int i = 0; i < ahead; ++i) {
+            if (i >= count) continue;
+            next[i] = arriving.load();
+            arriving.advance(args.HV);
         }
-        return numbers;
     }
 };
 

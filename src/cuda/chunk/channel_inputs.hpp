@@ -15,10 +15,10 @@ struct Piece {
     HEADRACE_DEVICE float at(int c) const { return c % 2 == 0 ? low_half(pairs[c / 2]) : high_half(pairs[c / 2]); }
 };
 
-// e to each of four log decays.
-HEADRACE_DEVICE void find_decays(float (&decays)[lane_channels], const float4& log_decays) {
-    decays[0] = ptx::exp2_approximate(log_decays.x * log2_e), decays[1] = ptx::exp2_approximate(log_decays.y * log2_e);
-    decays[2] = ptx::exp2_approximate(log_decays.z * log2_e), decays[3] = ptx::exp2_approximate(log_decays.w * log2_e);
+// e to each of four log decays, in their place.
+HEADRACE_DEVICE void find_decays(float (&of)[lane_channels]) {
+#pragma unroll
+    for (float& each : of) each = ptx::exp2_approximate(each * log2_e);
 }
 
 struct ChannelInputs {

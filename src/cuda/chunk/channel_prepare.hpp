@@ -94,12 +94,13 @@ struct ChannelPrepare {
         find_sources(row * args.HV + head);
         inputs().template prefetch<K>(0, range_.length);
         find_own_rows();
+        const Arriving first = ask(0);
         weigh_tokens();
         Sums sums{};
         switch (find_precision()) {
-            case Precision::cut: run_slices<Precision::cut>(sums); break;
-            case Precision::mixed: run_slices<Precision::mixed>(sums); break;
-            case Precision::fine: run_slices<Precision::fine>(sums); break;
+            case Precision::cut: run_slices<Precision::cut>(sums, first); break;
+            case Precision::mixed: run_slices<Precision::mixed>(sums, first); break;
+            case Precision::fine: run_slices<Precision::fine>(sums, first); break;
         }
         if (weighs_queries()) weigh_queries(sums);
         ptx::sync_warp();
@@ -200,19 +201,32 @@ struct ChannelPrepare {
     // ---- inputs ----
     // Betas, norms, and what each of the lane's tokens adds to the estimate of roundings (ChannelEstimate).
     HEADRACE_DEVICE void weigh_tokens() const {
+        float k[2] = {}, q[2] = {}, own[2] = {};
+        OfSlices rows;
+        const bool weighs_keys = delta || args.l2norm;
+        if (weighs_keys) load(rows, args.k, shared->sources.k);
+        if (delta) {  // which arrive meanwhile
+#pragma unroll
+            for (int which = 0; which < 2; ++which) {
+                const int i = row_of_token(which);
+                if (i < range_.length)
+                    own[which] = beta_value<float>(args, range_.row, range_.token(i), head_, 0).value;
+            }
+            keep(rows);
+        }
+        if (weighs_keys) square(k, rows);
+        if (args.l2norm && with_rows()) {
+            load(rows, args.q, shared->sources.q);
+            square(q, rows);
+        }
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const int i = row_of_token(which);
-            uint2* const keep = delta ? kept_at(0, which) : nullptr;
-            const float k = delta || args.l2norm ? squares(args.k, shared->sources.k, i, keep) : 0.0f,
-                        q = args.l2norm && with_rows() ? squares(args.q, shared->sources.q, i, nullptr) : 0.0f;
-            const float norm = inverse_norm(k), energy = k * norm * norm;
-            float own = 0;
-            if (delta && i < range_.length) own = beta_value<float>(args, range_.row, range_.token(i), head_, 0).value;
+            const float norm = inverse_norm(k[which]), energy = k[which] * norm * norm;
             if (lane() % 4 != 0) continue;
-            q_norm[i] = inverse_norm(q), k_norm[i] = norm;
-            k_k[i] = energy, beta[i] = own, of_token[i] = own * own * energy * energy;
-            if (for_gradients()) divisor[i] = divisible(own), inverse_divisor[i] = 1 / divisible(own);
+            q_norm[i] = inverse_norm(q[which]), k_norm[i] = norm;
+            k_k[i] = energy, beta[i] = own[which], of_token[i] = own[which] * own[which] * energy * energy;
+            if (for_gradients()) divisor[i] = divisible(own[which]), inverse_divisor[i] = 1 / divisible(own[which]);
         }
         ptx::sync_warp();
     }
@@ -227,22 +241,40 @@ struct ChannelPrepare {
             if (lane() % 4 == 0) q_norm[row_of_token(which)] = norm;
         }
     }
-    // Of a token's row, which is kept from there on.
-    HEADRACE_DEVICE float squares(const Strided& tensor, const ChannelInputs::Source& source, int i, uint2* to) const {
-        const char* const row =
-            i < shared->length ? tensor.data + (source.first + i * source.step + 2 * lane_channel()) : nullptr;
-        float sum = 0;
-#pragma unroll 4
-        for (int slice = 0; slice < slices; ++slice) {
-            uint2 of{};
-            if (row != nullptr && slice_channel(slice) < args.K)
-                of = *reinterpret_cast<const uint2*>(row + 2 * slice_channels * slice);
-            const Piece x{{of.x, of.y}};
-            if (to != nullptr) to[2 * slice * block_threads] = {x.pairs[0], x.pairs[1]};
+    // The lane's channels of its tokens, of all slices.
+    using OfSlices = uint2[2][slices];
+    HEADRACE_DEVICE void load(OfSlices& rows, const Strided& tensor, const ChannelInputs::Source& source) const {
 #pragma unroll
-            for (int n = 0; n < lane_channels; ++n) sum = fmaf(x.at(n), x.at(n), sum);
+        for (int which = 0; which < 2; ++which) {
+            const int i = row_of_token(which), columns = i < shared->length ? args.K : 0;
+            const char* const row = tensor.data + (source.first + i * source.step + 2 * lane_channel());
+#pragma unroll
+            for (int slice = 0; slice < slices; ++slice) {
+                rows[which][slice] = {};
+                if (slice_channel(slice) < columns)
+                    rows[which][slice] = *reinterpret_cast<const uint2*>(row + 2 * slice_channels * slice);
+            }
         }
-        return sum_of_quad(sum);
+    }
+    HEADRACE_DEVICE void keep(const OfSlices& rows) const {
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+#pragma unroll
+            for (int slice = 0; slice < slices; ++slice) *kept_at(slice, which) = rows[which][slice];
+        }
+    }
+    HEADRACE_DEVICE static void square(float (&sums)[2], const OfSlices& rows) {
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            float sum = 0;
+#pragma unroll
+            for (const uint2& of : rows[which]) {
+                const Piece x{{of.x, of.y}};
+#pragma unroll
+                for (int n = 0; n < lane_channels; ++n) sum = fmaf(x.at(n), x.at(n), sum);
+            }
+            sums[which] = sum_of_quad(sum);
+        }
     }
     HEADRACE_DEVICE float inverse_norm(float squares) const {
         return args.l2norm ? cuda::inverse_norm(squares) : 1.0f;
@@ -283,8 +315,7 @@ struct ChannelPrepare {
 
     // ---- a slice of channels ----
     template <Precision precision>
-    HEADRACE_DEVICE void run_slices(Sums& sums) {
-        Arriving next = ask(0);
+    HEADRACE_DEVICE void run_slices(Sums& sums, Arriving next) {
         HEADRACE_ROLLED
         for (int slice = 0; slice < slices; ++slice) {
             // Addresses are computed again, as registers are few.
@@ -346,7 +377,8 @@ struct ChannelPrepare {
     }
     HEADRACE_DEVICE void take_decays(float (&decays)[lane_channels], float4& gates) const {
         inputs().accept(gates);
-        find_decays(decays, gates);
+        decays[0] = gates.x, decays[1] = gates.y, decays[2] = gates.z, decays[3] = gates.w;
+        find_decays(decays);
     }
     HEADRACE_DEVICE void find_own_rows() const {
         const ChannelInputs::Sources& from = shared->sources;

@@ -15,33 +15,49 @@ struct ChannelRows {
     static constexpr int pieces = K / lane_channels, groups = block_threads / pieces, tokens = tensor_chunk / groups;
     static constexpr int barrier = 1;  // of these warps
 
+    static constexpr int factors = 3 * tensor_chunk;  // of reads, erases, writes
+
     struct To {
         Matrix<K> reads, erases, writes;
     };
-    // Of the thread's tokens.
+    // Of the thread's tokens, as they came.
     struct Own {
-        float decays[tokens][lane_channels];
+        float decays[tokens][lane_channels];  // their logarithms at first
         Piece q[tokens], k[tokens];
+        float factors[2];  // those that the thread lets others read
+    };
+    struct Shared {
+        float4 totals[groups * pieces];
+        float factors[ChannelRows::factors];
     };
 
     ChannelInputs inputs;
-    float4* totals;  // [groups, pieces]
+    Shared* shared;
 
-    // Rows of `length` tokens from `first` on, and zeros, of the chunk prepared at that place.
-    HEADRACE_DEVICE void decay(const To& to, std::int64_t first, int length, std::int64_t place) const {
-        const float* const factors = inputs.args.prepared.factors + place * 4 * tensor_chunk + first_token();
-        Own own;
-        load(own, first, length);
+    // Rows of `length` tokens from `first` on, and zeros, of the chunk prepared at that place: asked for; decayed.
+    HEADRACE_DEVICE void load(Own& own, std::int64_t first, int length, std::int64_t place) const {
+        load_rows(own, first, length);
+        const float* const from = inputs.args.prepared.factors + place * 4 * tensor_chunk + thread();
+        own.factors[0] = from[0];
+        own.factors[1] = thread() < factors - block_threads ? from[block_threads] : 0.0f;
+    }
+    HEADRACE_DEVICE void decay(const To& to, Own& own) const {
         float through[lane_channels] = {1, 1, 1, 1};
 #pragma unroll
-        for (int n = 0; n < tokens; ++n) multiply(through, own.decays[n]);
-        totals[thread()] = {through[0], through[1], through[2], through[3]};
+        for (int n = 0; n < tokens; ++n) {
+            find_decays(own.decays[n]);
+            multiply(through, own.decays[n]);
+        }
+        shared->totals[thread()] = {through[0], through[1], through[2], through[3]};
+        shared->factors[thread()] = own.factors[0];
+        if (thread() < factors - block_threads) shared->factors[block_threads + thread()] = own.factors[1];
         ptx::sync_threads(barrier, block_threads);
+        const float* const from = shared->factors + first_token();
         float decays[lane_channels];
         multiply_totals(decays, group() + 1, groups);
-        store_writes(to.writes, own, decays, factors + 2 * tensor_chunk);
+        store_writes(to.writes, own, decays, from + 2 * tensor_chunk);
         multiply_totals(decays, 0, group());
-        store_reads(to, own, decays, factors);
+        store_reads(to, own, decays, from);
     }
 
   private:
@@ -51,7 +67,7 @@ struct ChannelRows {
     HEADRACE_DEVICE static int channel() { return thread() % pieces * lane_channels; }
 
     // ---- what arrives ----
-    HEADRACE_DEVICE void load(Own& own, std::int64_t first, int length) const {
+    HEADRACE_DEVICE void load_rows(Own& own, std::int64_t first, int length) const {
         const ChannelInputs::Sources& from = *inputs.sources;
         const KernelArgs& args = inputs.args;
         const int left = channel() < args.K ? length - first_token() : 0;  // of the thread's tokens
@@ -73,7 +89,8 @@ struct ChannelRows {
                 g += g_step, k += k_step, q += q_step;
             }
             own.k[n] = {{of_k.x, of_k.y}}, own.q[n] = {{of_q.x, of_q.y}};
-            find_decays(own.decays[n], gates);
+            float(&decays)[lane_channels] = own.decays[n];
+            decays[0] = gates.x, decays[1] = gates.y, decays[2] = gates.z, decays[3] = gates.w;
         }
     }
 
@@ -84,7 +101,7 @@ struct ChannelRows {
         for (float& decay : decays) decay = 1;
         HEADRACE_ROLLED
         for (int other = first; other < end; ++other) {
-            const float4 of = totals[other * pieces + thread() % pieces];
+            const float4 of = shared->totals[other * pieces + thread() % pieces];
             decays[0] *= of.x, decays[1] *= of.y, decays[2] *= of.z, decays[3] *= of.w;
         }
     }

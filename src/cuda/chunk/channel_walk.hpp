@@ -42,7 +42,7 @@ struct ChannelWalk {
     char* first_stage;
     std::size_t stage_bytes;
     OutputPatch patch;  // of this warp
-    float4* totals;     // of ChannelRows
+    typename ChannelRows<K>::Shared* shared_of_rows;
     Ops ops;
     double passed = 1;  // of a segment: the decay of all chunks so far, of the channel threadIdx.x
 
@@ -51,7 +51,7 @@ struct ChannelWalk {
         first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
         patch.matrix = Matrix<64>::take(arena, wants_outputs() ? args.value_columns : 0);
         rows = arena.take<Rows>(1);
-        totals = arena.take<float4>(delta ? block_threads : 0);
+        shared_of_rows = arena.take<typename ChannelRows<K>::Shared>(delta ? 1 : 0);
 #ifdef __CUDA_ARCH__
         patch.matrix.data += Ops::first_value() * 64;
 #endif
@@ -146,14 +146,27 @@ struct ChannelWalk {
     }
     // By the warps that have no values: each chunk's rows while the others walk the one before.
     HEADRACE_DEVICE void decay_all(int first) const {
-        const ChannelRows<K> of{inputs(), totals};
+        const ChannelRows<K> of{inputs(), shared_of_rows};
+        // What a thread copies, found once: this is on the way of every chunk.
+        WholePieces<64> v(stage_of(0).v, rows->v, fetching * warp_lanes);
+        const LowerPieces lower(warps_from(fetching));
+        const bool whole = rows->v.near() && args.V - first >= tensor_values;
         const auto fetch_and_decay = [&](int chunk) {
-            fetch(first, chunk);
-            const Stage to = stage_of(chunk);
-            of.decay({to.reads, to.erases, to.writes}, first_token(chunk), length_of(chunk), place_of(chunk));
+            typename ChannelRows<K>::Own own;
+            of.load(own, first_token(chunk), length_of(chunk), place_of(chunk));
+            // while these rows arrive
+            const Stage to = stage_of(ptx::not_before(chunk));
+            if (whole && length_of(chunk) == tensor_chunk) {
+                v.copy(number_of(chunk) * static_cast<std::uint32_t>(stage_bytes));
+            } else {
+                fetch_values(to, first, chunk);
+            }
+            v.advance();
+            fetch_prepared(to, place_of(chunk), lower);
             const int next = ptx::not_before(chunk) + 1;
             if (next < rows->end_chunk)
                 of.inputs.template prefetch<K>(first_token(next), length_of(next));
+            of.decay({to.reads, to.erases, to.writes}, own);
         };
         each_chunk<false>(
             0, [](int) {}, fetch_and_decay);
@@ -291,31 +304,40 @@ struct ChannelWalk {
         if (bytes != nullptr) *bytes = (used + group_multiple - 1) / group_multiple * group_multiple;
         return stage;
     }
-    HEADRACE_DEVICE Stage stage_of(int chunk) const {
-        const std::size_t number = args.stages == 2 ? static_cast<std::size_t>(chunk % 2) : 0;
-        return stage_at(first_stage + number * stage_bytes, with_outputs(), nullptr);
+    HEADRACE_DEVICE std::uint32_t number_of(int chunk) const {
+        return args.stages == 2 ? static_cast<std::uint32_t>(chunk % 2) : 0;
     }
+    HEADRACE_DEVICE Stage stage_of(int chunk) const {
+        return stage_at(first_stage + number_of(chunk) * stage_bytes, with_outputs(), nullptr);
+    }
+    // By all warps of the additive rule, whose prepared rows are decayed.
     HEADRACE_DEVICE void fetch(int first, int chunk) const {
         const std::int64_t place = place_of(chunk);
         const Stage stage = stage_of(chunk);
         const Prepared& from = args.prepared;
+        fetch_values(stage, first, chunk);
+        if (wants_outputs()) copy_bytes<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
+        copy_bytes<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
+        copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K);
+        if (wants_outputs()) copy_lower(all_warps(), LowerCopy{stage.scores, from.scores + place * LowerImage::size});
+        ptx::end_copies();
+    }
+    HEADRACE_DEVICE void fetch_values(const Stage& to, int first, int chunk) const {
+        copy_rows(to.v, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk, args.V - first,
+                  args.value_columns, warps_from(fetching));
+    }
+    HEADRACE_DEVICE void fetch_prepared(const Stage& to, std::int64_t place, const LowerPieces& pieces) const {
+        const Prepared& from = args.prepared;
         const Warps by = warps_from(fetching);
-        copy_rows(stage.v, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk, args.V - first,
-                  args.value_columns, by);
-        const LowerCopy scores{stage.scores, from.scores + place * LowerImage::size};
-        if (!delta && wants_outputs()) copy_bytes<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
-        if (!delta) copy_bytes<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
-        copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K, by);
-        if (!delta && wants_outputs()) copy_lower(by, scores);
-        if (delta) {
-            const LowerCopy high{stage.solve.high, from.solve_high + place * LowerImage::size},
-                low{stage.solve.low, from.solve_low + place * LowerImage::size};
-            copy_lower(by, high, low, scores);
-            copy_bytes<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk, by);
-            copy_bytes<16>(stage.numbers, from.numbers + place * 4, by);
-            if (const int own = static_cast<int>(threadIdx.x) - fetching * warp_lanes; own >= 0 && own < 2)
-                ptx::copy_4(ptx::shared_address(stage.exact + own), from.exact + place * 2 + own, 4);
-        }
+        const auto copy = [&](Matrix<64> matrix, const std::uint16_t* images) {
+            pieces.copy(ptx::shared_address(matrix.data), images + place * LowerImage::size);
+        };
+        copy(to.solve.high, from.solve_high), copy(to.solve.low, from.solve_low), copy(to.scores, from.scores);
+        copy_bytes<8 * K>(to.decay, from.decay + place * 2 * K, by);
+        copy_bytes<4 * tensor_chunk>(to.beta, from.factors + (place * 4 + 3) * tensor_chunk, by);
+        copy_bytes<16>(to.numbers, from.numbers + place * 4, by);
+        if (const int own = static_cast<int>(threadIdx.x) - fetching * warp_lanes; own < 2)
+            ptx::copy_4(ptx::shared_address(to.exact + own), from.exact + place * 2 + own, 4);
         ptx::end_copies();
     }
 };

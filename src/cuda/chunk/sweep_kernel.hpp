@@ -41,6 +41,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
     char* first_stage;
     std::uint32_t stage_bytes;  // of its matrices
     float* first_numbers;
+    typename Base::Nothing nothing;
 
     __host__ __device__ SweepKernel(const KernelArgs& arguments, Arena& arena) : Base{arguments, {}, {}, {}} {
         constexpr std::uint32_t column = 2 * tensor_chunk;
@@ -57,25 +58,28 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
     HEADRACE_DEVICE void states(std::int64_t n, std::int64_t head, int first) {
         const TokenRange sequence = sequence_of(args, n);
         find_rows<false>(sequence, n, head, first);
-        if (this->walks()) this->load(args.initial_state, n, head, first);
-        this->template each_chunk<false>(
-            sequence, [&](int chunk, int turn) { fetch<false>(first, chunk, turn); },
-            [&](int chunk, int turn) { advance(stage_of(turn), chunk, first); });
+        if (!this->walks()) return fetch_all<false>(sequence, first, nothing, nothing);
+        this->load(args.initial_state, n, head, first);
+        walk_all<false>(sequence, first, [&](int chunk, int turn) { advance(stage_of(turn), chunk, first); });
     }
     HEADRACE_DEVICE void adjoints(std::int64_t n, std::int64_t head, int first) {
         const TokenRange sequence = sequence_of(args, n);
         find_rows<true>(sequence, n, head, first);
-        if (this->walks()) this->load(args.d_final_state, n, head, first);
-        this->template each_chunk<true>(
-            sequence, [&](int chunk, int turn) { fetch<true>(first, chunk, turn); },
-            [&](int chunk, int turn) { retreat(stage_of(turn), chunk, first); },
-            [&](int, int turn) { leave_scored(stage_of(turn)); }, [&](int, int turn) { leave_reads(stage_of(turn)); });
-        if (this->walks()) this->store(args.d_initial_state, of_sequence->n, of_sequence->head, first);
+        if (!this->walks())
+            return fetch_all<true>(
+                sequence, first, [&](int, int turn) { leave_scored(stage_of(turn)); },
+                [&](int, int turn) { leave_reads(stage_of(turn)); });
+        this->load(args.d_final_state, n, head, first);
+        walk_all<true>(sequence, first, [&](int chunk, int turn) { retreat(stage_of(turn), chunk, first); });
+        this->store(args.d_initial_state, of_sequence->n, of_sequence->head, first);
     }
 
   private:
+    HEADRACE_DEVICE std::uint32_t number_of(int turn) const {
+        return args.stages == 2 ? static_cast<std::uint32_t>(turn) % 2 : 0;
+    }
     HEADRACE_DEVICE Stage stage_of(int turn) const {
-        const std::uint32_t number = args.stages == 2 ? static_cast<std::uint32_t>(turn) % 2 : 0u;
+        const std::uint32_t number = number_of(turn);
         char* at = first_stage + number * stage_bytes;
         const auto take = [&](int columns) {
             std::uint16_t* const matrix = reinterpret_cast<std::uint16_t*>(at);
@@ -104,36 +108,79 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
         }
         ptx::sync_block();
     }
+    // ---- the warps with values, and those beside them, or the same, which fetch ----
+    template <bool gradients, class Compute>
+    HEADRACE_DEVICE void walk_all(const TokenRange& sequence, int first, Compute compute) {
+        if constexpr (has_others) {
+            this->template each_chunk<gradients>(sequence, nothing, compute);
+        } else {
+            fetch_all<gradients>(sequence, first, nothing, compute);
+        }
+    }
+    template <bool gradients, class Before, class Behind>
+    HEADRACE_DEVICE void fetch_all(const TokenRange& sequence, int first, Before before, Behind behind) {
+        Arriving arriving(*this, stage_of(0), gradients ? this->chunks_of(sequence) - 1 : 0);
+        const auto fetch = [&](int chunk, int turn) {
+            const Stage to = stage_of(turn);
+            if (keys->whole && length_of(chunk) == tensor_chunk) {
+                arriving.template copy<gradients>(*this, turn);
+            } else {
+                fetch_rows<gradients>(to, first, chunk);
+            }
+            fetch_prepared<gradients>(to, place_of(chunk), arriving.lower);
+            arriving.template advance<gradients>();
+        };
+        this->template each_chunk<gradients>(sequence, fetch, behind, before);
+    }
+    // What a thread copies of a chunk whose rows are whole, found once: this is on the way of every chunk.
+    struct Arriving {
+        static constexpr int first = has_others ? block_threads : 0;  // of the threads
+        WholePieces<K> q, k, e;
+        WholePieces<64> rows;
+        LowerPieces lower;
+
+        HEADRACE_DEVICE Arriving(const SweepKernel& of, const Stage& to, int chunk)
+            : q(to.q, of.keys->q.from(of.token_of(chunk)), first),
+              k(to.k, of.keys->k.from(of.token_of(chunk)), first),
+              e(to.e, of.keys->e.from(of.token_of(chunk)), first),
+              rows(to.rows, of.of_sequence->rows.from(of.token_of(chunk)), first),
+              lower(fetching_warps()) {}
+        template <bool gradients>
+        HEADRACE_DEVICE void copy(const SweepKernel& of, int turn) const {
+            const std::uint32_t behind = of.number_of(turn) * of.stage_bytes;
+            if (gradients) q.copy(behind);
+            k.copy(behind), rows.copy(behind);
+            if (of.args.undecayed_error) e.copy(behind);
+        }
+        template <bool gradients>
+        HEADRACE_DEVICE void advance() {
+            constexpr int chunks = gradients ? -1 : 1;
+            q.advance(chunks), k.advance(chunks), e.advance(chunks), rows.advance(chunks);
+        }
+    };
     template <bool gradients>
-    HEADRACE_DEVICE void fetch(int first, int chunk, int turn) const {
-        const Stage stage = stage_of(turn);
-        const std::int64_t token = token_of(chunk), place = place_of(chunk), matrix = place * LowerImage::size;
+    HEADRACE_DEVICE void fetch_rows(const Stage& stage, int first, int chunk) const {
+        const std::int64_t token = token_of(chunk);
         const int length = length_of(chunk);
         const Warps by = fetching_warps();
-        if (length == tensor_chunk && keys->whole) {
-            const int thread = by.first * warp_lanes;
-            if (gradients) copy_whole(stage.q, keys->q.from(token), thread);
-            copy_whole(stage.k, keys->k.from(token), thread);
-            if (args.undecayed_error) copy_whole(stage.e, keys->e.from(token), thread);
-            copy_whole(stage.rows, of_sequence->rows.from(token), thread);
-        } else {
-            HEADRACE_ROLLED
-            for (int which = gradients ? 0 : 1; which < (args.undecayed_error ? 3 : 2); ++which) {
-                const Matrix<K> to = which == 0 ? stage.q : which == 1 ? stage.k : stage.e;
-                const TokenRows& from = which == 0 ? keys->q : which == 1 ? keys->k : keys->e;
-                copy_rows<K, 0>(to, from.from(token), length, tensor_chunk, args.K, K, by);
-            }
-            copy_rows<64, 0>(stage.rows, of_sequence->rows.from(token), length, tensor_chunk, args.V - first,
-                             tensor_values, by);
+        HEADRACE_ROLLED
+        for (int which = gradients ? 0 : 1; which < (args.undecayed_error ? 3 : 2); ++which) {
+            const Matrix<K> to = which == 0 ? stage.q : which == 1 ? stage.k : stage.e;
+            const TokenRows& from = which == 0 ? keys->q : which == 1 ? keys->k : keys->e;
+            copy_rows<K, 0>(to, from.from(token), length, tensor_chunk, args.K, K, by);
         }
+        copy_rows<64, 0>(stage.rows, of_sequence->rows.from(token), length, tensor_chunk, args.V - first, tensor_values,
+                         by);
+    }
+    template <bool gradients>
+    HEADRACE_DEVICE void fetch_prepared(const Stage& stage, std::int64_t place, const LowerPieces& pieces) const {
         const Prepared& from = args.prepared;
-        const LowerCopy high{stage.solve.high, from.solve_high + matrix}, low{stage.solve.low, from.solve_low + matrix};
-        if constexpr (gradients) {
-            copy_lower(by, high, low, LowerCopy{stage.P.high, from.scores + matrix},
-                       LowerCopy{stage.P.low, from.scores_low + matrix});
-        } else {
-            copy_lower(by, high, low);
-        }
+        const Warps by = fetching_warps();
+        const auto copy = [&](Matrix<64> to, const std::uint16_t* images) {
+            pieces.copy(ptx::shared_address(to.data), images + place * LowerImage::size);
+        };
+        copy(stage.solve.high, from.solve_high), copy(stage.solve.low, from.solve_low);
+        if (gradients) copy(stage.P.high, from.scores), copy(stage.P.low, from.scores_low);
         copy_bytes<16 * tensor_chunk>(stage.read, from.factors + place * 4 * tensor_chunk, by);
         const int own = static_cast<int>(threadIdx.x) - by.first * warp_lanes;
         if (own < 2) ptx::copy_4(ptx::shared_address(stage.decay + own), from.decay + 2 * place + own, 4);

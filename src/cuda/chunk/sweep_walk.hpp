@@ -60,17 +60,15 @@ struct SweepWalk {
         return static_cast<int>(left < tensor_chunk ? left : tensor_chunk);
     }
 
-    // Which warps have values, and which fetch: those without, where there are any.
+    // Which warps have values; the others, where there are any, fetch.
     HEADRACE_DEVICE bool walks() const { return !has_others || warp() < block_warps; }
-    HEADRACE_DEVICE bool fetches() const { return !has_others || warp() >= block_warps; }
 
     // The chunks of a sequence, from the first one or the last: fetch(chunk, turn) queues copies of what
-    // compute(chunk, turn) reads, args.stages turns at once. Beside it the warps that do not walk have before(chunk,
-    // turn), where there are two stages before they fetch, and behind(chunk, turn).
-    template <bool from_end, class Fetch, class Compute, class Before = Nothing, class Behind = Nothing>
-    HEADRACE_DEVICE void each_chunk(const TokenRange& sequence, Fetch fetch, Compute compute, Before before = {},
-                                    Behind behind = {}) {
-        const int chunks = static_cast<int>((sequence.end - sequence.begin + tensor_chunk - 1) / tensor_chunk);
+    // compute(chunk, turn) reads, args.stages turns at once; where there are two stages before(chunk, turn) comes
+    // first. All warps of a block meet in every turn, whichever of these they have.
+    template <bool from_end, class Fetch, class Compute, class Before = Nothing>
+    HEADRACE_DEVICE void each_chunk(const TokenRange& sequence, Fetch fetch, Compute compute, Before before = {}) {
+        const int chunks = chunks_of(sequence);
         const auto chunk_of = [&](int turn) { return from_end ? chunks - 1 - turn : turn; };
         const int ahead = args.stages - 1;  // what arrives, of what is computed
         HEADRACE_ROLLED
@@ -79,15 +77,17 @@ struct SweepWalk {
             HEADRACE_ROLLED
             for (int step = 0; step < 2; ++step) {
                 if (step != ahead) {
-                    if (!walks() && turn >= 0) before(chunk_of(turn), turn);
+                    if (turn >= 0) before(chunk_of(turn), turn);
                     continue;
                 }
-                if (fetches() && turn + ahead < chunks) fetch(chunk_of(turn + ahead), turn + ahead);
+                if (turn + ahead < chunks) fetch(chunk_of(turn + ahead), turn + ahead);
                 if (ahead == 0) end_copies_of_block();
             }
-            if (turn < 0) continue;
-            walks() ? compute(chunk_of(turn), turn) : behind(chunk_of(turn), turn);
+            if (turn >= 0) compute(chunk_of(turn), turn);
         }
+    }
+    HEADRACE_DEVICE static int chunks_of(const TokenRange& sequence) {
+        return static_cast<int>((sequence.end - sequence.begin + tensor_chunk - 1) / tensor_chunk);
     }
 
     // x += rows^T P, or without `add` x = rows^T P, rows [64 tokens, 64 values] from `value` on
@@ -154,19 +154,24 @@ struct SweepWalk {
     }
 
     // ---- what is left for the gradients ----
-    // Lines of this warp's values, which begin before V.
+    // Lines of this warp's values, which begin before V, in pieces of 16 bytes.
     template <int tiles>
     HEADRACE_DEVICE void save(std::uint16_t* to, const float (&sums)[tiles][4], std::int64_t place, int first) const {
         const LanePlace at;
         const int value = first + warp_value();
         if (to == nullptr || value >= args.V) return;
-        std::uint16_t* const line = to + (place * round_up(args.V, 16) + value + at.row) * (8 * tiles) + at.column;
+        std::uint16_t* const line = to + (place * round_up(args.V, 16) + value + at.row) * (8 * tiles) + 4 * at.column;
 #pragma unroll
-        for (int tile = 0; tile < tiles; ++tile) {
+        for (int four = 0; four < tiles; four += 4) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                *reinterpret_cast<std::uint32_t*>(line + half * 8 * 8 * tiles + 8 * tile) =
-                    ptx::round_to_bf16(sums[tile][2 * half], sums[tile][2 * half + 1]);
+                std::uint32_t pairs[4];
+#pragma unroll
+                for (int tile = 0; tile < 4; ++tile)
+                    pairs[tile] = ptx::round_to_bf16(sums[four + tile][2 * half], sums[four + tile][2 * half + 1]);
+                transpose_of_four_lanes(pairs);
+                *reinterpret_cast<uint4*>(line + half * 8 * 8 * tiles + 8 * four) = {pairs[0], pairs[1], pairs[2],
+                                                                                     pairs[3]};
             }
         }
     }

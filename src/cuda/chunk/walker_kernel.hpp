@@ -71,9 +71,15 @@ struct WalkerKernel {
         const bool in_between = walk.first_chunk > 0;
         const Strided entering = in_between ? segment_tensor(args.segments.states, args.V) : args.initial_state;
         const Columns columns{first, args.V, true};
-        if (walks()) load(entering, in_between ? place : walk.n, head, columns);
-        run(walk, head, columns, args.o.given, false);
-        if (walks() && rows->last) store(args.final_state, walk.n, head, columns);
+        find_rows(walk, head, columns);
+        if (Ops::leaves_outputs && !walks()) {
+            assist(walk, columns);
+            return;
+        }
+        load(entering, in_between ? place : walk.n, head, columns);
+        // Known at run time only, as ptxas has no registers for wgmma otherwise.
+        run<!Ops::leaves_outputs>(walk, columns, Ops::leaves_outputs || args.o.given, false);
+        if (rows->last) store(args.final_state, walk.n, head, columns);
     }
 
     // What leaves the segment of a slot: of its own values, 64 from `first` on; or, behind the blocks of
@@ -85,8 +91,9 @@ struct WalkerKernel {
         const bool transition = first >= values;
         const Columns columns{transition ? first - values : first, transition ? round_up(args.K, 4) : args.V,
                               !transition};
+        find_rows(walk, head, columns);
         load({}, 0, 0, columns);
-        run(walk, head, columns, false, transition);
+        run<true>(walk, columns, false, transition);
         float* const to = transition ? args.segments.transitions : args.segments.states;
         store(segment_tensor(to, columns.all), slot, head, columns);
     }
@@ -104,28 +111,20 @@ struct WalkerKernel {
     }
 
     HEADRACE_DEVICE bool walks() const { return warp() < block_warps; }
-    // The warp that walks with the values whose outputs this one computes, if there is one.
+    // The warp that walks with the values whose outputs this one computes.
     HEADRACE_DEVICE int of_other() const { return warp() - block_warps; }
-    HEADRACE_DEVICE bool fetches() const { return warp() >= fetching_warps().first; }
 
     // The walk's chunks, from the state in registers to that behind them. `exact`: in every chunk; else where the
     // numbers of all chunks of the sequence up to it ask for it, as in a walk without segments.
-    HEADRACE_DEVICE void run(const Walk& walk, std::int64_t head, Columns columns, bool outputs, bool exact) {
-        find_rows(walk, head, columns);
+    template <bool fetches>
+    HEADRACE_DEVICE void run(const Walk& walk, Columns columns, bool outputs, bool exact) {
         const int ahead = args.stages - 1;  // what arrives, of what is computed
         const std::int64_t first = walk.first_chunk - ahead;
         HEADRACE_ROLLED
         for (std::int64_t chunk = first; chunk < walk.end_chunk; ++chunk) {
             if (chunk > first) end_copies_of_block();
-            if (fetches() && chunk + ahead < walk.end_chunk) fetch(columns, chunk + ahead, outputs);
+            if (fetches && chunk + ahead < walk.end_chunk) fetch(columns, chunk + ahead, outputs);
             if (ahead == 0) end_copies_of_block();
-            if (!walks()) {
-                if constexpr (Ops::leaves_outputs) {
-                    if (outputs && chunk >= walk.first_chunk && of_other() < block_warps)
-                        compute_outputs(stage_of(chunk), chunk, columns);
-                }
-                continue;
-            }
             if (chunk == first)
                 exactness.template pass<Format>(args.prepared.numbers + 4 * rows->first_place, 4 * args.HV,
                                                 walk.first_chunk);
@@ -136,6 +135,55 @@ struct WalkerKernel {
             }
         }
     }
+    // By the warps beside those that walk: chunks arrive one ahead, and outputs.
+    HEADRACE_DEVICE void assist(const Walk& walk, Columns columns) const {
+        const int ahead = args.stages - 1;
+        const std::int64_t first = walk.first_chunk - ahead;
+        Arriving arriving(*this, stage_of(0), walk.first_chunk);
+        HEADRACE_ROLLED
+        for (std::int64_t chunk = first; chunk < walk.end_chunk; ++chunk) {
+            if (chunk > first) end_copies_of_block();
+            if (const std::int64_t next = chunk + ahead; next < walk.end_chunk) {
+                const Stage to = stage_of(next);
+                if (is_whole(next)) {
+                    arriving.copy(*this);
+                } else {
+                    fetch_rows(to, columns, next, true);
+                }
+                fetch_prepared(to, arriving.place, true, arriving.lower);
+                arriving.advance(args);
+            }
+            if (ahead == 0) end_copies_of_block();
+            if (chunk >= walk.first_chunk) compute_outputs(stage_of(chunk), chunk, columns);
+        }
+    }
+    // What a thread copies of a chunk whose rows are whole, found once: this is on the way of every chunk.
+    struct Arriving {
+        WholePieces<K> q, k, e;
+        WholePieces<64> v;
+        LowerPieces lower;
+        std::int64_t place;
+        int turn;
+
+        HEADRACE_DEVICE Arriving(const WalkerKernel& of, const Stage& to, std::int64_t chunk)
+            : q(to.q, of.rows->q.from(chunk * tensor_chunk), block_threads),
+              k(to.k, of.rows->k.from(chunk * tensor_chunk), block_threads),
+              e(to.e, of.rows->e.from(chunk * tensor_chunk), block_threads),
+              v(to.v, of.rows->v.from(chunk * tensor_chunk), block_threads),
+              lower(fetching_warps()),
+              place(of.rows->first_place + chunk * of.args.HV),
+              turn(of.turn_of(chunk)) {}
+        HEADRACE_DEVICE void copy(const WalkerKernel& of) const {
+            const auto behind = static_cast<std::uint32_t>(turn) * static_cast<std::uint32_t>(of.stage_bytes);
+            q.copy(behind), k.copy(behind), v.copy(behind);
+            if (of.args.undecayed_error) e.copy(behind);
+        }
+        HEADRACE_DEVICE void advance(const KernelArgs& args) {
+            q.advance(), k.advance(), e.advance(), v.advance();
+            place += args.HV;
+            if (args.stages == 2) turn ^= 1;
+        }
+    };
     // By another warp than that which walks.
     HEADRACE_DEVICE void compute_outputs(const Stage& stage, std::int64_t chunk, Columns columns) const {
         const std::int64_t image = (rows->first_place + chunk * args.HV) * LowerImage::size;
@@ -221,8 +269,9 @@ struct WalkerKernel {
     }
 
     // ---- what arrives ----
+    HEADRACE_DEVICE int turn_of(std::int64_t chunk) const { return args.stages == 2 ? static_cast<int>(chunk % 2) : 0; }
     HEADRACE_DEVICE Stage stage_of(std::int64_t chunk) const {
-        const int turn = args.stages == 2 ? static_cast<int>(chunk % 2) : 0;
+        const int turn = turn_of(chunk);
         char* at = first_stage + static_cast<std::size_t>(turn) * stage_bytes;
         const auto take = [&](int columns) {
             std::uint16_t* const matrix = reinterpret_cast<std::uint16_t*>(at);
@@ -268,36 +317,42 @@ struct WalkerKernel {
     }
     HEADRACE_DEVICE void fetch(Columns columns, std::int64_t chunk, bool outputs) const {
         const Stage stage = stage_of(chunk);
-        const std::int64_t first = chunk * tensor_chunk, place = rows->first_place + chunk * args.HV;
-        const int length = length_of(chunk), values = columns.of_values ? columns.all - columns.first : 0;
         const Warps by = fetching_warps();
-        if (length == tensor_chunk && rows->whole) {
+        if (is_whole(chunk)) {
+            const std::int64_t first = chunk * tensor_chunk;
             const int thread = by.first * warp_lanes;
             if (outputs) copy_whole(stage.q, rows->q.from(first), thread);
             copy_whole(stage.k, rows->k.from(first), thread);
             if (args.undecayed_error) copy_whole(stage.e, rows->e.from(first), thread);
             copy_whole(stage.v, rows->v.from(first), thread);
         } else {
-            HEADRACE_ROLLED
-            for (int which = outputs ? 0 : 1; which < (args.undecayed_error ? 3 : 2); ++which) {
-                const Matrix<K> to = which == 0 ? stage.q : which == 1 ? stage.k : stage.e;
-                const TokenRows& from = which == 0 ? rows->q : which == 1 ? rows->k : rows->e;
-                copy_rows<K, 0>(to, from.from(first), length, tensor_chunk, args.K, K, by);
-            }
-            copy_rows<64, 0>(stage.v, rows->v.from(first), length, tensor_chunk, values, tensor_values, by);
+            fetch_rows(stage, columns, chunk, outputs);
         }
-        const LowerCopy high{stage.solve.high, args.prepared.solve_high + place * LowerImage::size},
-            low{stage.solve.low, args.prepared.solve_low + place * LowerImage::size},
-            scores{stage.scores.high, args.prepared.scores + place * LowerImage::size};
-        if (!outputs) {
-            copy_lower(by, high, low);
-        } else if constexpr (Format::splits_scores) {
-            copy_lower(by, high, low, scores,
-                       LowerCopy{stage.scores.low, args.prepared.scores_low + place * LowerImage::size});
-        } else {
-            copy_lower(by, high, low, scores);
+        fetch_prepared(stage, rows->first_place + chunk * args.HV, outputs, LowerPieces(by));
+    }
+    HEADRACE_DEVICE bool is_whole(std::int64_t chunk) const { return rows->whole && length_of(chunk) == tensor_chunk; }
+    HEADRACE_DEVICE void fetch_rows(const Stage& stage, Columns columns, std::int64_t chunk, bool outputs) const {
+        const std::int64_t first = chunk * tensor_chunk;
+        const int length = length_of(chunk), values = columns.of_values ? columns.all - columns.first : 0;
+        const Warps by = fetching_warps();
+        HEADRACE_ROLLED
+        for (int which = outputs ? 0 : 1; which < (args.undecayed_error ? 3 : 2); ++which) {
+            const Matrix<K> to = which == 0 ? stage.q : which == 1 ? stage.k : stage.e;
+            const TokenRows& from = which == 0 ? rows->q : which == 1 ? rows->k : rows->e;
+            copy_rows<K, 0>(to, from.from(first), length, tensor_chunk, args.K, K, by);
         }
-        copy_numbers(stage.numbers, args.prepared, place, by);
+        copy_rows<64, 0>(stage.v, rows->v.from(first), length, tensor_chunk, values, tensor_values, by);
+    }
+    HEADRACE_DEVICE void fetch_prepared(const Stage& stage, std::int64_t place, bool outputs,
+                                        const LowerPieces& pieces) const {
+        const Prepared& from = args.prepared;
+        const auto copy = [&](Matrix<64> to, const std::uint16_t* images) {
+            pieces.copy(ptx::shared_address(to.data), images + place * LowerImage::size);
+        };
+        copy(stage.solve.high, from.solve_high), copy(stage.solve.low, from.solve_low);
+        if (outputs) copy(stage.scores.high, from.scores);
+        if (Format::splits_scores && outputs) copy(stage.scores.low, from.scores_low);
+        copy_numbers(stage.numbers, from, place, fetching_warps());
         ptx::end_copies();
     }
     HEADRACE_DEVICE static void copy_numbers(float* to, const Prepared& from, std::int64_t place, Warps by) {

@@ -97,6 +97,39 @@ HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPat
 // computes.
 HEADRACE_DEVICE Warps fetching_warps() { return {warps() > block_warps ? block_warps : 0, block_warps}; }
 
+// The pieces that a thread of the first four of those warps copies of a lower triangular matrix (LowerImage).
+struct LowerPieces {
+    std::uint32_t to[3], from;  // in bytes, of a turn; in the matrix' image, of the first one
+    int count;
+
+    HEADRACE_DEVICE explicit LowerPieces(Warps by) {
+        // Of the blocks that warps 0 to 3 have in a turn, rows and columns, two bits each.
+        constexpr unsigned rows[] = {0b10010100, 0b11111010, 0b00001111},
+                           columns[] = {0b00010000, 0b01001001, 0b00001110};
+        const auto own = static_cast<unsigned>(lane_here()), row = own % 16, column = own / 16 * 8,
+                   first = static_cast<unsigned>(warp_here() - by.first);
+        const auto place = Matrix<64>::place(static_cast<int>(row), static_cast<int>(column));
+        const unsigned to_first = 2 * static_cast<unsigned>(place);
+        from = 2 * (16 * row + column + LowerImage::block_size * first);
+        count = first < 2 ? 3 : first < block_warps ? 2 : 0;  // ten blocks
+#pragma unroll
+        for (int turn = 0; turn < 3; ++turn) {
+            const unsigned row_block = rows[turn] >> 2 * first & 3, column_block = columns[turn] >> 2 * first & 3;
+            to[turn] = (to_first ^ 32 * column_block) + 16 * 2 * Matrix<64>::row * row_block;
+        }
+    }
+    HEADRACE_DEVICE void copy(std::uint32_t to_matrix, const std::uint16_t* image) const {
+#pragma unroll
+        for (int turn = 0; turn < 3; ++turn) {
+            if (turn < count)
+                ptx::copy_16(
+                    to_matrix + to[turn],
+                    reinterpret_cast<const char*>(image) + from + turn * (2 * LowerImage::block_size * block_warps),
+                    16);
+        }
+    }
+};
+
 // Queues copies of lower triangular matrices, by the first four of the warps, or fewer (by_few); above the diagonal's
 // blocks nothing is written.
 struct LowerCopy {
@@ -112,24 +145,8 @@ HEADRACE_DEVICE void copy_lower(Warps by, Copies... copies) {
         };
         return each_lower_piece(copy_piece, by);
     }
-    // Of the blocks that warps 0 to 3 have in a turn, rows and columns, two bits each.
-    constexpr unsigned rows[] = {0b10010100, 0b11111010, 0b00001111}, columns[] = {0b00010000, 0b01001001, 0b00001110};
-    const auto own = static_cast<unsigned>(lane_here()), row = own % 16, column = own / 16 * 8,
-               first = static_cast<unsigned>(warp_here() - by.first);
-    if (first >= block_warps) return;
-    const auto place = Matrix<64>::place(static_cast<int>(row), static_cast<int>(column));
-    const unsigned to_first = 2 * static_cast<unsigned>(place),
-                   from_first = 2 * (16 * row + column + LowerImage::block_size * first);
-    const auto copy = [&](unsigned turn, std::uint32_t to_matrix, const char* from) {
-        const unsigned row_block = rows[turn] >> 2 * first & 3, column_block = columns[turn] >> 2 * first & 3;
-        ptx::copy_16(to_matrix + (to_first ^ 32 * column_block) + 16 * 2 * Matrix<64>::row * row_block,
-                     from + from_first + turn * (2 * LowerImage::block_size * block_warps), 16);
-    };
-#pragma unroll
-    for (unsigned turn = 0; turn < 3; ++turn) {
-        if (turn == 2 && first >= 2) return;  // ten blocks
-        (copy(turn, ptx::shared_address(copies.to.data), reinterpret_cast<const char*>(copies.from)), ...);
-    }
+    const LowerPieces pieces(by);
+    (pieces.copy(ptx::shared_address(copies.to.data), copies.from), ...);
 }
 
 // Queues copies of so many bytes, a multiple of 16. A warp copies up to 2 KiB at a time, at distances that are known

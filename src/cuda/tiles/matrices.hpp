@@ -74,6 +74,21 @@ struct LanePlace {
     HEADRACE_DEVICE explicit LanePlace(int of = lane()) : row(of / 4), column(of % 4 * 2) {}
 };
 
+// Lane t of each four gets what the four have of tile t, in the order of lanes.
+HEADRACE_DEVICE void transpose_of_four_lanes(std::uint32_t (&of_tiles)[4]) {
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2) {
+        const bool upper = (lane() & distance) != 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if ((i & distance) != 0) continue;
+            std::uint32_t &first = of_tiles[i], &second = of_tiles[i + distance];
+            const std::uint32_t other = ptx::shuffle_xor(upper ? first : second, distance);
+            (upper ? first : second) = other;
+        }
+    }
+}
+
 // Where a matrix has the pairs of a lane's accumulators of [32, 8 tiles] at (row, column), its first a multiple of 16,
 // the other of all columns of the tiles: one step away from the first pair.
 template <int columns>

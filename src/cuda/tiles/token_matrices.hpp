@@ -114,21 +114,39 @@ HEADRACE_DEVICE void copy_pieces(Matrix<columns> to, const char* from, std::int6
         of_row += to_next;
     }
 }
-// The same of all of [64, columns] by so many threads from `first` on, of rows that are `near`: two instructions for a
-// copy.
+// The pieces that a thread copies of [64, columns], all of it, by so many threads from `first` on, of rows that are
+// `near`: two instructions for a copy.
+template <int columns, int threads = block_threads>
+struct WholePieces {
+    static constexpr unsigned pieces = columns / 8, together = threads / pieces;
+    static_assert(together % 8 == 0 && together <= 32);
+    static constexpr int count = static_cast<int>(64 / together);
+
+    const char* from;
+    int to_next;
+    std::uint32_t to;
+
+    HEADRACE_DEVICE WholePieces(Matrix<columns> matrix, TokenRows rows, int first) {
+        const unsigned thread = static_cast<unsigned>(thread_here() - first), row = thread / pieces,
+                       piece = thread % pieces;
+        const int step = static_cast<int>(rows.step);
+        to_next = static_cast<int>(together) * step;
+        to = matrix.piece(static_cast<int>(row), static_cast<int>(8 * piece));
+        from = rows.first + static_cast<std::int64_t>(row) * step + 16 * piece;
+    }
+    // To the matrix, or one that lies so many bytes behind it.
+    HEADRACE_DEVICE void copy(std::uint32_t behind = 0) const {
+#pragma unroll
+        for (int n = 0; n < count; ++n)
+            ptx::copy_16(to + behind + n * together * 2 * Matrix<columns>::row,
+                         from + static_cast<std::int64_t>(n) * to_next, 16);
+    }
+    // To the same pieces so many times 64 rows further.
+    HEADRACE_DEVICE void advance(int times = 1) { from += static_cast<std::int64_t>(times * count) * to_next; }
+};
 template <int columns, int threads = block_threads>
 HEADRACE_DEVICE void copy_whole(Matrix<columns> to, TokenRows rows, int first) {
-    constexpr unsigned pieces = columns / 8, together = threads / pieces;
-    static_assert(together % 8 == 0 && together <= 32);
-    const unsigned thread = static_cast<unsigned>(thread_here() - first), row = thread / pieces,
-                   piece = thread % pieces;
-    const int step = static_cast<int>(rows.step), to_next = static_cast<int>(together) * step;
-    const std::uint32_t to_piece = to.piece(static_cast<int>(row), static_cast<int>(8 * piece));
-    const char* const of_row = rows.first + static_cast<std::int64_t>(row) * step + 16 * piece;
-#pragma unroll
-    for (int n = 0; n < static_cast<int>(64 / together); ++n)
-        ptx::copy_16(to_piece + n * together * 2 * Matrix<columns>::row,
-                     of_row + static_cast<std::int64_t>(n) * to_next, 16);
+    WholePieces<columns, threads>(to, rows, first).copy();
 }
 
 // The same of `count` lines of a matrix that lies one line behind the other, up to 64.

@@ -52,9 +52,10 @@ struct RecurrentKernel {
     // Sequence n, one value head, values [first, first + Ops::warp_columns).
     HEADRACE_DEVICE void forward(std::int64_t n, std::int64_t value_head, int first) {
         find_head(value_head, first);
+        gate = gate_parameters<T>(args, head);
         const TokenRange sequence = sequence_of(args, n);
         const std::int64_t from = entering_row(n), length = sequence.end - sequence.begin;
-        enter(from, first);
+        load_state(from, first);
         find(sequence.row, args.reverse ? sequence.end - 1 : sequence.begin);
         Token next{};
         // Once more than there are tokens: each turn asks for one and computes the one before.
@@ -75,8 +76,9 @@ struct RecurrentKernel {
         find(n, 0);
         Token token{};
         load(token);
+        gate = gate_parameters<T>(args, head);
         const std::int64_t row = row_of(n, 0);
-        enter(row, first);
+        load_state(row, first);
         store_output(forward(token), row >= 0);
         if (row >= 0) store_state(row, first);
     }
@@ -86,11 +88,6 @@ struct RecurrentKernel {
         head = value_head;
         own = first + Ops::own_column();
         ops.value_decays = args.gv.given;
-    }
-    // With the state of that row, if it is not negative.
-    HEADRACE_DEVICE void enter(std::int64_t row, int first) {
-        gate = gate_parameters<T>(args, head);
-        load_state(row, first);
     }
     HEADRACE_DEVICE bool undecayed_error() const { return delta && args.undecayed_error; }
 

@@ -45,7 +45,7 @@ struct ChannelPrepare {
     float *q_norm, *k_norm, *k_k, *beta;   // [C] inverse norms; |k|^2
     float* of_token;                       // [C] what it writes of the errors in what it reads
     float *divisor, *inverse_divisor;      // [C] of a backward: beta, or next to nothing
-    float* of_warp;                        // [warps]
+    float *of_warp, *fourths_of_warp;      // [warps]
     Matrix<64> P, P_low;                   // P_low of the delta rule and of a backward
     Tile<float> n, inverse;          // inverse of a backward's chunks that are computed in fp32
     UnitLowerBlocks inverse_blocks;  // lies where it does
@@ -71,6 +71,7 @@ struct ChannelPrepare {
         for (float** vector : {&q_norm, &k_norm, &k_k, &beta, &of_token}) *vector = arena.take<float>(tensor_chunk);
         P = Matrix<64>::take(arena, tensor_chunk);
         of_warp = arena.take<float>(block_warps);
+        fourths_of_warp = delta ? arena.take<float>(block_warps) : nullptr;
         own_rows = arena.take<OwnRows>(block_threads);
         shared = arena.take<Shared>(1);
         if (delta) {
@@ -107,8 +108,8 @@ struct ChannelPrepare {
         store_scores(sums);
         ptx::sync_block();
         if constexpr (delta) {
-            const float sum = sum_of_warps();
-            const KeyOverlap overlap = for_gradients() ? key_overlap(sum, some_reflect()) : KeyOverlap::none;
+            const float sum = sum_of_warps(of_warp);
+            const KeyOverlap overlap = for_gradients() ? find_overlap(sum) : KeyOverlap::none;
             if (threadIdx.x == 0) {
                 shared->with_low = for_gradients() || sum > 0 ? 1 : 0;
                 shared->overlap = overlap;
@@ -290,7 +291,7 @@ struct ChannelPrepare {
             const float count = sum_of_warp(fine_[0] || fine_[1] ? 1.0f : 0.0f);
             if (lane() == 0) of_warp[warp()] = count;
             ptx::sync_block();
-            const bool any = sum_of_warps() > 0;
+            const bool any = sum_of_warps(of_warp) > 0;
             if (threadIdx.x == 0) shared->reflects = any ? 1 : 0;
             if (any) return Precision::mixed;
         }
@@ -303,7 +304,23 @@ struct ChannelPrepare {
         for (int i = lane(); i < tensor_chunk; i += warp_lanes) count += beta[i] * k_k[i] > 1 ? 1.0f : 0.0f;
         return sum_of_warp(count) > 0;
     }
-    HEADRACE_DEVICE float sum_of_warps() const { return (of_warp[0] + of_warp[1]) + (of_warp[2] + of_warp[3]); }
+    HEADRACE_DEVICE static float sum_of_warps(const float* of) { return (of[0] + of[1]) + (of[2] + of[3]); }
+    // Of a chunk's sum of squares of l.
+    HEADRACE_DEVICE KeyOverlap find_overlap(float squares) const {
+        const KeyOverlap of_all = key_overlap(squares, some_reflect());
+        if (of_all != KeyOverlap::none) return of_all;
+        return nearby_overlap(sum_of_warps(fourths_of_warp), reflections() / static_cast<float>(shared->length));
+    }
+    // The sum over tokens of what their beta k.e is above 1.
+    HEADRACE_DEVICE float reflections() const {
+        float sum = 0;
+#pragma unroll
+        for (int i = lane(); i < tensor_chunk; i += warp_lanes) {
+            const float above = fmaf(beta[i], k_k[i], -1.0f);
+            sum += above > 0 ? above : 0.0f;
+        }
+        return sum_of_warp(sum);
+    }
 
     HEADRACE_DEVICE void find_fine_rows() {
 #pragma unroll
@@ -609,7 +626,7 @@ struct ChannelPrepare {
     }
     HEADRACE_DEVICE void store_scores(Sums& sums) {
         put_diagonal(sums);
-        float squares[4] = {};
+        float squares[4] = {}, fourths = 0;
         each_pair(sums, [&](float2 of_P, float2 of_l, int i, int j, int part) {
             const float2 read = scores_of(of_P, i, j);
             P.pair(i, j) = ptx::round_to_bf16(read.x, read.y);
@@ -621,6 +638,7 @@ struct ChannelPrepare {
                         next = j + 1 < i ? of_l.y * (row * columns.y) : 0.0f;
             *reinterpret_cast<float2*>(&n.at(i, j)) = {l * factors.x, next * factors.y};
             squares[part] = fmaf(l, l, fmaf(next, next, squares[part]));
+            if (for_gradients()) fourths = fmaf(l * l, l * l, fmaf(next * next, next * next, fourths));
         });
         if (!delta) return;
         overlaps_ = 0;
@@ -633,6 +651,9 @@ struct ChannelPrepare {
         }
         const float of_lane = for_gradients() ? all : overlaps_ != 0 ? 1.0f : 0.0f, sum = sum_of_warp(of_lane);
         if (lane() == 0) of_warp[warp_here()] = sum;
+        if (!for_gradients()) return;
+        fourths = sum_of_warp(fourths);
+        if (lane() == 0) fourths_of_warp[warp_here()] = fourths;
     }
     HEADRACE_DEVICE void store_low_scores(const Sums& sums) const {
         each_pair(sums, [&](float2 of_P, float2, int i, int j, int part) {

@@ -89,6 +89,13 @@ HEADRACE_DEVICE KeyOverlap key_overlap(float squares, bool reflects) {
     if (squares < most) return KeyOverlap::none;
     return reflects ? KeyOverlap::reflected : KeyOverlap::some;
 }
+// Of keys that overlap only near each other, as gates per channel forget them: of the chunk's sum of l^4, which random
+// unit keys leave at 3/K of that of l^2, and the mean of what beta k.e is above 1. States along keys that are reflected
+// alternate, and so do terms of a gate's gradient, whose sums over tokens are what parameters have.
+HEADRACE_DEVICE KeyOverlap nearby_overlap(float fourths, float reflected) {
+    constexpr float most = 1.0f / 16;
+    return fourths * reflected * reflected < most ? KeyOverlap::none : KeyOverlap::some;
+}
 
 // What a walk makes of the numbers of its chunks, the same in each thread.
 struct DeltaExactness {

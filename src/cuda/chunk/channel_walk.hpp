@@ -329,10 +329,8 @@ struct ChannelWalk {
     HEADRACE_DEVICE void fetch_prepared(const Stage& to, std::int64_t place, const LowerPieces& pieces) const {
         const Prepared& from = args.prepared;
         const Warps by = warps_from(fetching);
-        const auto copy = [&](Matrix<64> matrix, const std::uint16_t* images) {
-            pieces.copy(ptx::shared_address(matrix.data), images + place * LowerImage::size);
-        };
-        copy(to.solve.high, from.solve_high), copy(to.solve.low, from.solve_low), copy(to.scores, from.scores);
+        pieces.copy(to.solve.high, from.solve_high, place), pieces.copy(to.solve.low, from.solve_low, place),
+            pieces.copy(to.scores, from.scores, place);
         copy_bytes<8 * K>(to.decay, from.decay + place * 2 * K, by);
         copy_bytes<4 * tensor_chunk>(to.beta, from.factors + (place * 4 + 3) * tensor_chunk, by);
         copy_bytes<16>(to.numbers, from.numbers + place * 4, by);

@@ -176,11 +176,8 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
     HEADRACE_DEVICE void fetch_prepared(const Stage& stage, std::int64_t place, const LowerPieces& pieces) const {
         const Prepared& from = args.prepared;
         const Warps by = fetching_warps();
-        const auto copy = [&](Matrix<64> to, const std::uint16_t* images) {
-            pieces.copy(ptx::shared_address(to.data), images + place * LowerImage::size);
-        };
-        copy(stage.solve.high, from.solve_high), copy(stage.solve.low, from.solve_low);
-        if (gradients) copy(stage.P.high, from.scores), copy(stage.P.low, from.scores_low);
+        pieces.copy(stage.solve.high, from.solve_high, place), pieces.copy(stage.solve.low, from.solve_low, place);
+        if (gradients) pieces.copy(stage.P.high, from.scores, place), pieces.copy(stage.P.low, from.scores_low, place);
         copy_bytes<16 * tensor_chunk>(stage.read, from.factors + place * 4 * tensor_chunk, by);
         const int own = static_cast<int>(threadIdx.x) - by.first * warp_lanes;
         if (own < 2) ptx::copy_4(ptx::shared_address(stage.decay + own), from.decay + 2 * place + own, 4);

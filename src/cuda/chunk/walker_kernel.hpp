@@ -346,12 +346,9 @@ struct WalkerKernel {
     HEADRACE_DEVICE void fetch_prepared(const Stage& stage, std::int64_t place, bool outputs,
                                         const LowerPieces& pieces) const {
         const Prepared& from = args.prepared;
-        const auto copy = [&](Matrix<64> to, const std::uint16_t* images) {
-            pieces.copy(ptx::shared_address(to.data), images + place * LowerImage::size);
-        };
-        copy(stage.solve.high, from.solve_high), copy(stage.solve.low, from.solve_low);
-        if (outputs) copy(stage.scores.high, from.scores);
-        if (Format::splits_scores && outputs) copy(stage.scores.low, from.scores_low);
+        pieces.copy(stage.solve.high, from.solve_high, place), pieces.copy(stage.solve.low, from.solve_low, place);
+        if (outputs) pieces.copy(stage.scores.high, from.scores, place);
+        if (Format::splits_scores && outputs) pieces.copy(stage.scores.low, from.scores_low, place);
         copy_numbers(stage.numbers, from, place, fetching_warps());
         ptx::end_copies();
     }

@@ -118,14 +118,14 @@ struct LowerPieces {
             to[turn] = (to_first ^ 32 * column_block) + 16 * 2 * Matrix<64>::row * row_block;
         }
     }
-    HEADRACE_DEVICE void copy(std::uint32_t to_matrix, const std::uint16_t* image) const {
+    // From the image at a place.
+    HEADRACE_DEVICE void copy(Matrix<64> matrix, const std::uint16_t* images, std::int64_t place = 0) const {
+        const std::uint32_t to_matrix = ptx::shared_address(matrix.data);
+        const char* const image = reinterpret_cast<const char*>(images + place * LowerImage::size) + from;
 #pragma unroll
         for (int turn = 0; turn < 3; ++turn) {
             if (turn < count)
-                ptx::copy_16(
-                    to_matrix + to[turn],
-                    reinterpret_cast<const char*>(image) + from + turn * (2 * LowerImage::block_size * block_warps),
-                    16);
+                ptx::copy_16(to_matrix + to[turn], image + turn * (2 * LowerImage::block_size * block_warps), 16);
         }
     }
 };
@@ -146,7 +146,7 @@ HEADRACE_DEVICE void copy_lower(Warps by, Copies... copies) {
         return each_lower_piece(copy_piece, by);
     }
     const LowerPieces pieces(by);
-    (pieces.copy(ptx::shared_address(copies.to.data), copies.from), ...);
+    (pieces.copy(copies.to, copies.from), ...);
 }
 
 // Queues copies of so many bytes, a multiple of 16. A warp copies up to 2 KiB at a time, at distances that are known

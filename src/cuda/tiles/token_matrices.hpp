@@ -130,7 +130,7 @@ struct WholePieces {
         const unsigned thread = static_cast<unsigned>(thread_here() - first), row = thread / pieces,
                        piece = thread % pieces;
         const int step = static_cast<int>(rows.step);
-        to_next = static_cast<int>(together) * step;
+        to_next = static_cast<int>(together * static_cast<unsigned>(step));  // of far rows nothing that is used
         to = matrix.piece(static_cast<int>(row), static_cast<int>(8 * piece));
         from = rows.first + static_cast<std::int64_t>(row) * step + 16 * piece;
     }

@@ -372,27 +372,23 @@ class Chunks {
 };
 
 TEST(ChannelPrepare, FollowsTheFormulas) {
-    for (const Case& of : {Case{64, 1, 1, 64, true, true, false, 0.05, 0},
-                           Case{150, 1, 2, 128, true, true, false, 0.3, 0},
-                           Case{100, 1, 1, 80, true, true, true, 3, 7},
-                           Case{70, 2, 2, 96, false, false, false, 0.01, 0},
-                           Case{130, 1, 1, 41, false, true, true, 30, 5},
-                           Case{64, 1, 1, 128, true, true, false, 0, 0},
-                           Case{100, 1, 2, 80, true, true, true, 0.3, 9},
-                           Case{64, 1, 1, 128, true, false, false, 0.1, 0},
-                           Case{150, 1, 1, 128, true, true, false, 0.3, 0, true},
-                           Case{70, 1, 1, 64, true, true, false, 1, 9, true},
-                           Case{130, 1, 2, 64, true, true, false, 0.001, 0, true, 1},
-                           Case{130, 2, 2, 128, true, true, true, 0.001, 0, true, 3},
-                           Case{100, 1, 1, 128, true, true, false, 0.001, 0, false, 2},
-                           Case{150, 1, 2, 128, true, true, false, 0.3, 0, true, 0, true},
-                           Case{100, 1, 1, 80, true, true, true, 3, 7, false, 0, true},
-                           Case{130, 1, 1, 64, true, true, true, 0.001, 0, false, 2, true},
-                           Case{130, 1, 2, 64, true, true, false, 0.001, 0, true, 1, true},
-                           Case{192, 2, 2, 128, true, true, false, 0, 0, true, 2, true},
-                           Case{140, 1, 2, 64, true, true, false, 0.5, 0, true, 1, true},
-                           Case{80, 1, 1, 128, true, true, true, 0.2, 0, true, 4, true},
-                           Case{80, 1, 1, 64, true, true, false, 0.5, 0, false, 1, true}}) {
+    for (const Case& of :
+         {Case{64, 1, 1, 64, true, true, false, 0.05, 0}, Case{150, 1, 2, 128, true, true, false, 0.3, 0},
+          Case{100, 1, 1, 80, true, true, true, 3, 7}, Case{70, 2, 2, 96, false, false, false, 0.01, 0},
+          Case{130, 1, 1, 41, false, true, true, 30, 5}, Case{64, 1, 1, 128, true, true, false, 0, 0},
+          Case{100, 1, 2, 80, true, true, true, 0.3, 9}, Case{64, 1, 1, 128, true, false, false, 0.1, 0},
+          Case{150, 1, 1, 128, true, true, false, 0.3, 0, true}, Case{70, 1, 1, 64, true, true, false, 1, 9, true},
+          Case{130, 1, 2, 64, true, true, false, 0.001, 0, true, 1},
+          Case{130, 2, 2, 128, true, true, true, 0.001, 0, true, 3},
+          Case{100, 1, 1, 128, true, true, false, 0.001, 0, false, 2},
+          Case{150, 1, 2, 128, true, true, false, 0.3, 0, true, 0, true},
+          Case{100, 1, 1, 80, true, true, true, 3, 7, false, 0, true},
+          Case{130, 1, 1, 64, true, true, true, 0.001, 0, false, 2, true},
+          Case{130, 1, 2, 64, true, true, false, 0.001, 0, true, 1, true},
+          Case{192, 2, 2, 128, true, true, false, 0, 0, true, 2, true},
+          Case{140, 1, 2, 64, true, true, false, 0.5, 0, true, 1, true},
+          Case{80, 1, 1, 128, true, true, true, 0.2, 0, true, 4, true},
+          Case{80, 1, 1, 64, true, true, false, 0.5, 0, false, 1, true}}) {
         SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K));
         Chunks chunks(of);
         chunks.run();

@@ -2,7 +2,6 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -271,21 +270,20 @@ class Chunks {
             expect_inverse(l, beta, place, where);
         }
     }
+    using Doubles = std::vector<double>;
     // On the mean of the chunk's tokens, what their beta k.e is above 1.
-    double mean_reflection(int chunk, int head, const std::vector<double>& beta,
-                           const std::vector<double>& k_norm) const {
-        double sum = 0;
-        int length = 0;
+    double mean_reflection(int chunk, int head, const Doubles& beta, const Doubles& k_norm) const {
+        double sum = 0, length = 0;
         for (int i = 0; i < C && token(chunk, i) >= 0; ++i, ++length) {
             double k_k = 0;
             for (int c = 0; c < of_.K; ++c) k_k += std::pow(row(k_, token(chunk, i), head, c) * k_norm[i], 2);
-            sum += std::max(beta[i] * k_k - 1, 0.0);
+            sum += std::fmax(beta[i] * k_k - 1, 0.0);
         }
         return sum / length;
     }
     // N of a backward, of three parts where keys that overlap reflect.
-    void expect_solve(const std::vector<double>& l, const std::vector<double>& beta, double reflected,
-                      std::size_t place, const std::string& where) const {
+    void expect_solve(const Doubles& l, const Doubles& beta, double reflected, std::size_t place,
+                      const std::string& where) const {
         double squares = 0, fourths = 0;
         for (double of : l) squares += of * of, fourths += of * of * of * of;
         const bool overlaps = squares > C * (C - 1) / 2 / 32, rest = overlaps && of_.reflects,
@@ -372,23 +370,24 @@ class Chunks {
 };
 
 TEST(ChannelPrepare, FollowsTheFormulas) {
-    for (const Case& of :
-         {Case{64, 1, 1, 64, true, true, false, 0.05, 0}, Case{150, 1, 2, 128, true, true, false, 0.3, 0},
-          Case{100, 1, 1, 80, true, true, true, 3, 7}, Case{70, 2, 2, 96, false, false, false, 0.01, 0},
-          Case{130, 1, 1, 41, false, true, true, 30, 5}, Case{64, 1, 1, 128, true, true, false, 0, 0},
-          Case{100, 1, 2, 80, true, true, true, 0.3, 9}, Case{64, 1, 1, 128, true, false, false, 0.1, 0},
-          Case{150, 1, 1, 128, true, true, false, 0.3, 0, true}, Case{70, 1, 1, 64, true, true, false, 1, 9, true},
-          Case{130, 1, 2, 64, true, true, false, 0.001, 0, true, 1},
-          Case{130, 2, 2, 128, true, true, true, 0.001, 0, true, 3},
-          Case{100, 1, 1, 128, true, true, false, 0.001, 0, false, 2},
-          Case{150, 1, 2, 128, true, true, false, 0.3, 0, true, 0, true},
-          Case{100, 1, 1, 80, true, true, true, 3, 7, false, 0, true},
-          Case{130, 1, 1, 64, true, true, true, 0.001, 0, false, 2, true},
-          Case{130, 1, 2, 64, true, true, false, 0.001, 0, true, 1, true},
-          Case{192, 2, 2, 128, true, true, false, 0, 0, true, 2, true},
-          Case{140, 1, 2, 64, true, true, false, 0.5, 0, true, 1, true},
-          Case{80, 1, 1, 128, true, true, true, 0.2, 0, true, 4, true},
-          Case{80, 1, 1, 64, true, true, false, 0.5, 0, false, 1, true}}) {
+    const Case cases[] = {
+        {64, 1, 1, 64, true, true, false, 0.05, 0}, {150, 1, 2, 128, true, true, false, 0.3, 0},
+        {100, 1, 1, 80, true, true, true, 3, 7}, {70, 2, 2, 96, false, false, false, 0.01, 0},
+        {130, 1, 1, 41, false, true, true, 30, 5}, {64, 1, 1, 128, true, true, false, 0, 0},
+        {100, 1, 2, 80, true, true, true, 0.3, 9}, {64, 1, 1, 128, true, false, false, 0.1, 0},
+        {150, 1, 1, 128, true, true, false, 0.3, 0, true}, {70, 1, 1, 64, true, true, false, 1, 9, true},
+        {130, 1, 2, 64, true, true, false, 0.001, 0, true, 1}, {130, 2, 2, 128, true, true, true, 0.001, 0, true, 3},
+        {100, 1, 1, 128, true, true, false, 0.001, 0, false, 2},
+        {150, 1, 2, 128, true, true, false, 0.3, 0, true, 0, true},
+        {100, 1, 1, 80, true, true, true, 3, 7, false, 0, true},
+        {130, 1, 1, 64, true, true, true, 0.001, 0, false, 2, true},
+        {130, 1, 2, 64, true, true, false, 0.001, 0, true, 1, true},
+        {192, 2, 2, 128, true, true, false, 0, 0, true, 2, true},
+        {140, 1, 2, 64, true, true, false, 0.5, 0, true, 1, true},
+        {80, 1, 1, 128, true, true, true, 0.2, 0, true, 4, true},
+        {80, 1, 1, 64, true, true, false, 0.5, 0, false, 1, true},
+    };
+    for (const Case& of : cases) {
         SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K));
         Chunks chunks(of);
         chunks.run();

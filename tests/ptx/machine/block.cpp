@@ -40,6 +40,7 @@ BlockRun::BlockRun(const Module& module, const Code& code, const Launch& launch,
     block_.local_bytes = launch.function->local_bytes;
     block_.local.resize(block_.local_bytes * threads_of(launch));
     block_.local_written.resize(block_.local.size());
+    block_.launch_bound = launch.function->max_threads * launch.function->least_blocks;
 }
 
 void BlockRun::start(std::uint32_t number) {
@@ -52,6 +53,7 @@ void BlockRun::start(std::uint32_t number) {
     block_.random.seed(settings_.seed * 0x9e3779b97f4a7c15u + number);
     order_.seed(settings_.seed * 0xbf58476d1ce4e5b9u + number + 1);
     shared_.reset();
+    block_.register_counts.assign(warps_.size(), 0);
     barriers_.start(warps_, shared_);
     for (int warp = 0; warp < static_cast<int>(warps_.size()); ++warp) {
         const std::uint32_t rest = threads_of(launch_) - static_cast<std::uint32_t>(warp * lanes);
@@ -114,6 +116,7 @@ void BlockRun::run(std::uint32_t number) {
     } else {
         run_in_order();
     }
+    check_register_counts(block_);
 }
 
 bool BlockRun::any_live() const {

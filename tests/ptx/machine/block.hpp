@@ -36,6 +36,10 @@ class Block {
     std::vector<std::byte> local, local_written;  // thread t at t * local_bytes; written: a byte for each
     AsyncCopies* copies = nullptr;                // made by async.cpp when the block starts
     AsyncProducts* products = nullptr;            // likewise by wgmma.cpp; null: the kernel has no wgmma
+    // Of each warp's lanes, below zero once setmaxnreg has set it, and what the launch bounds say of them: the product
+    // of .maxntid and .minnctapersm, 0: not given.
+    std::vector<int> register_counts;
+    int launch_bound = 0;
     std::mt19937_64 random;
 };
 
@@ -43,6 +47,10 @@ class Block {
 AsyncCopies* make_async_copies(Block& block, int threads);
 void destroy_async_copies(AsyncCopies* copies);
 void check_no_copies_in_flight(const Warp& warp, Mask exiting);  // Fault: a thread ends with copies in flight
+
+// register_counts.cpp. Fault: at the end of a block warps of a group differ, or all have more than were launched.
+int launched_registers(const Block& block);
+void check_register_counts(const Block& block);
 
 // wgmma.cpp, likewise; `slots` of the register file.
 AsyncProducts* make_async_products(int warps, int slots);

@@ -256,7 +256,7 @@ bool decode_flow(const Statement& statement, FunctionDecoder& decoder, const Con
 
 void decode_statement(const Statement& statement, FunctionDecoder& decoder, Step& step) {
     for (const auto family : {decode_arithmetic, decode_logic, decode_compare, decode_move, decode_memory, decode_async,
-                              decode_wgmma, decode_matrix, decode_collective}) {
+                              decode_wgmma, decode_matrix, decode_collective, decode_register_count}) {
         if (family(statement, decoder, step)) return;
     }
     decoder.unknown(statement);

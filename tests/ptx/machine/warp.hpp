@@ -80,6 +80,7 @@ bool decode_memory(const Statement& statement, Decoder& decoder,
                    Step& step);  // ld, st, ldu, atom, red, prefetch, membar, fence, createpolicy
 bool decode_async(const Statement& statement, Decoder& decoder,
                   Step& step);  // cp.async, commit_group, wait_group, wait_all
+bool decode_register_count(const Statement& statement, Decoder& decoder, Step& step);  // setmaxnreg
 bool decode_wgmma(const Statement& statement, Decoder& decoder, Step& step);   // wgmma, fence.proxy.async
 bool decode_matrix(const Statement& statement, Decoder& decoder, Step& step);  // ldmatrix, stmatrix, mma, movmatrix
 bool decode_collective(const Statement& statement, Decoder& decoder,

@@ -94,6 +94,7 @@ struct Function {
     std::vector<Variable> parameters, shared, local;
     std::size_t parameter_bytes = 0, shared_bytes = 0, local_bytes = 0;  // static; the launch's shared memory follows
     int max_threads = 0;                                                 // .maxntid, 0: not given
+    int least_blocks = 0;                                                // .minnctapersm, 0: not given
     int required_threads = 0;                                            // .reqntid, 0: not given
     std::vector<Register> registers;
     int slots = 0;  // of the register file

@@ -112,7 +112,9 @@ class Reader {
             function.max_threads = extents();
         } else if (parser_.take_directive(".reqntid")) {
             function.required_threads = extents();
-        } else if (parser_.take_directive(".minnctapersm") || parser_.take_directive(".maxnreg")) {
+        } else if (parser_.take_directive(".minnctapersm")) {
+            function.least_blocks = static_cast<int>(parser_.expect_integer());
+        } else if (parser_.take_directive(".maxnreg")) {
             parser_.expect_integer();
         } else if (parser_.take_directive(".pragma")) {
             parser_.take();

@@ -96,6 +96,9 @@ inline constexpr bool multiplies_by_group = true;
 inline constexpr bool multiplies_by_group = false;
 #endif
 
+// Whether they give each other registers.
+inline constexpr bool groups_share_registers = multiplies_by_group;
+
 // Behind what this warp has written to registers that products take or add to, and before these.
 HEADRACE_DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // Ends a group of this warp's products.
@@ -110,6 +113,17 @@ HEADRACE_DEVICE void wait_for_products(float (&sums)[tiles][4]) {
 // What this thread has written to shared memory is there for products of groups behind the next barrier.
 HEADRACE_DEVICE void publish_to_products() {
     if constexpr (multiplies_by_group) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Registers of a thread from here on, a multiple of 8, of four warps that come here together, once: fewer than its
+// launch bounds leave it (registers_allowed), or more, which waits until others have given back as many.
+template <int registers>
+HEADRACE_DEVICE void keep_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers) : "memory");
+}
+template <int registers>
+HEADRACE_DEVICE void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers) : "memory");
 }
 
 // A right operand in shared memory, of 16 bits, in rows of 128 bytes whose pieces of 16 change places (Matrix), that

@@ -52,6 +52,7 @@ NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_key_gradient": (STEP, HEAD),
                             "split_sweeps"), (BESIDE, STEP))}
 PREPARED_HEADS = 4
 WITH_FETCHING, FETCHING = ("tensor_walk", "tensor_sweeps"), 4  # kernels with more than 64 channels; warps
+GROUP, THREE_GROUPS = 4, 384  # warps; threads of blocks that have a third group, which the table leaves out
 # The least share of a warp's lanes that execute an instruction, on the mean, where all tiles are whole: what is lost are
 # lanes that part, at masks, or have nothing to do. Gradients lose up to a fifth, where lanes part on the diagonals of
 # triangles; with 64 channels so do the warps that decay rows for a walk, and prepare where it adds up over tokens. In
@@ -132,6 +133,7 @@ def times_of(launch, sizes, K):
     group = size_of(sizes, "hv", heads) // heads
     parts = -(-group // PREPARED_HEADS) if launch["kernel"] == "tensor_prepare" else 1
     others = FETCHING if launch["kernel"] in WITH_FETCHING and K > 64 else 0
+    others += GROUP if launch["threads"] == THREE_GROUPS else 0
     warps, blocks_of_values = launch["threads"] // 32 - others, -(-size_of(sizes, "v", 0) // 64)
     steps = warps * launch["all_steps"]
     if launch["kernel"] == "channel_gradients":  # a value head each; one stores gradients of keys that it does not share

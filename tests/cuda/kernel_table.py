@@ -80,6 +80,10 @@ LIMITS = {
     "": (128, 16, 0, (4, 4, 4)),  # any other
 }
 
+# Kernels whose blocks have a third group of warps where these share registers, sm_90a, and the bytes of shared memory
+# that it takes (Kernel::more_threads and more_shared in src/cuda/kernels/kernels.hpp).
+THIRD_GROUP = {"tensor_walk k128": 0, r"channel_walk k\d+ delta": 0, "tensor_sweeps k128": 2 * 64 * (128 + 64)}
+
 
 @dataclasses.dataclass
 class Code:
@@ -216,8 +220,15 @@ def blocks_of(name, table, memory, size):
     dynamic = memory_of(name, memory)[size][0]
     # In double a block takes what the GPU has; of an A100 more of it then lies beyond.
     most = {gpu: gpu.shared - gpu.reserved if in_double else dynamic for gpu in GPUS}
-    return tuple(blocks_per_multiprocessor(gpu, table[gpu.architecture][name], threads, min(dynamic, most[gpu]))
+    third = next((shared for start, shared in THIRD_GROUP.items() if re.match(start, name)), None)
+    return tuple(blocks_per_multiprocessor(gpu, table[gpu.architecture][name],
+                                           *((threads + 128, dynamic + third) if has_third(gpu, third)
+                                             else (threads, min(dynamic, most[gpu]))))
                  for gpu in GPUS)
+
+
+def has_third(gpu, third):
+    return third is not None and gpu.architecture == "sm_90a"
 
 
 def markdown(header, rows):

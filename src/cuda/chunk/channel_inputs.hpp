@@ -43,25 +43,25 @@ struct ChannelInputs {
         *sources = {source(args.q, key_head, 2), source(args.k, key_head, 2), source(args.log_decays, head, 4)};
     }
 
-    // Asks for rows of `count` tokens from `first` on, of so many bytes a channel, before they are read. By
-    // block_threads.
-    template <int K, int size>
+    // Asks for rows of `count` tokens from `first` on, of so many bytes a channel, before they are read. By so many
+    // threads, whose numbers follow each other.
+    template <int K, int size, int threads>
     HEADRACE_DEVICE void prefetch(const Strided& tensor, const Source& source, std::int64_t first, int count) const {
         constexpr int line = 128, lines = size * K / line;  // of a row, in bytes
-        const int thread = thread_here() % block_threads, byte = thread % lines * line;
+        const int thread = thread_here() % threads, byte = thread % lines * line;
         if (byte >= size * args.K) return;
         const char* from = tensor.data + (source.first + (first + thread / lines) * source.step + byte);
         HEADRACE_ROLLED
-        for (int i = thread / lines; i < count; i += block_threads / lines) {
+        for (int i = thread / lines; i < count; i += threads / lines) {
             ptx::prefetch(from);
-            from += block_threads / lines * source.step;
+            from += threads / lines * source.step;
         }
     }
-    template <int K>
+    template <int K, int threads>
     HEADRACE_DEVICE void prefetch(std::int64_t first, int count) const {
-        prefetch<K, 2>(args.q, sources->q, first, count);
-        prefetch<K, 2>(args.k, sources->k, first, count);
-        prefetch<K, 4>(args.log_decays, sources->log_decays, first, count);
+        prefetch<K, 2, threads>(args.q, sources->q, first, count);
+        prefetch<K, 2, threads>(args.k, sources->k, first, count);
+        prefetch<K, 4, threads>(args.log_decays, sources->log_decays, first, count);
     }
 
     // Channels [c, c + 4) of a token, zero past the tensor's and the chunk's ends.

@@ -93,7 +93,7 @@ struct ChannelPrepare {
     HEADRACE_DEVICE void run(std::int64_t row, std::int64_t head) {
         if (!find_chunk(row, head)) return;
         find_sources(row * args.HV + head);
-        inputs().template prefetch<K>(0, range_.length);
+        inputs().template prefetch<K, block_threads>(0, range_.length);
         find_own_rows();
         const Arriving first = ask(0);
         weigh_tokens();

@@ -1,5 +1,5 @@
-// ChannelRows: the rows of a chunk under channel gates as a walk of the delta rule multiplies them, decayed by four
-// warps of its block while others walk the chunk before.
+// ChannelRows: the rows of a chunk under channel gates as a walk of the delta rule multiplies them, decayed by four or
+// eight warps of its block while the first four walk the chunk before.
 #pragma once
 
 #include "cuda/chunk/channel_inputs.hpp"
@@ -10,12 +10,14 @@ namespace headrace::cuda {
 // A thread has four neighbouring channels of `tokens` tokens that follow each other. Decays on the way from the chunk's
 // start, and to its end, are products of decays of single tokens: of its own one after another, of the other threads'
 // through what each leaves of all of its tokens.
-template <int K>
+template <int K, int threads>
 struct ChannelRows {
-    static constexpr int pieces = K / lane_channels, groups = block_threads / pieces, tokens = tensor_chunk / groups;
+    static_assert(threads <= most_decaying_threads);
+    static constexpr int pieces = K / lane_channels, groups = threads / pieces, tokens = tensor_chunk / groups;
     static constexpr int barrier = 1;  // of these warps
 
-    static constexpr int factors = 3 * tensor_chunk;  // of reads, erases, writes
+    static constexpr int factors = 3 * tensor_chunk,  // of reads, erases, writes
+        own_factors = (factors + threads - 1) / threads;
 
     struct To {
         Matrix<K> reads, erases, writes;
@@ -24,10 +26,10 @@ struct ChannelRows {
     struct Own {
         float decays[tokens][lane_channels];  // their logarithms at first
         Piece q[tokens], k[tokens];
-        float factors[2];  // those that the thread lets others read
+        float factors[own_factors];  // those that the thread lets others read
     };
     struct Shared {
-        float4 totals[groups * pieces];
+        float4 totals[most_decaying_threads];
         float factors[ChannelRows::factors];
     };
 
@@ -36,44 +38,57 @@ struct ChannelRows {
 
     // Rows of `length` tokens from `first` on, and zeros, of the chunk prepared at that place: asked for; decayed.
     HEADRACE_DEVICE void load(Own& own, std::int64_t first, int length, std::int64_t place) const {
-        load_rows(own, first, length);
-        const float* const from = inputs.args.prepared.factors + place * 4 * tensor_chunk + thread();
-        own.factors[0] = from[0];
-        own.factors[1] = thread() < factors - block_threads ? from[block_threads] : 0.0f;
+        const Place at;
+        load_rows(own, at, first, length);
+        const float* const from = inputs.args.prepared.factors + place * 4 * tensor_chunk;
+        at.each_factor([&](int n, int factor) { own.factors[n] = from[factor]; });
     }
     HEADRACE_DEVICE void decay(const To& to, Own& own) const {
+        const Place at;
         float through[lane_channels] = {1, 1, 1, 1};
 #pragma unroll
         for (int n = 0; n < tokens; ++n) {
             find_decays(own.decays[n]);
             multiply(through, own.decays[n]);
         }
-        shared->totals[thread()] = {through[0], through[1], through[2], through[3]};
-        shared->factors[thread()] = own.factors[0];
-        if (thread() < factors - block_threads) shared->factors[block_threads + thread()] = own.factors[1];
-        ptx::sync_threads(barrier, block_threads);
-        const float* const from = shared->factors + first_token();
+        shared->totals[at.thread] = {through[0], through[1], through[2], through[3]};
+        at.each_factor([&](int n, int factor) { shared->factors[factor] = own.factors[n]; });
+        ptx::sync_threads(barrier, threads);
+        const float* const from = shared->factors + at.first_token();
         float decays[lane_channels];
-        multiply_totals(decays, group() + 1, groups);
-        store_writes(to.writes, own, decays, from + 2 * tensor_chunk);
-        multiply_totals(decays, 0, group());
-        store_reads(to, own, decays, from);
+        multiply_totals(decays, at, at.group() + 1, groups);
+        store_writes(to.writes, at, own, decays, from + 2 * tensor_chunk);
+        multiply_totals(decays, at, 0, at.group());
+        store_reads(to, at, own, decays, from);
     }
 
   private:
-    HEADRACE_DEVICE static int thread() { return static_cast<int>(threadIdx.x) % block_threads; }
-    HEADRACE_DEVICE static int group() { return thread() / pieces; }
-    HEADRACE_DEVICE static int first_token() { return group() * tokens; }
-    HEADRACE_DEVICE static int channel() { return thread() % pieces * lane_channels; }
+    // The thread's, found where it is needed, as registers are few.
+    struct Place {
+        int thread;
+
+        HEADRACE_DEVICE Place() : thread(thread_here() - block_threads) {}
+        HEADRACE_DEVICE int group() const { return static_cast<int>(static_cast<unsigned>(thread) / pieces); }
+        HEADRACE_DEVICE int piece() const { return static_cast<int>(static_cast<unsigned>(thread) % pieces); }
+        HEADRACE_DEVICE int first_token() const { return group() * tokens; }
+        HEADRACE_DEVICE int channel() const { return piece() * lane_channels; }
+        template <class F>
+        HEADRACE_DEVICE void each_factor(F f) const {
+#pragma unroll
+            for (int n = 0; n < own_factors; ++n) {
+                if (const int factor = n * threads + thread; factor < factors) f(n, factor);
+            }
+        }
+    };
 
     // ---- what arrives ----
-    HEADRACE_DEVICE void load_rows(Own& own, std::int64_t first, int length) const {
+    HEADRACE_DEVICE void load_rows(Own& own, Place at, std::int64_t first, int length) const {
         const ChannelInputs::Sources& from = *inputs.sources;
         const KernelArgs& args = inputs.args;
-        const int left = channel() < args.K ? length - first_token() : 0;  // of the thread's tokens
-        const std::int64_t token = first + first_token();
+        const int left = at.channel() < args.K ? length - at.first_token() : 0;  // of the thread's tokens
+        const std::int64_t token = first + at.first_token();
         const auto row = [&](const Strided& tensor, const ChannelInputs::Source& source, int size) {
-            return tensor.data + (source.first + token * source.step + size * channel());
+            return tensor.data + (source.first + token * source.step + size * at.channel());
         };
         const char *g = row(args.log_decays, from.log_decays, 4), *k = row(args.k, from.k, 2),
                    *q = row(args.q, from.q, 2);
@@ -96,16 +111,16 @@ struct ChannelRows {
 
     // ---- what leaves ----
     // Of the groups' tokens from `first` to `end`.
-    HEADRACE_DEVICE void multiply_totals(float (&decays)[lane_channels], int first, int end) const {
+    HEADRACE_DEVICE void multiply_totals(float (&decays)[lane_channels], Place at, int first, int end) const {
 #pragma unroll
         for (float& decay : decays) decay = 1;
         HEADRACE_ROLLED
         for (int other = first; other < end; ++other) {
-            const float4 of = shared->totals[other * pieces + thread() % pieces];
+            const float4 of = shared->totals[other * pieces + at.piece()];
             decays[0] *= of.x, decays[1] *= of.y, decays[2] *= of.z, decays[3] *= of.w;
         }
     }
-    HEADRACE_DEVICE static void store_writes(Matrix<K> writes, const Own& own, float (&end)[lane_channels],
+    HEADRACE_DEVICE static void store_writes(Matrix<K> writes, Place at, const Own& own, float (&end)[lane_channels],
                                              const float* factors) {
 #pragma unroll
         for (int four = tokens - 4; four >= 0; four -= 4) {
@@ -113,12 +128,12 @@ struct ChannelRows {
             load_four(of, factors + four);
 #pragma unroll
             for (int n = four + 3; n >= four; --n) {
-                store(writes, n, own.k[n], end, of[n - four]);
+                store(writes, at, n, own.k[n], end, of[n - four]);
                 multiply(end, own.decays[n]);
             }
         }
     }
-    HEADRACE_DEVICE static void store_reads(const To& to, const Own& own, float (&start)[lane_channels],
+    HEADRACE_DEVICE static void store_reads(const To& to, Place at, const Own& own, float (&start)[lane_channels],
                                             const float* factors) {
 #pragma unroll
         for (int four = 0; four < tokens; four += 4) {
@@ -127,8 +142,8 @@ struct ChannelRows {
 #pragma unroll
             for (int n = four; n < four + 4; ++n) {
                 multiply(start, own.decays[n]);
-                store(to.reads, n, own.q[n], start, read[n - four]);
-                store(to.erases, n, own.k[n], start, erase[n - four]);
+                store(to.reads, at, n, own.q[n], start, read[n - four]);
+                store(to.erases, at, n, own.k[n], start, erase[n - four]);
             }
         }
     }
@@ -141,13 +156,13 @@ struct ChannelRows {
 #pragma unroll
         for (int c = 0; c < lane_channels; ++c) decays[c] *= by[c];
     }
-    HEADRACE_DEVICE static void store(Matrix<K> to, int n, const Piece& row, const float (&decays)[lane_channels],
-                                      float factor) {
+    HEADRACE_DEVICE static void store(Matrix<K> to, Place at, int n, const Piece& row,
+                                      const float (&decays)[lane_channels], float factor) {
         float values[lane_channels];
 #pragma unroll
         for (int c = 0; c < lane_channels; ++c) values[c] = row.at(c) * (decays[c] * factor);
-        *reinterpret_cast<uint2*>(&to.pair(first_token() + n, channel())) = {ptx::round_to_bf16(values[0], values[1]),
-                                                                             ptx::round_to_bf16(values[2], values[3])};
+        *reinterpret_cast<uint2*>(&to.pair(at.first_token() + n, at.channel())) = {
+            ptx::round_to_bf16(values[0], values[1]), ptx::round_to_bf16(values[2], values[3])};
     }
 };
 

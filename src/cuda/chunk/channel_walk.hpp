@@ -1,6 +1,7 @@
 // ChannelWalk: a thread block walks the chunks of one sequence or segment, value head and some of its values under
 // channel gates, from what ChannelPrepare left of them; each warp has 16 of the values and needs no other, while the
-// next chunk arrives. Of the delta rule four more warps decay the next chunk's rows meanwhile.
+// next chunk arrives. Of the delta rule four or eight more warps decay the next chunk's rows meanwhile; the last of
+// eight store outputs.
 #pragma once
 
 #include "cuda/chunk/channel_rows.hpp"
@@ -16,7 +17,14 @@ namespace headrace::cuda {
 template <int K, bool delta, bool gives_outputs = true>
 struct ChannelWalk {
     using Ops = ChannelWalkOps<K, delta>;
-    static constexpr int threads = channel_walk_threads(delta);
+    // Whether more warps decay rows than walk; registers of their threads and of those that walk, together what
+    // registers_allowed gives all.
+    static constexpr bool has_third_group = Ops::leaves_outputs;
+    static constexpr int decaying_registers = 128, walking_registers = 248;
+    static constexpr int threads = channel_walk_threads(delta) + (has_third_group ? launched_threads : 0),
+                         decaying = delta ? threads - block_threads : block_threads;
+    static_assert(!has_third_group || walking_registers + 2 * decaying_registers <= 3 * registers_allowed(threads, 1));
+    using OwnRows = ChannelRows<K, decaying>;
     static constexpr std::int64_t rows_size = tensor_chunk * K;
 
     // What has arrived of a chunk.
@@ -32,7 +40,7 @@ struct ChannelWalk {
     struct Rows {
         TokenRows v, o;
         std::int64_t n, tokens, first_place;  // of the sequence; where its first chunk was prepared
-        int end_chunk, head;               // of the walk
+        int end_chunk, head, first;           // of the walk; its first value
         bool last;                         // whether the walk ends with the sequence
         ChannelInputs::Sources sources;    // delta rule
     };
@@ -41,20 +49,17 @@ struct ChannelWalk {
     Rows* rows;
     char* first_stage;
     std::size_t stage_bytes;
-    OutputPatch patch;  // of this warp
-    typename ChannelRows<K>::Shared* shared_of_rows;
+    Matrix<64> patches;  // [value_columns,64] OutputPatch of each warp with values
+    typename OwnRows::Shared* shared_of_rows;
     Ops ops;
     double passed = 1;  // of a segment: the decay of all chunks so far, of the channel threadIdx.x
 
     __host__ __device__ ChannelWalk(const KernelArgs& arguments, Arena& arena) : args(arguments) {
         stage_at(nullptr, with_outputs(), &stage_bytes);
         first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
-        patch.matrix = Matrix<64>::take(arena, wants_outputs() ? args.value_columns : 0);
+        patches = Matrix<64>::take(arena, wants_outputs() ? args.value_columns : 0);
         rows = arena.take<Rows>(1);
-        shared_of_rows = arena.take<typename ChannelRows<K>::Shared>(delta ? 1 : 0);
-#ifdef __CUDA_ARCH__
-        patch.matrix.data += Ops::first_value() * 64;
-#endif
+        shared_of_rows = arena.take<typename OwnRows::Shared>(delta ? 1 : 0);
     }
 
     // One value head, values [first, first + value_columns): of sequence `place`, or of the segment of that slot.
@@ -65,14 +70,17 @@ struct ChannelWalk {
         const bool in_between = first_chunk > 0;
         find_rows(walk, head, first);
         if (!walks()) {
-            decay_all(first);
+            if constexpr (has_third_group) ptx::keep_registers<decaying_registers>();
+            decay_all();
             return;
         }
+        if constexpr (has_third_group) ptx::take_registers<walking_registers>();
         load_values(ops.state, in_between ? segment_states() : args.initial_state, in_between ? place : walk.n, head,
                     args.K, first + Ops::first_value(), args.V);
-        run<false>(first_chunk, first);
+        run<false>(first_chunk);
         if (rows->last)
-            store_values(args.final_state, ops.state, rows->n, rows->head, args.K, first + Ops::first_value(), args.V);
+            store_values(args.final_state, ops.state, rows->n, rows->head, args.K, rows->first + Ops::first_value(),
+                         args.V);
     }
 
     // The additive rule: what leaves the segment of a slot that no state enters, of these values.
@@ -82,7 +90,7 @@ struct ChannelWalk {
         find_rows(walk, head, first);
         const int own = first + Ops::first_value(), c = static_cast<int>(threadIdx.x);
         load_values(ops.state, {}, 0, 0, args.K, own, args.V);
-        run<true>(static_cast<int>(walk.first_chunk), first);
+        run<true>(static_cast<int>(walk.first_chunk));
         store_values(segment_states(), ops.state, slot, head, args.K, own, args.V);
         if (first == 0 && c < args.K) args.segments.decays[(slot * args.HV + head) * args.K + c] = passed;
     }
@@ -108,6 +116,7 @@ struct ChannelWalk {
                      saved_place(args, s, walk.n, head, 0, tensor_chunk),
                      static_cast<int>(walk.end_chunk),
                      static_cast<int>(head),
+                     first,
                      walk.last,
                      {}};
             if constexpr (delta) inputs().find(all, static_cast<int>(head));
@@ -127,64 +136,77 @@ struct ChannelWalk {
     // ---- turns ----
     // The walk's chunks, from the state in registers to that behind them; of `states` alone also their decay.
     template <bool states>
-    HEADRACE_DEVICE void run(int first_chunk, int first) {
+    HEADRACE_DEVICE void run(int first_chunk) {
         const bool outputs = !states && wants_outputs();
         const auto compute_and_store = [&](int chunk) {
             const Stage stage = stage_of(chunk);
             if (states) pass(stage);
             compute(stage, chunk, outputs);
-            if (!outputs) return;
+            if (Ops::leaves_outputs || !outputs) return;
             ptx::sync_warp();
-            store_outputs(args.o, rows->o.from(first_token(chunk)), patch, length_of(chunk), args.V - first);
+            store(chunk);
         };
         const auto nothing = [](int) {};
         if constexpr (delta) {
-            each_chunk<false>(first_chunk, compute_and_store, nothing);
+            each_chunk<false, false>(first_chunk, compute_and_store, nothing);
         } else {
-            each_chunk<states>(first_chunk, compute_and_store, [&](int chunk) { fetch(first, chunk); });
+            each_chunk<states, true>(first_chunk, compute_and_store, [&](int chunk) { fetch(chunk); });
         }
     }
     // By the warps that have no values: each chunk's rows while the others walk the one before.
-    HEADRACE_DEVICE void decay_all(int first) const {
-        const ChannelRows<K> of{inputs(), shared_of_rows};
+    HEADRACE_DEVICE void decay_all() const {
+        const OwnRows of{inputs(), shared_of_rows};
         // What a thread copies, found once: this is on the way of every chunk.
-        WholePieces<64> v(stage_of(0).v, rows->v, fetching * warp_lanes);
+        WholePieces<64, decaying> v(stage_of(0).v, rows->v, fetching * warp_lanes);
         const LowerPieces lower(warps_from(fetching));
-        const bool whole = rows->v.near() && args.V - first >= tensor_values;
+        const bool whole = rows->v.near() && args.V - rows->first >= tensor_values;
         const auto fetch_and_decay = [&](int chunk) {
-            typename ChannelRows<K>::Own own;
+            typename OwnRows::Own own;
             of.load(own, first_token(chunk), length_of(chunk), place_of(chunk));
             // while these rows arrive
             const Stage to = stage_of(ptx::not_before(chunk));
             if (whole && length_of(chunk) == tensor_chunk) {
                 v.copy(number_of(chunk) * static_cast<std::uint32_t>(stage_bytes));
             } else {
-                fetch_values(to, first, chunk);
+                fetch_values(to, chunk);
             }
             v.advance();
             fetch_prepared(to, place_of(chunk), lower);
             const int next = ptx::not_before(chunk) + 1;
-            if (next < rows->end_chunk)
-                of.inputs.template prefetch<K>(first_token(next), length_of(next));
+            if (next < rows->end_chunk) of.inputs.template prefetch<K, decaying>(first_token(next), length_of(next));
             of.decay({to.reads, to.erases, to.writes}, own);
         };
-        each_chunk<false>(
-            0, [](int) {}, fetch_and_decay);
+        const auto store_left = [&](int chunk) {
+            if (!has_third_group || warp() < 2 * block_warps || !wants_outputs()) return;
+            ptx::meet_threads(Ops::left_outputs_barrier, 2 * walking_threads);
+            store(chunk);
+        };
+        each_chunk<false, true>(0, store_left, fetch_and_decay);
     }
-    // compute(chunk) for each, of which `some` says that there are some; arrive(chunk) one chunk ahead where there are
-    // two stages, behind it else.
-    template <bool some, class Compute, class Arrive>
+    HEADRACE_DEVICE static int first_stored_value() {
+        return has_third_group ? 16 * (warp_here() % block_warps) : Ops::first_value();
+    }
+    // Of this warp, or of those whose outputs it stores, found where it is needed, as registers are few.
+    HEADRACE_DEVICE OutputPatch patch() const { return {{patches.data + first_stored_value() * 64}}; }
+    HEADRACE_DEVICE void store(int chunk) const {
+        store_outputs(args.o, rows->o.from(first_token(chunk)), patch(), length_of(chunk), args.V - rows->first,
+                      first_stored_value());
+    }
+    // compute(chunk) for each, of which `some` says that there are some; arrive(chunk), by warps that write or queue
+    // what others read, one chunk ahead where there are two stages, behind it else.
+    template <bool some, bool arrives, class Compute, class Arrive>
     HEADRACE_DEVICE void each_chunk(int first_chunk, Compute compute, Arrive arrive) const {
+        const auto meet = [] { arrives ? end_copies_of_block() : wait_for_block(); };
         const int end_chunk = rows->end_chunk;
         const int ahead = args.stages - 1, first = first_chunk - ahead;
         if (!some && first >= end_chunk) return;
         int chunk = first;
         HEADRACE_ROLLED
         do {
-            if (chunk > first) end_copies_of_block();
+            if (chunk > first) meet();
             // What follows from the chunk is computed where it stands, as registers are few.
             if (chunk + ahead < end_chunk) arrive(ptx::not_before(chunk + ahead));
-            if (ahead == 0) end_copies_of_block();
+            if (ahead == 0) meet();
             if (chunk >= first_chunk) compute(ptx::not_before(chunk));
         } while (++chunk < end_chunk);
     }
@@ -208,9 +230,12 @@ struct ChannelWalk {
                                               1.0f,
                                               false};
         const algorithms::ForwardTiles<Ops> tiles{tile(stage.scores), {}, {{}, stage.solve, {}, true}, {}, {}};
-        algorithms::chunk_states<delta>(ops, in, tiles, {}, {}, {{}, {}, patch, outputs});
+        algorithms::chunk_states<delta>(ops, in, tiles, {}, {}, {{}, {}, patch(), outputs});
         if constexpr (delta) {
-            if (!ops.writes()) advance(ptx::not_before(chunk));
+            if (!ops.writes()) {
+                advance(ptx::not_before(chunk));
+                if (Ops::leaves_outputs && outputs) ptx::arrive_threads(Ops::left_outputs_barrier, 2 * walking_threads);
+            }
         }
     }
     // The chunk token by token, by the warps with values, from the token on that asks for it also its outputs. Rows as
@@ -253,7 +278,7 @@ struct ChannelWalk {
                                    row_of(1), row_of(1), decay, false);
                 if (i < first_output) continue;
                 const float2 found = recurrence.read(row_of(0));
-                patch.template store_token<Bf16>(i, factors[i] * found.x, factors[i] * found.y);
+                patch().template store_token<Bf16>(i, factors[i] * found.x, factors[i] * found.y);
             }
         }
         ptx::sync_warp();
@@ -311,19 +336,19 @@ struct ChannelWalk {
         return stage_at(first_stage + number_of(chunk) * stage_bytes, with_outputs(), nullptr);
     }
     // By all warps of the additive rule, whose prepared rows are decayed.
-    HEADRACE_DEVICE void fetch(int first, int chunk) const {
+    HEADRACE_DEVICE void fetch(int chunk) const {
         const std::int64_t place = place_of(chunk);
         const Stage stage = stage_of(chunk);
         const Prepared& from = args.prepared;
-        fetch_values(stage, first, chunk);
+        fetch_values(stage, chunk);
         if (wants_outputs()) copy_bytes<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
         copy_bytes<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
         copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K);
         if (wants_outputs()) copy_lower(all_warps(), LowerCopy{stage.scores, from.scores + place * LowerImage::size});
         ptx::end_copies();
     }
-    HEADRACE_DEVICE void fetch_values(const Stage& to, int first, int chunk) const {
-        copy_rows(to.v, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk, args.V - first,
+    HEADRACE_DEVICE void fetch_values(const Stage& to, int chunk) const {
+        copy_rows(to.v, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk, args.V - rows->first,
                   args.value_columns, warps_from(fetching));
     }
     HEADRACE_DEVICE void fetch_prepared(const Stage& to, std::int64_t place, const LowerPieces& pieces) const {

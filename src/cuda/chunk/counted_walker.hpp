@@ -189,7 +189,8 @@ inline BlockWork join_work(const KernelArgs& args) {
 // meanwhile.
 template <int K>
 BlockWork transition_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    constexpr double warps = block_warps, columns = join_columns * K / 2.0 / (warps * warp_lanes);
+    constexpr double warps = join_threads(true, K) / double{warp_lanes},
+                     columns = join_columns * K / 2.0 / (warps * warp_lanes);
     const double channels = quotient_up(args.K, 4) * 4;
     BlockWork work = join_work(args);
     KernelWork& step = work.step;

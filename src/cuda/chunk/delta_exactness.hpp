@@ -97,7 +97,7 @@ HEADRACE_DEVICE KeyOverlap nearby_overlap(float fourths, float reflected) {
     return fourths * reflected * reflected < most ? KeyOverlap::none : KeyOverlap::some;
 }
 
-// What a walk makes of the numbers of its chunks, the same in each thread.
+// What a walk makes of the numbers of its chunks.
 struct DeltaExactness {
     static constexpr float limit = 0.75f, hardly_forgets = 0.6f;  // e^{-0.008 C}
 
@@ -105,17 +105,17 @@ struct DeltaExactness {
     bool reflected = false;      // some token so far
     bool reads = false, writes = false;
 
-    // Of the next chunk. `always`: whatever its numbers. Reads follow from chunks that are past. Of f16, whose bars are
+    // Of the next chunk. Reads follow from chunks that are past. Of f16, whose bars are
     // half as wide, they are exact behind all that is reflected, as it comes back.
     template <class Format>
-    HEADRACE_DEVICE void decide(float4 of, bool always) {
+    HEADRACE_DEVICE void decide(float4 of) {
         const float added = of.x, kept = of.y, reflects = of.z, through = of.w;
         const bool fine = held + latest > limit || (Format::splits_scores && reflected);
         reflected |= reflects > 0;
         held = held * kept * through * through + (fine ? 0.0f : added);
         latest = added;
-        reads = always || fine;
-        writes = always || (reflects > 0 && (through > hardly_forgets || Format::splits_scores));
+        reads = fine;
+        writes = reflects > 0 && (through > hardly_forgets || Format::splits_scores);
     }
     // Past `chunks` that another walk has, whose numbers lie `step` floats apart. By whole warps.
     template <class Format>
@@ -128,8 +128,7 @@ struct DeltaExactness {
             HEADRACE_ROLLED
             for (int chunk = 0; chunk < count; ++chunk)
                 decide<Format>({ptx::shuffle_from(of.x, chunk), ptx::shuffle_from(of.y, chunk),
-                                ptx::shuffle_from(of.z, chunk), ptx::shuffle_from(of.w, chunk)},
-                               false);
+                                ptx::shuffle_from(of.z, chunk), ptx::shuffle_from(of.w, chunk)});
         }
     }
 };

@@ -29,7 +29,7 @@ struct JoinedSegments {
 // join_columns] in all segments, and the next segment's numbers arrive meanwhile.
 template <bool per_channel>
 struct DecayJoin {
-    static constexpr int threads = join_threads(false),
+    static constexpr int threads = join_threads(false, 128),
                          places = 128 * join_columns / threads;  // of up to 128 channels
 
     const KernelArgs& args;
@@ -86,7 +86,7 @@ struct DecayJoin {
 // a time.
 template <int K>
 struct TransitionJoin {
-    static constexpr int threads = block_threads, columns = join_columns * K / 2 / threads,  // of a thread
+    static constexpr int threads = join_threads(true, K), columns = join_columns * K / 2 / threads,  // of a thread
         half = K / 2, row = half + 4;  // of a half; rows four banks apart
     static_assert(columns % 4 == 0);
 

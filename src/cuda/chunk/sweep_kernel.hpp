@@ -1,6 +1,7 @@
 // SweepKernel: the walks of a backward of the delta rule on tensor cores: states from the first chunk to the last, and
 // their gradients back, by warps that own 16 values each. They leave SweptChunks, d_v and the initial state's gradient.
-// With more than 64 channels warps beside them fetch, and compute what no gradient of a state enters.
+// With more than 64 channels warps beside them fetch, and compute what no gradient of a state enters; where there are
+// four more, these fetch, and save what those that walk leave them.
 #pragma once
 
 #include "cuda/chunk/sweep_walk.hpp"
@@ -10,14 +11,18 @@ namespace headrace::cuda {
 // Everything here is multiplied with 16 bits on one side: roundings of reads and writes come back in both walks, and
 // what keys of few directions read in a gradient is far below its roundings (docs/decisions/003).
 template <int K, class Format>
-struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
-    using Base = SweepWalk<K, Format, (fetching_threads(K) > 0)>;
+struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_group<K>> {
+    using Base = SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_group<K>>;
     using Base::args, Base::patches, Base::of_sequence, Base::state, Base::state_tiles, Base::warp_value;
-    using Base::length_of, Base::place_of, Base::token_of;
+    using Base::length_of, Base::place_of, Base::token_of, Base::left_rows_barrier;
 
-    static constexpr bool has_others = fetching_threads(K) > 0;
+    static constexpr bool has_others = fetching_threads(K) > 0, saves_apart = has_third_group<K>;
     // Of 64 channels; barriers of the warps beside, or of them and those that walk back.
     static constexpr int groups = K / 64, beside_barrier = 4, scored_barrier = 5, taken_barrier = 6, reads_barrier = 7;
+    // Of those that walk and those that save: the state, d_v.
+    static constexpr int left_state_barrier = 9, left_d_v_barrier = 10;
+    // Of their threads; together with the group's beside what registers_allowed gives all.
+    static constexpr int walking_registers = 232, saving_registers = 104;
 
     // Of a chunk: rows as they came, and what was prepared.
     struct Stage {
@@ -41,6 +46,8 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
     char* first_stage;
     std::uint32_t stage_bytes;  // of its matrices
     float* first_numbers;
+    LeftOperands<K, Format> left_states;  // to those that save: upper halves
+    Matrix<64> left_d_v;                  // [16 warps,64] OutputPatch of each warp
     typename Base::Nothing nothing;
 
     __host__ __device__ SweepKernel(const KernelArgs& arguments, Arena& arena) : Base{arguments, {}, {}, {}} {
@@ -49,6 +56,10 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
         stage_bytes = column * ((args.undecayed_error ? 3 : 2) * K + 5 * 64);
         first_stage = arena.take<char>(stage_bytes * stages);
         patches = Matrix<64>::take(arena, tensor_values);
+        if constexpr (saves_apart) {  // beside what the host counts: left_to_third_group
+            left_d_v = Matrix<64>::take(arena, tensor_values);
+            left_states = LeftOperands<K, Format>::take(arena, block_warps);
+        }
         first_numbers = arena.take<float>(stage_numbers * stages);
         of_sequence = arena.take<typename Base::Sequence>(1);
         keys = arena.take<Keys>(1);
@@ -58,7 +69,8 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
     HEADRACE_DEVICE void states(std::int64_t n, std::int64_t head, int first) {
         const TokenRange sequence = sequence_of(args, n);
         find_rows<false>(sequence, n, head, first);
-        if (!this->walks()) return fetch_all<false>(sequence, first, nothing, nothing);
+        if (!this->walks()) return assist<false>(sequence, first, nothing, nothing);
+        if constexpr (saves_apart) ptx::take_registers<walking_registers>();
         this->load(args.initial_state, n, head, first);
         walk_all<false>(sequence, first, [&](int chunk, int turn) { advance(stage_of(turn), chunk, first); });
     }
@@ -66,9 +78,10 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
         const TokenRange sequence = sequence_of(args, n);
         find_rows<true>(sequence, n, head, first);
         if (!this->walks())
-            return fetch_all<true>(
+            return assist<true>(
                 sequence, first, [&](int, int turn) { leave_scored(stage_of(turn)); },
                 [&](int, int turn) { leave_reads(stage_of(turn)); });
+        if constexpr (saves_apart) ptx::take_registers<walking_registers>();
         this->load(args.d_final_state, n, head, first);
         walk_all<true>(sequence, first, [&](int chunk, int turn) { retreat(stage_of(turn), chunk, first); });
         this->store(args.d_initial_state, of_sequence->n, of_sequence->head, first);
@@ -117,6 +130,18 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
             fetch_all<gradients>(sequence, first, nothing, compute);
         }
     }
+    // Those beside, which compute that.
+    template <bool gradients, class Before, class Behind>
+    HEADRACE_DEVICE void assist(const TokenRange& sequence, int first, Before before, Behind behind) {
+        if constexpr (!saves_apart) {
+            fetch_all<gradients>(sequence, first, before, behind);
+        } else if (is_beside()) {
+            this->template each_chunk<gradients>(sequence, nothing, behind, before);
+        } else {
+            ptx::keep_registers<saving_registers>();
+            fetch_all<gradients>(sequence, first, nothing, [&](int chunk, int) { save_left<gradients>(chunk, first); });
+        }
+    }
     template <bool gradients, class Before, class Behind>
     HEADRACE_DEVICE void fetch_all(const TokenRange& sequence, int first, Before before, Behind behind) {
         Arriving arriving(*this, stage_of(0), gradients ? this->chunks_of(sequence) - 1 : 0);
@@ -134,7 +159,9 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
     }
     // What a thread copies of a chunk whose rows are whole, found once: this is on the way of every chunk.
     struct Arriving {
-        static constexpr int first = has_others ? block_threads : 0;  // of the threads
+        static constexpr int first = saves_apart  ? 2 * block_threads
+                                     : has_others ? block_threads
+                                                  : 0;  // of the threads
         WholePieces<K> q, k, e;
         WholePieces<64> rows;
         LowerPieces lower;
@@ -188,9 +215,8 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
     // ---- chunks ----
     // From the state that enters to the one that leaves.
     HEADRACE_DEVICE void advance(const Stage& now, int chunk, int first) {
-        this->save(args.swept.states, state, place_of(chunk), first);
         TokenSums sums;
-        read<Left::both, K, Format>(sums, state, now.e);
+        save_and_read(args.swept.states, sums, now.e, chunk, first);
         scale_tokens(sums, now.erase);
         add_transposed(sums, now.rows, warp_value());
         this->solve_residuals(sums, now.solve, now.beta, [&] { return now; }, place_of(chunk), first);
@@ -201,9 +227,8 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
     }
     // From the gradient of the state that leaves to that of the one that enters.
     HEADRACE_DEVICE void retreat(const Stage& now, int chunk, int first) {
-        this->save(args.swept.adjoints, state, place_of(chunk), first);
         TokenSums y;
-        read<Left::both, K, Format>(y, state, now.k);
+        save_and_read(args.swept.adjoints, y, now.k, chunk, first);
         scale_tokens(y, now.write);
         if constexpr (has_others) {
             meet(scored_barrier);
@@ -213,9 +238,34 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
             Base::add_lower_of_rows(y, now.rows, warp_value(), now.P);
         }
         this->solve_gradients(y, now.solve, now.beta, [&] { return now; }, place_of(chunk), first);
-        this->store_rows(y, chunk, first);
+        if constexpr (saves_apart) {
+            own_of(left_d_v).store(y);
+            ptx::arrive_threads(left_d_v_barrier, 2 * walking_threads);
+        } else {
+            this->store_rows(y, chunk, first);
+        }
         scale_tokens(y, now.erase);
         decay_and_add_both(y, now);
+    }
+    // The state, or gradient of one, is saved; sums = S^T rows^T.
+    HEADRACE_DEVICE void save_and_read(std::uint16_t* to, TokenSums& sums, Matrix<K> rows, int chunk, int first) const {
+        if constexpr (saves_apart) {
+            const LeftOperands<K, Format> left = left_states.of_pair(warp(), {});
+            const auto factors = Format::RowFactors::of(state);
+            const auto of_state = [&](int step) {
+                const SplitA a = left_operand<Format>(state, step, factors);
+                left.leave_state(step, a);
+                return a;
+            };
+            SplitA a[K / 16];
+            each_step(a, of_state);
+            ptx::arrive_threads(left_state_barrier, 2 * walking_threads);
+            read_of<Left::both, K, Format>(
+                sums, [&](int step) { return a[step]; }, rows, factors);
+        } else {
+            this->save(to, state, place_of(chunk), first);
+            read<Left::both, K, Format>(sums, state, rows);
+        }
     }
     // D = decay D + d_o^T (reads q) + z^T (erases e)
     HEADRACE_DEVICE void decay_and_add_both(const TokenSums& erased, const Stage& now) {
@@ -259,6 +309,51 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0)> {
     // The warp that has the values which this one's sums are of, or none.
     HEADRACE_DEVICE int of_other() const { return warp() - block_warps; }
     HEADRACE_DEVICE bool is_beside() const { return has_others && of_other() < block_warps; }
+
+    // ---- what those that walk leave to those that save ----
+    HEADRACE_DEVICE static OutputPatch patch_of(Matrix<64> patches, int pair) {
+        return {{patches.data + pair * 16 * 64}};
+    }
+    HEADRACE_DEVICE static OutputPatch own_of(Matrix<64> patches) { return patch_of(patches, warp_here()); }
+    template <bool gradients>
+    HEADRACE_DEVICE void save_left(int chunk, int first) const {
+        const int pair = warp() - 2 * block_warps, value = first + 16 * pair;
+        const bool is_given = value < args.V;
+        const std::int64_t line = place_of(chunk) * round_up(args.V, 16) + value;
+        meet(left_state_barrier);
+        std::uint16_t* const states = gradients ? args.swept.adjoints : args.swept.states;
+        if (is_given && states != nullptr) save_left_state(states + line * K, pair);
+        meet(left_rows_barrier);
+        std::uint16_t* const rows = gradients ? args.swept.d_written : args.swept.residuals;
+        if (is_given && rows != nullptr) save_left_rows(rows + line * tensor_chunk, patch_of(patches, pair));
+        if constexpr (gradients) {
+            meet(left_d_v_barrier);
+            if (args.d_v.given)
+                store_outputs(args.d_v, of_sequence->d_v.from(token_of(chunk)), patch_of(left_d_v, pair),
+                              length_of(chunk), this->count_of(first), 16 * pair);
+        }
+    }
+    // [16 values, K], of the pair's values.
+    HEADRACE_DEVICE void save_left_state(std::uint16_t* to, int pair) const {
+        const LeftOperands<K, Format> from = left_states.of_pair(pair, {});
+        const int of_four = lane_here() % 4, row = lane_here() / 4 + of_four % 2 * 8;
+        to += row * K + of_four / 2 * 8;
+#pragma unroll
+        for (int step = 0; step < K / 16; ++step) {
+            SplitA a = from.left_state(step);
+            transpose_of_four_lanes(a.high);
+            *reinterpret_cast<uint4*>(to + 16 * step) = {a.high[0], a.high[1], a.high[2], a.high[3]};
+        }
+    }
+    // [16 values, 64 tokens]
+    HEADRACE_DEVICE static void save_left_rows(std::uint16_t* to, OutputPatch patch) {
+#pragma unroll
+        for (int four = 0; four < 16; four += 4) {
+            const int value = four + lane_here() / 8, token = lane_here() % 8 * 8;
+            *reinterpret_cast<uint4*>(to + value * tensor_chunk + token) =
+                *reinterpret_cast<const uint4*>(&patch.matrix.pair(OutputPatch::row(value), token));
+        }
+    }
     HEADRACE_DEVICE static float4* left_sums(Matrix<64> memory, int pair) {
         return reinterpret_cast<float4*>(memory.data) + pair * token_tiles * warp_lanes + lane_here();
     }

@@ -12,13 +12,15 @@ HEADRACE_DEVICE bool keys_overlap(const KernelArgs& args, std::int64_t place) {
     return args.prepared.overlap[place] != static_cast<std::int32_t>(KeyOverlap::none);
 }
 
-// With the state in registers, or the gradient of one.
-template <int K, class Format, bool has_others>
+// With the state in registers, or the gradient of one. `saves_apart`: warps beside those that walk save what these
+// leave them in shared memory.
+template <int K, class Format, bool has_others, bool saves_apart = false>
 struct SweepWalk {
     struct Nothing {
         HEADRACE_DEVICE void operator()(int, int) const {}
     };
     static constexpr int state_tiles = K / 8;
+    static constexpr int left_rows_barrier = 8;  // of the warps that walk and those that save
 
     // In shared memory, as registers are few.
     struct Sequence {
@@ -70,10 +72,11 @@ struct SweepWalk {
     HEADRACE_DEVICE void each_chunk(const TokenRange& sequence, Fetch fetch, Compute compute, Before before = {}) {
         const int chunks = chunks_of(sequence);
         const auto chunk_of = [&](int turn) { return from_end ? chunks - 1 - turn : turn; };
+        const auto meet = [] { std::is_same_v<Fetch, Nothing> ? wait_for_block() : end_copies_of_block(); };
         const int ahead = args.stages - 1;  // what arrives, of what is computed
         HEADRACE_ROLLED
         for (int turn = -ahead; turn < chunks; ++turn) {
-            if (turn > -ahead) end_copies_of_block();
+            if (turn > -ahead) meet();
             HEADRACE_ROLLED
             for (int step = 0; step < 2; ++step) {
                 if (step != ahead) {
@@ -81,7 +84,7 @@ struct SweepWalk {
                     continue;
                 }
                 if (turn + ahead < chunks) fetch(chunk_of(turn + ahead), turn + ahead);
-                if (ahead == 0) end_copies_of_block();
+                if (ahead == 0) meet();
             }
             if (turn >= 0) compute(chunk_of(turn), turn);
         }
@@ -114,7 +117,7 @@ struct SweepWalk {
             take_rest(low, place);
             add_lower_transposed<Left::high>(x, left, low);
         }
-        save(args.swept.residuals, x, place, first);
+        save_or_leave(args.swept.residuals, x, place, first);
         if (overlap(find())) save_low(args.swept.residuals_low, x, place, first);
         scale_tokens(x, beta);
     }
@@ -131,7 +134,7 @@ struct SweepWalk {
             take_rest(low, place);
             add_lower<Left::high>(y, left, low);
         }
-        save(args.swept.d_written, y, place, first);
+        save_or_leave(args.swept.d_written, y, place, first);
         if (overlap(find())) save_low(args.swept.d_written_low, y, place, first);
         scale_tokens(y, beta);
     }
@@ -175,6 +178,15 @@ struct SweepWalk {
             }
         }
     }
+    HEADRACE_DEVICE void save_or_leave(std::uint16_t* to, const TokenSums& sums, std::int64_t place, int first) const {
+        if constexpr (saves_apart) {
+            own_patch().store(sums);
+            ptx::arrive_threads(left_rows_barrier, 2 * walking_threads);
+        } else {
+            save(to, sums, place, first);
+        }
+    }
+    HEADRACE_DEVICE OutputPatch own_patch() const { return {{patches.data + warp_here() * 16 * 64}}; }
     HEADRACE_DEVICE void save_low(std::uint16_t* to, const TokenSums& sums, std::int64_t place, int first) const {
         TokenSums rest;
 #pragma unroll
@@ -191,7 +203,7 @@ struct SweepWalk {
     // d_v
     HEADRACE_DEVICE void store_rows(const TokenSums& rows, int chunk, int first) const {
         if (!args.d_v.given) return;
-        const OutputPatch patch{{patches.data + warp_here() * 16 * 64}};
+        const OutputPatch patch = own_patch();
         ptx::sync_warp();
         patch.store(rows);
         ptx::sync_warp();

@@ -118,7 +118,9 @@ class TensorBackward : public PreparingImplementation {
     static std::size_t shared(const Kernel& kernel, const KernelArgs& args) { return kernel.memory(args, 0).shared; }
     static KernelArgs staged(const Problem& problem, const Kernel& kernel, KernelArgs args) {
         args.stages = 2;
-        if (shared(kernel, args) > shared_memory_limit(named_views(problem))) args.stages = 1;
+        const bool more = kernel.more_shared > 0 && takes(kernel.function, three_groups);
+        if (shared(kernel, args) + (more ? kernel.more_shared : 0) > shared_memory_limit(named_views(problem)))
+            args.stages = 1;
         return args;
     }
     // Under channel gates two blocks of 64 channels fit onto a multiprocessor if each has one stage, and those of up to

@@ -120,7 +120,7 @@ class Tensor : public PreparingImplementation {
         segments.all *= leaving, --segments.longest;
         launches.push_back(
             {states.kernel, states.args, states.args.segments.slots * problem.HV * blocks, threads, of_states});
-        launches.push_back({join.kernel, join.args, joined, join_threads(join.args.delta), segments});
+        launches.push_back({join.kernel, join.args, joined, join_threads(join.args.delta, join.args.K), segments});
     }
     static const Kernel& forward_of(const TensorKernels& tensor, const KernelArgs& args) {
         if (args.gate_walk.terms != GateTerms::none) return tensor.forward_with_terms;
@@ -156,8 +156,12 @@ class Tensor : public PreparingImplementation {
         const int threads = args.delta ? 2 * args.value_columns + fetching_threads(args.K) : tensor_threads;
         KernelArgs of_states = args;
         of_states.o = {}, of_states.value_columns = tensor_values;
-        of_states.segments.blocks = blocks_of(args.V) + (args.delta ? blocks_of(args.K) : 0);
-        const int state_threads = args.delta ? 2 * tensor_values : tensor_threads;
+        // A third group of warps fetches for two that walk.
+        const bool pairs = args.delta && fetching_threads(args.K) > 0 && takes(kernels.states.function, three_groups);
+        of_states.segments.groups = pairs ? 2 : 1;
+        of_states.segments.blocks =
+            blocks_of(blocks_of(args.V) + (args.delta ? blocks_of(args.K) : 0), of_states.segments.groups);
+        const int state_threads = pairs ? three_groups : args.delta ? 2 * tensor_values : tensor_threads;
         const int tokens = args.segments.tokens;
         const std::int64_t walks = tokens > 0 ? args.segments.slots : problem.N;
         const std::int64_t blocks = walks * problem.HV * values;

@@ -13,6 +13,9 @@ namespace headrace::cuda {
 
 // Of a block that walks with 64 values.
 inline constexpr int walking_threads = block_warps * warp_lanes;
+// Whether walks of the delta rule with a scalar gate have four warps more, which then fetch.
+template <int K>
+inline constexpr bool has_third_group = fetching_threads(K) > 0 && ptx::groups_share_registers;
 
 template <int K, class Format>
 struct WalkerOps {
@@ -40,7 +43,9 @@ struct WalkerOps {
     float state[K / 8][4];
     TokenSums values;                   // the delta rule's residual, then d
     bool exact_reads, exact_writes;     // of this chunk
+    bool writes;                        // else the state stays as it enters
     const float *read, *erase, *write;  // [C] factors of the rows
+    TokenFactors own_writes;            // those that this lane needs, where registers are many
     SplitDecay<float> decay;            // of this chunk
     // Looked up where they are needed, as registers are few: Prepared::exact of this chunk, in shared memory;
     // scores_low of all chunks, and where this one was prepared; the warps that walk.
@@ -50,9 +55,7 @@ struct WalkerOps {
     LeftOperands<K, Format> left;  // to this warp's other, where outputs are wanted of it
     bool leaves;                   // whether they are
 
-    HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
-    // Else the state stays as it enters.
-    HEADRACE_DEVICE bool writes() const { return exact[1] == tensor_chunk; }
+    HEADRACE_DEVICE static int first_value() { return 16 * (warp() % block_warps); }
 
     // ---- what the page asks for ----
     HEADRACE_DEVICE State right_state(State) const { return {}; }
@@ -87,8 +90,12 @@ struct WalkerOps {
         for (int tile = 0; tile < token_tiles; ++tile)
             for (int place = 0; place < 4; ++place) values[tile][place] = solved[tile][place];
     }
-    HEADRACE_DEVICE void scale_value_rows(Tile, Tile, const float* factors) { scale_tokens(values, factors); }
-    HEADRACE_DEVICE void read_and_score(Tile o, Decayed x, State, Tile P, Tile) const {
+    HEADRACE_DEVICE void scale_value_rows(Tile, Tile, const float* factors) {
+        // What is stored for others behind this would hold up loads.
+        if constexpr (has_third_group<K>) own_writes = TokenFactors::load(write);
+        scale_tokens(values, factors);
+    }
+    HEADRACE_DEVICE void read_and_score(Tile o, Decayed x, State, Tile P, Tile) {
         const auto d = [&](int step) { return left_operand(values, step); };
         if constexpr (leaves_outputs) {
             ptx::sync_threads(solved_barrier, walking_threads);
@@ -108,8 +115,12 @@ struct WalkerOps {
         }
     }
     HEADRACE_DEVICE void decay_and_write(State, State, Decayed x, Tile) {
-        if (!writes()) return;
-        scale_tokens(values, x.factors);
+        if (!writes) return;
+        if constexpr (has_third_group<K>) {
+            scale_tokens(values, own_writes);
+        } else {
+            scale_tokens(values, x.factors);
+        }
         const auto factors = Format::RowFactors::of(values);
         const auto written = [&](int step) { return left_operand<Format>(values, step, factors); };
         const auto of_all = [&](int, int) { return decay; };

@@ -93,9 +93,9 @@ HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPat
     }
 }
 
-// The four warps that fetch, others than those that walk where there are any: what they wait for holds up none that
-// computes.
-HEADRACE_DEVICE Warps fetching_warps() { return {warps() > block_warps ? block_warps : 0, block_warps}; }
+// The four warps that fetch, the last ones: where there are others than those that walk, what they wait for holds up
+// none that computes.
+HEADRACE_DEVICE Warps fetching_warps() { return {warps() - block_warps, block_warps}; }
 
 // The pieces that a thread of the first four of those warps copies of a lower triangular matrix (LowerImage).
 struct LowerPieces {

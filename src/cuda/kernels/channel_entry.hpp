@@ -54,8 +54,12 @@ ChannelKernels channel_kernels_of() {
     all.prepare = {"channel_prepare", reinterpret_cast<const void*>(&channel_prepare<Prepare>),
                    registers_allowed(block_threads, prepare_blocks), &shared_memory_of<Prepare>,
                    &channel_prepare_work<K, delta>};
-    all.walk = {"channel_walk", reinterpret_cast<const void*>(&channel_walk<Walk>), registers_allowed(Walk::threads, 1),
-                &shared_memory_of<Walk>, &channel_walk_work<K, delta>};
+    all.walk = {"channel_walk",
+                reinterpret_cast<const void*>(&channel_walk<Walk>),
+                registers_allowed(channel_walk_threads(delta) + third_group(delta), 1),
+                &shared_memory_of<Walk>,
+                &channel_walk_work<K, delta>,
+                third_group(delta)};
     if constexpr (delta) {
         all.estimate = {"channel_estimate", reinterpret_cast<const void*>(&channel_estimate<K>),
                         registers_allowed(block_threads, 1), &no_memory, &channel_estimate_work<K>};

@@ -11,8 +11,8 @@
 
 namespace headrace::cuda {
 
-// Threads of a block of all kernels but those on tensor cores.
-inline constexpr int launched_threads = 128;
+// Threads of a block of all kernels but those on tensor cores; there, of a group of warps, and of the most groups.
+inline constexpr int launched_threads = 128, three_groups = 3 * launched_threads;
 
 // What a block takes of shared memory, and of the workspace where that has no room.
 struct BlockMemory {
@@ -34,9 +34,12 @@ constexpr int registers_allowed(int threads, int blocks) {
 struct Kernel {
     const char* name;
     const void* function;
-    int registers;  // of a thread at most
+    int registers;  // of a thread at most, on the mean where there are more threads
     BlockMemory (*memory)(const KernelArgs& args, std::size_t shared_limit);
     BlockWork (*work)(const KernelArgs& args, std::size_t shared_limit);
+    // More than a launch says, where groups of warps share registers (ptx.hpp): of a third group.
+    int more_threads = 0;
+    std::size_t more_shared = 0;
 };
 
 // One form of an operator in one arithmetic.
@@ -68,7 +71,9 @@ constexpr int fetching_threads(std::int64_t K) { return K <= 64 ? 0 : launched_t
 inline constexpr int prepared_heads = 4;
 // join: a block has join_columns values of a head and goes through the segments one by one, by so many threads.
 inline constexpr int join_columns = 16;
-constexpr int join_threads(bool delta) { return delta ? launched_threads : 4 * launched_threads; }
+constexpr int join_threads(bool delta, std::int64_t K) {
+    return !delta ? 4 * launched_threads : K <= 64 ? launched_threads : 2 * launched_threads;
+}
 struct TensorKernels {
     Kernel prepare,  // delta rule: what no state enters of each chunk and value head
         forward,     // outputs; from segments[].states where there are segments; its memory depends on args.stages
@@ -110,8 +115,11 @@ struct ChannelKernels {
         prepare_low,  // delta rule: their other 8; blocks as prepare's, most with nothing to do
         walk;         // channel_walk_threads; its memory depends on args.stages and value_columns
 };
-// Two for each of tensor_values; of the delta rule as many again, which decay rows.
+// Two for each of tensor_values; of the delta rule as many again, which decay rows, and where groups of warps share
+// registers another group.
 constexpr int channel_walk_threads(bool delta) { return (delta ? 4 : 2) * tensor_values; }
+constexpr int third_group(bool delta) { return delta ? launched_threads : 0; }
+inline constexpr int most_decaying_threads = 2 * launched_threads;
 template <bool delta>
 ChannelKernels channel_kernels(std::int64_t K);
 // Of segments of the additive rule, between prepare and walk, which then takes segments: as the same of TensorKernels,
@@ -145,6 +153,10 @@ BlockWork token_log_decays_work(const KernelArgs& args, std::size_t shared_limit
 // args.value_columns values, 64, with a warp for each 16 and fetching_threads. Gradients: a block for each chunk and key
 // head.
 inline constexpr int most_sweep_threads = 128;
+// Of shared memory beside what the others need, in which those that walk leave a third group states and rows of values.
+constexpr std::size_t left_to_third_group(std::int64_t K) {
+    return fetching_threads(K) == 0 ? 0 : static_cast<std::size_t>(2 * tensor_values * (K + tensor_chunk));
+}
 struct TensorBackwardKernels {
     Kernel prepare, sweeps, gradients;
 };

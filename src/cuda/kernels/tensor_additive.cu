@@ -31,7 +31,8 @@ TensorKernels additive_kernels() {
                             registers_allowed(key_gradient_threads_at_once, 1), &shared_memory_of<KeyGradients>,
                             &tensor_key_gradient_work<K>};
     kernels.join = {"tensor_join", reinterpret_cast<const void*>(&tensor_join<DecayJoin<false>>),
-                    registers_allowed(join_threads(false), 1), &shared_memory_of<DecayJoin<false>>, &decay_join_work};
+                    registers_allowed(join_threads(false, 128), 1), &shared_memory_of<DecayJoin<false>>,
+                    &decay_join_work};
     return kernels;
 }
 

@@ -9,7 +9,8 @@ namespace headrace::cuda {
 template <int K>
 inline constexpr int sweep_threads = most_sweep_threads + fetching_threads(K);
 template <int K>
-__global__ void __launch_bounds__(sweep_threads<K>, 1) tensor_sweeps(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(sweep_threads<K> + (has_third_group<K> ? fetching_threads(K) : 0), 1)
+    tensor_sweeps(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     SweepKernel<K, ByGroup<Bf16>> kernel(args, arena);
     const Task task = task_of(blockIdx.x, args.HV, (args.V + args.value_columns - 1) / args.value_columns);
@@ -30,12 +31,13 @@ __global__ void __launch_bounds__(tensor_threads, 1) tensor_gradients(const __gr
 template <int K, bool comba>
 TensorBackwardKernels kernels_of() {
     using Chunk = PrepareKernel<K, Bf16, true>;
-    constexpr int of_sweeps = registers_allowed(sweep_threads<K>, 1),
+    constexpr int of_sweeps = registers_allowed(sweep_threads<K> + fetching_threads(K), 1),
                   of_gradients = registers_allowed(tensor_threads, 1);
     return {{"tensor_prepare", reinterpret_cast<const void*>(&tensor_prepare<Chunk>),
              registers_allowed(block_threads, prepare_blocks), &shared_memory_of<Chunk>, &tensor_prepare_work<K>},
             {"tensor_sweeps", reinterpret_cast<const void*>(&tensor_sweeps<K>), of_sweeps,
-             &shared_memory_of<SweepKernel<K, ByGroup<Bf16>>>, &tensor_sweeps_work<K>},
+             &shared_memory_of<SweepKernel<K, ByGroup<Bf16>>>, &tensor_sweeps_work<K>, fetching_threads(K),
+             left_to_third_group(K)},
             {"tensor_gradients", reinterpret_cast<const void*>(&tensor_gradients<K, comba>), of_gradients,
              &shared_memory_of<GradientKernel<K, comba>>, &tensor_gradients_work<K, comba>}};
 }

@@ -12,13 +12,17 @@ TensorKernels delta_kernels() {
     kernels.prepare = {"tensor_prepare", reinterpret_cast<const void*>(&tensor_prepare<Chunk>),
                        registers_allowed(block_threads, prepare_blocks), &shared_memory_of<Chunk>,
                        &tensor_prepare_work<K>};
-    kernels.forward = {"tensor_walk", reinterpret_cast<const void*>(&tensor_walk<Block>),
-                       registers_allowed(walk_threads<K>, 1), &shared_memory_of<Block>,
-                       &tensor_walk_work<K>};
+    kernels.forward = {"tensor_walk",
+                       reinterpret_cast<const void*>(&tensor_walk<Block>),
+                       registers_allowed(walk_threads<K> + fetching_threads(K), 1),
+                       &shared_memory_of<Block>,
+                       &tensor_walk_work<K>,
+                       fetching_threads(K)};
     kernels.states = {"tensor_walk_states", reinterpret_cast<const void*>(&tensor_walk_states<Block>),
-                      registers_allowed(walker_threads, 1), &shared_memory_of<Block>, &tensor_walk_states_work<K>};
+                      registers_allowed(K <= 64 ? walker_threads : three_groups, 1), &shared_memory_of<Block>,
+                      &tensor_walk_states_work<K>};
     kernels.join = {"tensor_join_transitions", reinterpret_cast<const void*>(&tensor_join_transitions<K>),
-                    registers_allowed(block_threads, 1), &shared_memory_of<TransitionJoin<K>>,
+                    registers_allowed(join_threads(true, K), 1), &shared_memory_of<TransitionJoin<K>>,
                     &transition_join_work<K>};
     return kernels;
 }

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(block_threads, prepare_blocks)
 template <int K>
 inline constexpr int walk_threads = walker_threads + fetching_threads(K);
 template <class Kernel>
-__global__ void __launch_bounds__(walk_threads<Kernel::channels>, 1)
+__global__ void __launch_bounds__(walk_threads<Kernel::channels> + (Kernel::has_third_group ? launched_threads : 0), 1)
     tensor_walk(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);
@@ -64,12 +64,13 @@ __global__ void __launch_bounds__(walk_threads<Kernel::channels>, 1)
     kernel.forward(task.place, task.head, task.part * args.value_columns);
 }
 template <class Kernel>
-__global__ void __launch_bounds__(walker_threads, 1) tensor_walk_states(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(Kernel::has_third_group ? 3 * walker_threads : walker_threads, 1)
+    tensor_walk_states(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);
     const std::int64_t blocks = args.segments.blocks;
     const Task task = task_of(blockIdx.x, args.HV, blocks);
-    kernel.states(task.place, task.head, task.part * args.value_columns);
+    kernel.states(task.place, task.head, task.part);
 }
 
 template <class Join>
@@ -81,11 +82,11 @@ __device__ void join_segments(const KernelArgs& args) {
     join.join(task.place, task.head, task.part * join_columns);
 }
 template <class Join>
-__global__ void __launch_bounds__(join_threads(false)) tensor_join(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(join_threads(false, 128)) tensor_join(const __grid_constant__ KernelArgs args) {
     join_segments<Join>(args);
 }
 template <int K>
-__global__ void __launch_bounds__(2 * block_threads, 1)
+__global__ void __launch_bounds__(join_threads(true, K), 1)
     tensor_join_transitions(const __grid_constant__ KernelArgs args) {
     join_segments<TransitionJoin<K>>(args);
 }

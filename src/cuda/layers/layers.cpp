@@ -41,7 +41,7 @@ Status store_sums(Strided target, const double* sums, const Groups& groups, std:
                   std::int64_t step, void* stream) {
     if (!target.given) return {};
     SumsArgs reduced{sums, target, groups.count, rows, D, step};
-    return launch(sums_kernel(), "parameter_sums", blocks_of(reduced), launched_threads, 0, &reduced, stream);
+    return launch(sums_kernel(), "parameter_sums", blocks_of(reduced), {launched_threads}, &reduced, stream);
 }
 
 ConvolutionArgs lay_out(const ConvolutionProblem& problem, Carver& carver) {
@@ -107,7 +107,7 @@ Status run_convolution(const ConvolutionProblem& problem, ConvolutionArgs args) 
     const std::int64_t strips = (args.D + strip - 1) / strip;
     const std::size_t shared = shared_bytes(kernels, args);
     const auto queue = [&](const void* kernel, const char* name, std::int64_t count) {
-        return launch(kernel, name, count * strips, launched_threads, shared, &args, stream);
+        return launch(kernel, name, count * strips, {launched_threads, shared}, &args, stream);
     };
     if (problem.direction == Direction::step) return queue(kernels.convolution_step, "short convolution step", args.N);
     Status status = store_sequences(problem.in.cu_seqlens, problem.sequences, args.cu_seqlens, problem.N, stream);
@@ -136,8 +136,8 @@ Status run_norm(const RmsNormProblem& problem, RmsNormArgs args) {
     const LayerKernels kernels = problem.wide ? layer_kernels<double>() : layer_kernels<float>();
     const void* const kernel = problem.direction == Direction::forward ? kernels.norm_forward : kernels.norm_backward;
     void* const stream = problem.options.stream;
-    Status status = launch(kernel, "gated norm", args.groups.count, launched_threads, kernels.norm_memory(args).shared,
-                           &args, stream);
+    Status status = launch(kernel, "gated norm", args.groups.count,
+                           {launched_threads, kernels.norm_memory(args).shared}, &args, stream);
     Strided d_weight = strided(problem.grads.d_weight);
     d_weight.stride[1] = d_weight.stride[0], d_weight.stride[0] = 0;
     return status.ok() ? store_sums(d_weight, args.sums, args.groups, 1, args.D, args.D, stream) : status;

@@ -104,7 +104,7 @@ Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>
             const std::int64_t n = first + numbers.count;
             numbers.values[numbers.count] = n == 0 ? 0 : sequences[static_cast<std::size_t>(n) - 1].end;
         }
-        if (Status status = launch(numbers_kernel(), "numbers", 1, launched_threads, 0, &numbers, stream); !status.ok())
+        if (Status status = launch(numbers_kernel(), "numbers", 1, {launched_threads}, &numbers, stream); !status.ok())
             return status;
     }
     return {};
@@ -138,7 +138,7 @@ Status store_parameter_gradients(const Problem& problem, const KernelArgs& args)
     Status status;
     for (SumsArgs& sums : parameter_sums(problem, args)) {
         if (status.ok())
-            status = launch(sums_kernel(), "parameter_sums", blocks_of(sums), launched_threads, 0, &sums,
+            status = launch(sums_kernel(), "parameter_sums", blocks_of(sums), {launched_threads}, &sums,
                             problem.options.stream);
     }
     return status;

@@ -47,7 +47,8 @@ class CudaImplementation : public Implementation {
             if (!status.ok()) break;
             const BlockMemory memory = each.memory();
             each.args.spill_bytes = spill_bytes(memory);
-            status = launch(each.kernel.function, each.kernel.name, each.blocks, each.threads, memory.shared,
+            status = launch(each.kernel.function, each.kernel.name, each.blocks,
+                            {each.threads, memory.shared, each.kernel.more_threads, each.kernel.more_shared},
                             &each.args, problem.options.stream);
         }
         if (status.ok()) status = store_parameter_gradients(problem, args);

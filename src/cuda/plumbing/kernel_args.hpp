@@ -28,7 +28,8 @@ struct Segments {
     int tokens;
     bool transposed;      // states are [slots,HV,V,K] of this walk, as another one left them
     std::int64_t slots;
-    std::int64_t blocks;  // of 64 columns of a slot and head: values, then those of transitions
+    std::int64_t blocks;  // of 64 columns of a slot and head: values, then those of transitions; of a pair of these
+    int groups;           // of warps that walk, with 64 columns each: 1 or 2
     float* states;        // [slots,HV,K,V] what leaves a segment that no state enters; then what enters it
     float* transitions;   // [slots,HV,K,K up to a multiple of 4] delta rule: what leaves it of the state that enters
     double* decays;       // [slots,HV], of channel gates [slots,HV,K]: the same of the additive rule

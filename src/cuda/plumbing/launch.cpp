@@ -47,20 +47,30 @@ Status check_capability(int device) {
 
 }  // namespace
 
-Status launch(const void* kernel, const char* name, std::int64_t blocks, int threads, std::size_t shared_bytes,
-              void* parameters, void* stream) {
+bool takes(const void* kernel, int threads) {
+    cudaFuncAttributes code{};
+    if (cudaFuncGetAttributes(&code, kernel) == cudaSuccess) return code.maxThreadsPerBlock >= threads;
+    cudaGetLastError();
+    return true;
+}
+
+Status launch(const void* kernel, const char* name, std::int64_t blocks, BlockSize block, void* parameters,
+              void* stream) {
     if (blocks == 0) return {};
     if (blocks > 0x7fffffff) return {Code::unsupported, std::string("CUDA: ") + name + ": more than 2^31 - 1 blocks"};
+    if (block.more_threads > 0 && takes(kernel, block.threads + block.more_threads))
+        block.threads += block.more_threads, block.shared += block.more_shared;
     constexpr std::size_t without_asking = std::size_t{48} << 10;  // on every GPU
     cudaError_t error = cudaSuccess;
-    if (shared_bytes > without_asking) {
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(shared_bytes));
+    if (block.shared > without_asking) {
+        error =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(block.shared));
     }
     void* all[] = {parameters};
     if (error == cudaSuccess) {
-        error = cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), all,
-                                 shared_bytes, static_cast<cudaStream_t>(stream));
+        error =
+            cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(block.threads)),
+                             all, block.shared, static_cast<cudaStream_t>(stream));
     }
     return error == cudaSuccess ? Status() : failed(error, std::string("launch of ") + name);
 }

@@ -9,9 +9,20 @@
 
 namespace headrace::cuda {
 
+// Whether the kernel's code for the current GPU takes so many threads (__launch_bounds__); so it is without a GPU.
+bool takes(const void* kernel, int threads);
+
+// Threads and bytes of shared memory; more of both where the kernel takes so many threads.
+struct BlockSize {
+    int threads;
+    std::size_t shared = 0;
+    int more_threads = 0;
+    std::size_t more_shared = 0;
+};
+
 // Queues a kernel with one parameter block on a stream. Code::unsupported with the runtime's words where that fails.
-Status launch(const void* kernel, const char* name, std::int64_t blocks, int threads, std::size_t shared_bytes,
-              void* parameters, void* stream);
+Status launch(const void* kernel, const char* name, std::int64_t blocks, BlockSize block, void* parameters,
+              void* stream);
 
 // The most that a block may ask for on the GPU where the tensors lie, or on the current one; without a GPU any size.
 std::size_t shared_memory_limit(const std::vector<NamedView>& views);

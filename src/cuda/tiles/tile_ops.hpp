@@ -53,13 +53,14 @@ HEADRACE_DEVICE Task task_of(std::int64_t number, std::int64_t heads, std::int64
 }
 
 // Between all threads of a block whose warps come from different places in the code, where ptx::sync_block is for one.
-// What they have written before is there for products of groups behind it.
+// Of those that call the first nothing that they have written is there behind it for products of groups, and nothing
+// that they have queued; of those that call the second what they have written; the third, both.
 inline constexpr int meeting_barrier = 3;
+HEADRACE_DEVICE void wait_for_block() { ptx::meet_threads(meeting_barrier, static_cast<int>(blockDim.x)); }
 HEADRACE_DEVICE void meet_block() {
     ptx::publish_to_products();
-    ptx::meet_threads(meeting_barrier, static_cast<int>(blockDim.x));
+    wait_for_block();
 }
-// What the block's threads have queued is there for all.
 HEADRACE_DEVICE void end_copies_of_block() {
     ptx::wait_for_copies<0>();
     meet_block();

@@ -24,14 +24,29 @@ HEADRACE_DEVICE void clear(float (&sums)[tiles][4]) {
         for (float& sum : tile) sum = 0;
 }
 
-// sums *= factors [64] of their columns
-HEADRACE_DEVICE void scale_tokens(TokenSums& sums, const float* factors) {
-    const LanePlace at;
+// Of factors [64] of the tokens, those of a lane's columns.
+struct TokenFactors {
+    float2 of_tile[token_tiles];
+
+    static HEADRACE_DEVICE TokenFactors load(const float* factors) {
+        const LanePlace at;
+        TokenFactors all;
+#pragma unroll
+        for (int tile = 0; tile < token_tiles; ++tile)
+            all.of_tile[tile] = *reinterpret_cast<const float2*>(factors + 8 * tile + at.column);
+        return all;
+    }
+};
+// sums *= factors of their columns
+HEADRACE_DEVICE void scale_tokens(TokenSums& sums, const TokenFactors& factors) {
 #pragma unroll
     for (int tile = 0; tile < token_tiles; ++tile) {
-        const float2 of = *reinterpret_cast<const float2*>(factors + 8 * tile + at.column);
+        const float2 of = factors.of_tile[tile];
         sums[tile][0] *= of.x, sums[tile][1] *= of.y, sums[tile][2] *= of.x, sums[tile][3] *= of.y;
     }
+}
+HEADRACE_DEVICE void scale_tokens(TokenSums& sums, const float* factors) {
+    scale_tokens(sums, TokenFactors::load(factors));
 }
 
 // ---- operands ----

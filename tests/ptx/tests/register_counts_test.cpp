@@ -60,9 +60,9 @@ TEST(RegisterCounts, WrongNumbers) {
 
 TEST(RegisterCounts, WarpsThatDiffer) {
     expect_fault("of a warpgroup have 168 and 128 registers", "setp.ge.u32 %p1, %r0, 352;@%p1 " + keep(128));
-    expect_fault("of a warpgroup have 120 and 128 registers",
-                 "setp.ge.u32 %p1, %r0, 352;@%p1 bra last;" +
-                     of_group(2, keep(120)) + "bra end;last:\n" + keep(128) + "end:\n");
+    expect_fault(
+        "of a warpgroup have 120 and 128 registers",
+        "setp.ge.u32 %p1, %r0, 352;@%p1 bra last;" + of_group(2, keep(120)) + "bra end;last:\n" + keep(128) + "end:\n");
     expect_fault("the group has no four warps", keep(128), bounds, 96);
     expect_fault("has set its number of registers before", of_group(2, keep(128) + keep(120)));
     expect_fault("setmaxnreg", "setp.eq.u32 %p1, %r0, 5;@%p1 " + keep(128));

@@ -1,0 +1,265 @@
+// WalkerStages: what a walk of the delta rule with a scalar gate reads of its chunks, and how it arrives: in stages of
+// shared memory, one chunk ahead where there are two.
+#pragma once
+
+#include "cuda/chunk/delta_exactness.hpp"
+#include "cuda/chunk/segments.hpp"
+#include "cuda/chunk/tensor_decays.hpp"
+#include "cuda/chunk/warp_values.hpp"
+
+namespace headrace::cuda {
+
+template <int K, class Format>
+struct WalkerStages {
+    // Numbers of a chunk in a stage: factors, the decay, what tells exactness: as floats, and Prepared::exact and what
+    // follows of the chunk (Exactness).
+    static constexpr int decay_at = 4 * tensor_chunk, numbers_at = decay_at + 4, exact_at = numbers_at + 4,
+                         stage_numbers = exact_at + 4;
+    static constexpr bool has_third_group = cuda::has_third_group<K>;
+
+    // What has arrived of a chunk.
+    struct Stage {
+        Matrix<K> q, k, e;
+        Matrix<64> v[2];            // of each group that walks (Segments::groups)
+        SplitMatrix scores, solve;  // scores.low of f16
+        float* numbers;
+    };
+
+    // Where the tokens of this walk's sequence lie: in shared memory, as registers are few.
+    struct Rows {
+        TokenRows q, k, e, v, o;
+        ChunkRange sequence;               // all of it
+        std::int64_t head;
+        std::int64_t tokens, first_place;  // of the sequence; where its first chunk was prepared
+        bool last;                         // whether the walk ends with the sequence
+        bool whole;                        // whether rows of keys are near, and have all columns of their matrices
+    };
+
+    // Of the state, from `first` on of `all`: values, or channels of the unit matrix that enters a segment.
+    struct Columns {
+        int first, all;
+        bool of_values;
+        HEADRACE_DEVICE int values() const { return of_values && first < all ? all - first : 0; }
+    };
+
+    const KernelArgs& args;
+    Rows* rows;
+    char* first_stage;
+    std::size_t stage_bytes;  // of its matrices
+    float* first_numbers;
+
+    __host__ __device__ void carve(Arena& arena) {
+        const std::size_t column = 2 * tensor_chunk, of_outputs = args.o.given ? 1 : 0,
+                          of_keys = (args.undecayed_error ? 2 : 1) + of_outputs, groups = args.segments.groups > 1 ? 2 : 1,
+                          of_scores = Format::splits_scores ? 2 * of_outputs : of_outputs;
+        const auto stages = static_cast<std::size_t>(args.stages);
+        stage_bytes = column * (of_keys * K + (2 + groups + of_scores) * 64);
+        first_stage = arena.take<char>(stage_bytes * stages);
+        first_numbers = arena.take<float>(stage_numbers * stages);
+        rows = arena.take<Rows>(1);
+    }
+
+    HEADRACE_DEVICE int turn_of(int chunk) const { return args.stages == 2 ? chunk & 1 : 0; }
+    HEADRACE_DEVICE Stage stage_of(int chunk) const {
+        const int turn = turn_of(chunk);
+        char* at = first_stage + static_cast<std::size_t>(turn) * stage_bytes;
+        const auto take = [&](int columns) {
+            std::uint16_t* const matrix = reinterpret_cast<std::uint16_t*>(at);
+            at += 2 * tensor_chunk * columns;
+            return matrix;
+        };
+        Stage stage{};
+        // Those that are always there first, at places known to the compiler.
+        stage.k.data = take(K), stage.v[0].data = take(64);
+        stage.solve.high.data = take(64), stage.solve.low.data = take(64);
+        stage.v[1].data = args.segments.groups > 1 ? take(64) : stage.v[0].data;
+        stage.e.data = args.undecayed_error ? take(K) : stage.k.data;
+        stage.q.data = args.o.given ? take(K) : stage.k.data;
+        stage.scores.high.data = args.o.given ? take(64) : stage.k.data;
+        if (Format::splits_scores) stage.scores.low.data = args.o.given ? take(64) : stage.k.data;
+        stage.numbers = first_numbers + turn * stage_numbers;
+        return stage;
+    }
+    HEADRACE_DEVICE void find_rows(const Walk& walk, std::int64_t head, Columns columns) const {
+        if (threadIdx.x == 0) {
+            const TokenRange& s = walk.sequence;
+            const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
+            const std::int64_t key_head = quotient(head, args.group);
+            const int first = columns.of_values ? columns.first : 0;
+            *rows = {rows_of(args.q, all, key_head, 0),
+                     rows_of(args.k, all, key_head, 0),
+                     rows_of(args.undecayed_error ? args.p : args.k, all, key_head, 0),
+                     rows_of(args.v, all, head, first),
+                     rows_of(args.o, all, head, first),
+                     all,
+                     head,
+                     s.end - s.begin,
+                     saved_place(args, s, walk.n, head, 0, tensor_chunk),
+                     walk.last,
+                     false};
+            rows->whole = args.K == K && rows->q.near() && rows->k.near() && rows->e.near() && rows->v.near();
+        }
+        ptx::sync_block();
+    }
+    HEADRACE_DEVICE int length_of(int chunk) const {
+        const std::int64_t left = rows->tokens - static_cast<std::int64_t>(chunk) * tensor_chunk;
+        return static_cast<int>(left < tensor_chunk ? left : tensor_chunk);
+    }
+    HEADRACE_DEVICE static std::int64_t first_token(int chunk) {
+        return static_cast<std::int64_t>(chunk) * tensor_chunk;
+    }
+
+    // ---- turns ----
+    // fetch(chunk) for each chunk of the walk, one ahead where there are two stages, by warps that fetch; compute(chunk).
+    // All warps of a block meet in every turn, whichever of these they have.
+    template <bool fetches, class Fetch, class Compute>
+    HEADRACE_DEVICE void each_chunk(const Walk& walk, Fetch fetch, Compute compute) const {
+        const int ahead = args.stages - 1;  // what arrives, of what is computed
+        const int first_chunk = static_cast<int>(walk.first_chunk), end = static_cast<int>(walk.end_chunk),
+                  first = first_chunk - ahead;
+        Exactness exactness(*this);
+        HEADRACE_ROLLED
+        for (int chunk = first; chunk < end; ++chunk) {
+            if (chunk > first) meet<fetches>(exactness, chunk, ahead > 0);
+            if (fetches && chunk + ahead < end) fetch(chunk + ahead);
+            if (fetches && chunk == first) exactness.pass(first_chunk);
+            if (ahead == 0) meet<fetches>(exactness, chunk, true);
+            if (chunk >= first_chunk) compute(chunk);
+        }
+    }
+    // What a walk makes of its chunks' numbers, by the first of the warps that fetch: it has each chunk's before others.
+    struct Exactness {
+        const WalkerStages& of;
+        DeltaExactness so_far{};
+
+        HEADRACE_DEVICE explicit Exactness(const WalkerStages& stages) : of(stages) {}
+        HEADRACE_DEVICE static int own() { return static_cast<int>(threadIdx.x) - fetching_warps().first * warp_lanes; }
+        // Past the first chunks of the sequence, which another walk has.
+        HEADRACE_DEVICE void pass(std::int64_t chunks) {
+            if (own() < warp_lanes)
+                so_far.template pass<Format>(of.args.prepared.numbers + 4 * of.rows->first_place, 4 * of.args.HV,
+                                             chunks);
+        }
+        // Of the next chunk, by the thread that has queued its numbers, when these are there.
+        HEADRACE_DEVICE void decide(int chunk) {
+            if (own() != 0) return;
+            float* const numbers = of.stage_of(chunk).numbers;
+            so_far.template decide<Format>(*reinterpret_cast<const float4*>(numbers + numbers_at));
+            *reinterpret_cast<int2*>(numbers + exact_at + 2) = {so_far.reads ? 1 : 0, so_far.writes ? 1 : 0};
+        }
+    };
+    // Of all threads. `arrives`: the chunk, of which these have queued something or nothing.
+    template <bool fetches>
+    HEADRACE_DEVICE static void meet(Exactness& exactness, int chunk, bool arrives) {
+        if constexpr (fetches) {
+            ptx::wait_for_copies<0>();
+            if (arrives) exactness.decide(chunk);
+            ptx::publish_to_products();
+        }
+        wait_for_block();
+    }
+
+    // ---- what arrives ----
+    // What a thread copies of a chunk whose rows are whole, found once: this is on the way of every chunk.
+    struct Arriving {
+        static constexpr int first = has_third_group ? 2 * block_threads : block_threads;  // of the threads
+        WholePieces<K> q, k, e;
+        WholePieces<64> v;
+        LowerPieces lower;
+        std::int64_t place;
+        int turn;
+
+        HEADRACE_DEVICE Arriving(const WalkerStages& of, const Stage& to, std::int64_t chunk)
+            : q(to.q, of.rows->q.from(chunk * tensor_chunk), first),
+              k(to.k, of.rows->k.from(chunk * tensor_chunk), first),
+              e(to.e, of.rows->e.from(chunk * tensor_chunk), first),
+              v(to.v[0], of.rows->v.from(chunk * tensor_chunk), first),
+              lower(fetching_warps()),
+              place(of.rows->first_place + chunk * of.args.HV),
+              turn(of.turn_of(static_cast<int>(chunk))) {}
+        HEADRACE_DEVICE void copy(const WalkerStages& of) const {
+            const auto behind = static_cast<std::uint32_t>(turn) * static_cast<std::uint32_t>(of.stage_bytes);
+            q.copy(behind), k.copy(behind), v.copy(behind);
+            if (of.args.undecayed_error) e.copy(behind);
+        }
+        HEADRACE_DEVICE void advance(const KernelArgs& args) {
+            q.advance(), k.advance(), e.advance(), v.advance();
+            place += args.HV;
+            if (args.stages == 2) turn ^= 1;
+        }
+    };
+    // With outputs, of one group that walks: the next chunk, or the one that `arriving` has come to.
+    HEADRACE_DEVICE void fetch_next(Arriving& arriving, int chunk, Columns columns) const {
+        const Stage to = stage_of(chunk);
+        if (rows->whole && columns.values() >= tensor_values && length_of(chunk) == tensor_chunk) {
+            arriving.copy(*this);
+        } else {
+            fetch_keys(to, chunk, true);
+            fetch_values(to.v[0], chunk, columns, rows->v);
+        }
+        fetch_prepared(to, arriving.place, true, arriving.lower);
+        arriving.advance(args);
+    }
+    // Of `groups` that walk with columns from `columns` on.
+    template <int groups>
+    HEADRACE_DEVICE void fetch(int chunk, const Columns (&columns)[groups], bool outputs) const {
+        const Stage to = stage_of(chunk);
+        fetch_keys(to, chunk, outputs);
+#pragma unroll
+        for (int group = 0; group < groups; ++group) {
+            TokenRows v = rows->v;
+            if (columns[group].of_values) v.first += 2 * tensor_values * group;
+            fetch_values(to.v[group], chunk, columns[group], v);
+        }
+        fetch_prepared(to, rows->first_place + static_cast<std::int64_t>(chunk) * args.HV, outputs,
+                       LowerPieces(fetching_warps()));
+    }
+    HEADRACE_DEVICE void fetch_keys(const Stage& stage, int chunk, bool outputs) const {
+        const std::int64_t first = first_token(chunk);
+        const int length = length_of(chunk);
+        const Warps by = fetching_warps();
+        if (rows->whole && length == tensor_chunk) {
+            const int thread = by.first * warp_lanes;
+            if (outputs) copy_whole(stage.q, rows->q.from(first), thread);
+            copy_whole(stage.k, rows->k.from(first), thread);
+            if (args.undecayed_error) copy_whole(stage.e, rows->e.from(first), thread);
+            return;
+        }
+        HEADRACE_ROLLED
+        for (int which = outputs ? 0 : 1; which < (args.undecayed_error ? 3 : 2); ++which) {
+            const Matrix<K> to = which == 0 ? stage.q : which == 1 ? stage.k : stage.e;
+            const TokenRows& from = which == 0 ? rows->q : which == 1 ? rows->k : rows->e;
+            copy_rows<K, 0>(to, from.from(first), length, tensor_chunk, args.K, K, by);
+        }
+    }
+    HEADRACE_DEVICE void fetch_values(Matrix<64> to, int chunk, Columns columns, const TokenRows& v) const {
+        const int length = length_of(chunk), values = columns.values();
+        const Warps by = fetching_warps();
+        const TokenRows from = v.from(first_token(chunk));
+        if (rows->whole && length == tensor_chunk && values >= tensor_values) {
+            copy_whole(to, from, by.first * warp_lanes);
+        } else {
+            copy_rows<64, 0>(to, from, length, tensor_chunk, values, tensor_values, by);
+        }
+    }
+    HEADRACE_DEVICE void fetch_prepared(const Stage& stage, std::int64_t place, bool outputs,
+                                        const LowerPieces& pieces) const {
+        const Prepared& from = args.prepared;
+        pieces.copy(stage.solve.high, from.solve_high, place), pieces.copy(stage.solve.low, from.solve_low, place);
+        if (outputs) pieces.copy(stage.scores.high, from.scores, place);
+        if (Format::splits_scores && outputs) pieces.copy(stage.scores.low, from.scores_low, place);
+        copy_numbers(stage.numbers, from, place, fetching_warps());
+        ptx::end_copies();
+    }
+    HEADRACE_DEVICE static void copy_numbers(float* to, const Prepared& from, std::int64_t place, Warps by) {
+        copy_bytes<16 * tensor_chunk>(to, from.factors + 4 * tensor_chunk * place, by);
+        const int own = static_cast<int>(threadIdx.x) - by.first * warp_lanes;
+        if (own < 2) {
+            ptx::copy_4(ptx::shared_address(to + decay_at + own), from.decay + 2 * place + own, 4);
+            ptx::copy_4(ptx::shared_address(to + exact_at + own), from.exact + 2 * place + own, 4);
+        }
+        if (own == 0) ptx::copy_16(ptx::shared_address(to + numbers_at), from.numbers + 4 * place, 16);
+    }
+};
+
+}  // namespace headrace::cuda

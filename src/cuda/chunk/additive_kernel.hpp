@@ -1,6 +1,7 @@
 // AdditiveKernel: a thread block walks the chunks of one sequence or segment, value head and 64 values on tensor cores;
-// four warps have 16 of the values each, four compute the scores of the next chunk meanwhile.
-// over 400 lines: two roles that hand each other chunk after chunk.
+// four warps have 16 of the values each, four compute the scores of the next chunk meanwhile. Where there are four more,
+// these fetch, and find the decays of the chunk behind that.
+// over 400 lines: roles that hand each other chunk after chunk.
 #pragma once
 
 #include "cuda/chunk/additive_ops.hpp"
@@ -20,6 +21,9 @@ template <int K, AdditiveWalk walk_is, class Format>
 struct AdditiveKernel {
     static constexpr bool of_backward = walk_is != AdditiveWalk::forward,
                           leaves_terms = walk_is == AdditiveWalk::gradient_with_terms;
+    static constexpr bool has_third_group = cuda::has_third_group<K>;
+    // Of threads that walk and of a third group; with those that score together what registers_allowed gives all.
+    static constexpr int walking_registers = 232, fetching_registers = 104;
     using Ops = AdditiveOps<K, Format>;
     using Scores = AdditiveScores<K, Format>;
     static constexpr int values_of_block = tensor_values, score_threads = tensor_threads / 2, score_barrier = 1;
@@ -33,15 +37,16 @@ struct AdditiveKernel {
     struct Values {
         Matrix<64> v, partner;
     };
-    // What one half of the warps tells the other of a chunk.
-    struct Chunk {
+    // What others tell the warps that walk of a chunk.
+    struct alignas(16) Chunk {
         float read[tensor_chunk], write[tensor_chunk], diagonal[tensor_chunk];
         float whole, part;  // SplitDecay
+        float crossing;     // the decay of terms that cross the chunk
     };
+    static constexpr int known_chunks = 4;  // from the one whose terms are stored to the one whose decays are found
     // Of a gate's terms, the parts of four warps.
     struct alignas(16) Terms {
         float from_state[block_warps][tensor_chunk], in_all[block_warps][tensor_chunk], crossing[block_warps];
-        float decay;  // of those that cross the chunk
     };
     // Which walk this is and where its tokens lie: in shared memory, as registers are few.
     struct Course {
@@ -57,20 +62,21 @@ struct AdditiveKernel {
     Values first_values;
     Matrix<64> first_scores, first_scores_low;
     OutputPatch patch;  // of this warp
-    Chunk* chunks;      // [2]
+    Chunk* chunks;      // [known_chunks]
     Terms* terms;       // [2]
     Course* course;
+    ScalarDecays::Power* powers;  // [2,C]
     float *q_norm, *k_norm;  // [C]
     Scores scores;
     Ops ops;
     double passed = 1;  // the decay of all chunks so far, of the warp that knows them
 
     __host__ __device__ AdditiveKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
-        chunks = arena.take<Chunk>(2);
+        chunks = arena.take<Chunk>(known_chunks);
         terms = leaves_terms ? arena.take<Terms>(2) : nullptr;
         course = arena.take<Course>(1);
         for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
-        scores.decays.carve(arena);
+        powers = arena.take<ScalarDecays::Power>(2 * tensor_chunk);
         scores.q_norm = q_norm, scores.k_norm = k_norm, scores.normalised = args.l2norm;
         take_padding(arena);
         patch.matrix = Matrix<64>::take(arena, tensor_values);
@@ -95,9 +101,10 @@ struct AdditiveKernel {
         begin(walk, head, first);
         const bool outputs = args.o.given || leaves_terms || (of_backward && args.key_gradient.left_q_norms != nullptr);
         if (!walks()) {
-            prepare_all(outputs);
+            assist(outputs);
             return;
         }
+        if constexpr (has_third_group) ptx::take_registers<walking_registers>();
         const bool in_between = walk.first_chunk > 0;
         load(in_between ? segment_states() : args.initial_state, in_between ? place : walk.n);
         walk_all(outputs);
@@ -112,11 +119,12 @@ struct AdditiveKernel {
         if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
         begin(walk, head, first);
         if (walks()) {
+            if constexpr (has_third_group) ptx::take_registers<walking_registers>();
             load({}, 0);
             walk_all(false);
             store(segment_states(), slot);
         } else {
-            prepare_all(false);
+            assist(false);
             if (first == 0 && knows_decays() && lane() == 0) args.segments.decays[slot * args.HV + head] = passed;
         }
     }
@@ -127,10 +135,10 @@ struct AdditiveKernel {
         float gate[2], last;
     };
 
-    // Which warps have values, and fetch; which of the others the decays.
-    static constexpr Warps fetching{0, block_warps};
+    // Which warps fetch, have values, find the decays.
+    static constexpr Warps fetching{has_third_group ? 2 * block_warps : 0, block_warps};
     HEADRACE_DEVICE static bool walks() { return warp() < block_warps; }
-    HEADRACE_DEVICE static bool knows_decays() { return warp() == block_warps; }
+    HEADRACE_DEVICE static bool knows_decays() { return warp() == (has_third_group ? 2 : 1) * block_warps; }
     HEADRACE_DEVICE bool of_keys() const { return leaves_terms && args.gate_walk.terms == GateTerms::of_keys; }
     HEADRACE_DEVICE bool diagonal_apart() const { return leaves_terms || walks_keys(); }
     HEADRACE_DEVICE bool walks_keys() const { return of_backward && args.key_gradient.walk; }
@@ -184,6 +192,7 @@ struct AdditiveKernel {
 
     // ---- turns: while some warps walk a chunk, the others compute the scores of the next one, and the rows of the one
     // behind that arrive, of chunks that are there. With one stage a turn does all of one chunk, one after the other.
+    // Decays are found with the scores, or by a third group one turn before.
 
     HEADRACE_DEVICE int lead() const { return args.stages == 2 ? 1 : 0; }
     HEADRACE_DEVICE bool there(int chunk) const { return chunk >= course->first_chunk && chunk < course->end_chunk; }
@@ -193,11 +202,35 @@ struct AdditiveKernel {
         const int end = course->end_chunk;
         HEADRACE_ROLLED
         for (int chunk = first_turn(); chunk < end; ++chunk) {
-            begin_turn(chunk, outputs);
-            if (lead() == 0) meet_block();
+            begin_turn<!has_third_group, !has_third_group>(chunk, outputs);
+            if (lead() == 0) meet<!has_third_group>();
             if (there(chunk)) compute(chunk, outputs);
         }
-        if (leaves_terms) meet_block();
+        if (leaves_terms) meet<!has_third_group>();
+    }
+    HEADRACE_DEVICE void assist(bool outputs) {
+        if constexpr (has_third_group) {
+            if (warp() >= fetching.first) {
+                ptx::keep_registers<fetching_registers>();
+                return fetch_all(outputs);
+            }
+        }
+        prepare_all(outputs);
+    }
+    HEADRACE_DEVICE void fetch_all(bool outputs) {
+        const int end = course->end_chunk, of_first = first_turn() + lead() + 1;
+        Tokens next{};
+        if (knows_decays() && there(of_first)) next = tokens_of(of_first);
+        HEADRACE_ROLLED
+        for (int chunk = first_turn(); chunk < end; ++chunk) {
+            const int decayed = chunk + lead() + 1;
+            const Tokens now = next;  // those of the next chunk arrive meanwhile
+            if (knows_decays() && there(decayed + 1)) next = tokens_of(decayed + 1);
+            begin_turn<true, true>(chunk, outputs);
+            if (knows_decays() && there(decayed)) publish(decayed, find_decays(decayed, now), now);
+            if (lead() == 0) wait_for_block();
+        }
+        if (leaves_terms) wait_for_block();
     }
     HEADRACE_DEVICE void prepare_all(bool outputs) {
         const int end = course->end_chunk;
@@ -205,9 +238,9 @@ struct AdditiveKernel {
         HEADRACE_ROLLED
         for (int chunk = first_turn(); chunk < end; ++chunk) {
             const int prepared = chunk + lead();
-            const Tokens now = next;  // those of the next chunk arrive meanwhile
+            const Tokens now = next;
             if (knows_decays() && there(prepared + 1)) next = tokens_of(prepared + 1);
-            begin_turn(chunk, outputs);
+            begin_turn<false, true>(chunk, outputs);
             if (leaves_terms && there(chunk - 1)) store_terms(chunk - 1);
             if (there(prepared)) prepare(prepared, outputs, now);
             if (lead() == 0) meet_block();
@@ -216,22 +249,28 @@ struct AdditiveKernel {
         meet_block();
         if (there(end - 1)) store_terms(end - 1);
     }
+    // `writes`: whether these warps have queued or written what products of groups read.
+    template <bool fetches, bool writes>
     HEADRACE_DEVICE void begin_turn(int chunk, bool outputs) const {
         const int prepared = chunk + lead(), arriving = prepared + lead();
-        end_copies_of_block();
-        if (walks()) {  // whose turn is the shorter one
+        meet<writes>();
+        if constexpr (fetches) {
             if (there(arriving)) fetch_keys(arriving, outputs);
             if (there(prepared)) fetch_values(prepared);
             ptx::end_copies();
         }
-        if (lead() == 0) end_copies_of_block();
+        if (lead() == 0) meet<writes>();
+    }
+    template <bool writes>
+    HEADRACE_DEVICE static void meet() {
+        writes ? end_copies_of_block() : wait_for_block();
     }
 
     // ---- a chunk, by the warps with values ----
     HEADRACE_DEVICE void compute(int chunk, bool outputs) {
         const Keys keys = keys_of(chunk);
         const Values values = values_of(chunk);
-        const Chunk& of = chunks[chunk % 2];
+        const Chunk& of = chunks[chunk % known_chunks];
         ops.read = of.read, ops.write = of.write, ops.decay = {of.whole, of.part};
         ops.diagonal = diagonal_apart() ? of.diagonal : nullptr;
         ops.dots_wanted = outputs && leaves_terms;
@@ -267,8 +306,9 @@ struct AdditiveKernel {
     // ---- decays and scores of a chunk, by the others ----
     HEADRACE_DEVICE void prepare(int chunk, bool outputs, const Tokens& tokens) {
         const Keys keys = keys_of(chunk);
-        Chunk& to = chunks[chunk % 2];
+        Chunk& to = chunks[chunk % known_chunks];
         ScalarDecays::OfLane of{};
+        scores.decays = decays_of(chunk);
         const KeyGradient& gradient = args.key_gradient;
         float row_norm = 1, value_norm = 1;
         if (const int i = score_thread(); knows_norms() && i < tensor_chunk) {
@@ -277,7 +317,7 @@ struct AdditiveKernel {
                 row_norm = gradient.row_norms[norm_place(range, i)],
                 value_norm = gradient.value_norms[norm_place(range, i)];
         }
-        if (knows_decays()) of = scores.decays.prepare(accepted(args, tokens.gate[0]), accepted(args, tokens.gate[1]));
+        if (knows_decays()) of = find_decays(chunk, tokens);
         if (outputs) scores.multiply_rows(keys.q, keys.k);
         if (knows_norms()) {
             if (score_thread() < tensor_chunk) q_norm[score_thread()] = row_norm, k_norm[score_thread()] = value_norm;
@@ -285,7 +325,9 @@ struct AdditiveKernel {
             weigh_rows(chunk, keys, outputs);
         }
         ptx::sync_threads(score_barrier, score_threads);
-        if (knows_decays()) publish(chunk, of, tokens);  // nobody still stores terms of two chunks before
+        if (knows_decays()) publish(chunk, of, tokens);
+        if (const int i = score_thread(); has_third_group && args.l2norm && i < tensor_chunk)
+            to.read[i] *= q_norm[i], to.write[i] *= k_norm[i];
         if (!outputs) return;
         scores.diagonal = diagonal_apart() ? to.diagonal : nullptr;
         const algorithms::ChunkInputs<Scores> in{
@@ -293,14 +335,18 @@ struct AdditiveKernel {
         const SplitMatrix P = scores_of(chunk);
         algorithms::chunk_scores<false>(scores, in, {{P.high, P.low}, {}, {}, {}, {}});
     }
+    HEADRACE_DEVICE ScalarDecays decays_of(int chunk) const { return {powers + chunk % 2 * tensor_chunk}; }
+    HEADRACE_DEVICE ScalarDecays::OfLane find_decays(int chunk, const Tokens& tokens) const {
+        return decays_of(chunk).prepare(accepted(args, tokens.gate[0]), accepted(args, tokens.gate[1]));
+    }
     HEADRACE_DEVICE void publish(int chunk, const ScalarDecays::OfLane& of, const Tokens& tokens) {
-        Chunk& to = chunks[chunk % 2];
+        Chunk& to = chunks[chunk % known_chunks];
 #pragma unroll
         for (int token = 0; token < 2; ++token) {
             const int i = 2 * lane() + token;
             to.read[i] = static_cast<float>(args.scale) * of.start[token];
             to.write[i] = static_cast<float>(args.write_scale) * of.end[token];
-            if (args.l2norm) to.read[i] *= q_norm[i], to.write[i] *= k_norm[i];
+            if (!has_third_group && args.l2norm) to.read[i] *= q_norm[i], to.write[i] *= k_norm[i];
         }
         passed *= of.through;
         if (lane() != 0) return;
@@ -308,7 +354,7 @@ struct AdditiveKernel {
         to.whole = decay.whole, to.part = decay.part;
         if (!of_keys()) return;
         const double last = accepted(args, tokens.last);
-        terms[chunk % 2].decay = static_cast<float>(of.through * exp(last));
+        to.crossing = static_cast<float>(of.through * exp(last));
     }
     HEADRACE_DEVICE Tokens tokens_of(int chunk) const {
         const ChunkRange range = range_of(chunk);
@@ -342,6 +388,7 @@ struct AdditiveKernel {
     }
 
     // ---- what arrives ----
+    static constexpr int first_fetching_thread = fetching.first * warp_lanes;
     HEADRACE_DEVICE int turn_of(int chunk) const { return args.stages == 2 ? chunk % 2 : 0; }
     HEADRACE_DEVICE Keys keys_of(int chunk) const {
         const int at = args.stages == 2 ? chunk % 3 * 2 * tensor_chunk * K : 0;
@@ -360,8 +407,8 @@ struct AdditiveKernel {
         const Keys to = keys_of(chunk);
         const ChunkRange range = range_of(chunk);
         if (range.length == tensor_chunk && course->whole) {
-            if (outputs) copy_whole(to.q, course->q.from(range.first), 0);
-            copy_whole(to.k, course->k.from(range.first), 0);
+            if (outputs) copy_whole(to.q, course->q.from(range.first), first_fetching_thread);
+            copy_whole(to.k, course->k.from(range.first), first_fetching_thread);
             return;
         }
         HEADRACE_ROLLED
@@ -376,7 +423,7 @@ struct AdditiveKernel {
         const int count = args.V - course->first_value;
         const bool whole = range.length == tensor_chunk && course->whole;
         const auto copy = [&](Matrix<64> matrix, TokenRows rows) {
-            whole ? copy_whole(matrix, rows, 0)
+            whole ? copy_whole(matrix, rows, first_fetching_thread)
                   : copy_rows<64, 0>(matrix, rows, range.length, tensor_chunk, count, tensor_values, fetching);
         };
         copy(to.v, course->v.from(range.first));
@@ -413,7 +460,8 @@ struct AdditiveKernel {
         const auto sum = [](float a, float b, float c, float d) { return (a + b) + (c + d); };
         if (i == tensor_chunk && of_keys())
             to.crossing[chunk_place(chunk)] =
-                sum(of.crossing[0], of.crossing[1], of.crossing[2], of.crossing[3]) * of.decay;
+                sum(of.crossing[0], of.crossing[1], of.crossing[2], of.crossing[3]) *
+                chunks[chunk % known_chunks].crossing;
         if (i >= range.length) return;
         const std::int64_t token = range.row * args.T + range.token(i),
                            place = course->first_value / tensor_values * args.key_gradient.tokens + token,

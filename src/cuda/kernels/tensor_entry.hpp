@@ -12,6 +12,8 @@
 namespace headrace::cuda {
 
 template <class Kernel>
+inline constexpr int tensor_threads_of = tensor_threads + (Kernel::has_third_group ? launched_threads : 0);
+template <class Kernel>
 __device__ void walk_forward(const KernelArgs& args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);
@@ -20,20 +22,20 @@ __device__ void walk_forward(const KernelArgs& args) {
     kernel.forward(task.place, task.head, task.part * tensor_values);
 }
 template <class Kernel>
-__global__ void __launch_bounds__(tensor_threads, 1) tensor_forward(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(tensor_threads_of<Kernel>, 1) tensor_forward(const __grid_constant__ KernelArgs args) {
     walk_forward<Kernel>(args);
 }
 template <class Kernel>
-__global__ void __launch_bounds__(tensor_threads, 1) tensor_forward_gradient(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(tensor_threads_of<Kernel>, 1) tensor_forward_gradient(const __grid_constant__ KernelArgs args) {
     walk_forward<Kernel>(args);
 }
 template <class Kernel>
-__global__ void __launch_bounds__(tensor_threads, 1) tensor_forward_terms(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(tensor_threads_of<Kernel>, 1) tensor_forward_terms(const __grid_constant__ KernelArgs args) {
     walk_forward<Kernel>(args);
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(tensor_threads, 1) tensor_states(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(tensor_threads_of<Kernel>, 1) tensor_states(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);
     const std::int64_t blocks = args.segments.blocks;

@@ -314,6 +314,8 @@ HEADRACE_DEVICE void arrive_threads(int barrier, int threads) {
 
 // ---- between the lanes of a warp; orders no memory ----
 
+// A bit for each lane.
+HEADRACE_DEVICE std::uint32_t bits_of_warp(bool of_lane) { return __ballot_sync(0xffffffffu, of_lane); }
 HEADRACE_DEVICE bool any_of_warp(bool of_lane) { return __any_sync(0xffffffffu, of_lane) != 0; }
 template <class T>
 HEADRACE_DEVICE T shuffle_xor(T value, int lanes) {

@@ -1,7 +1,7 @@
 // AdditiveKernel: a thread block walks the chunks of one sequence or segment, value head and 64 values on tensor cores;
-// four warps have 16 of the values each, four compute the scores of the next chunk meanwhile. Where there are four more,
-// these fetch, and find the decays of the chunk behind that.
-// over 400 lines: roles that hand each other chunk after chunk.
+// four warps have 16 of the values each, four compute the scores of the next chunk meanwhile. Where there are four
+// more, these fetch, and find the decays of the chunk behind that. over 400 lines: roles that hand each other chunk
+// after chunk.
 #pragma once
 
 #include "cuda/chunk/additive_ops.hpp"
@@ -459,9 +459,8 @@ struct AdditiveKernel {
         const int i = score_thread();
         const auto sum = [](float a, float b, float c, float d) { return (a + b) + (c + d); };
         if (i == tensor_chunk && of_keys())
-            to.crossing[chunk_place(chunk)] =
-                sum(of.crossing[0], of.crossing[1], of.crossing[2], of.crossing[3]) *
-                chunks[chunk % known_chunks].crossing;
+            to.crossing[chunk_place(chunk)] = sum(of.crossing[0], of.crossing[1], of.crossing[2], of.crossing[3]) *
+                                              chunks[chunk % known_chunks].crossing;
         if (i >= range.length) return;
         const std::int64_t token = range.row * args.T + range.token(i),
                            place = course->first_value / tensor_values * args.key_gradient.tokens + token,

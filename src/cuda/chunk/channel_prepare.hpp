@@ -61,6 +61,7 @@ struct ChannelPrepare {
         int reflects;        // whether a token of a forward's does
         KeyOverlap overlap;  // of a backward
         int with_low;        // whether scores_low is wanted
+        std::uint32_t wanted;  // WantedPlaces
     };
     Shared* shared;
 
@@ -92,11 +93,12 @@ struct ChannelPrepare {
     // The chunk of that row of part_at.
     HEADRACE_DEVICE void run(std::int64_t row, std::int64_t head) {
         if (!find_chunk(row, head)) return;
+        const Betas given = given_betas();
         find_sources(row * args.HV + head);
         inputs().template prefetch<K, block_threads>(0, range_.length);
         find_own_rows();
         const Arriving first = ask(0);
-        weigh_tokens();
+        weigh_tokens(given);
         Sums sums{};
         switch (find_precision()) {
             case Precision::cut: run_slices<Precision::cut>(sums, first); break;
@@ -125,15 +127,18 @@ struct ChannelPrepare {
         write_matrices();
         write_numbers();
     }
-    // What 8 bits leave of the rows erased and written, where the chunk needs 16 (ChannelEstimate).
-    HEADRACE_DEVICE void run_low(std::int64_t row, std::int64_t head) {
-        if (!find_chunk(row, head)) return;
-        const std::int64_t place = row * args.HV + head;
+    // Whether a chunk needs 16 bits of the rows erased and written (ChannelEstimate), and what 8 bits leave of them.
+    static HEADRACE_DEVICE bool wants_low(const KernelArgs& args, std::int64_t place) {
         const float* const numbers = args.prepared.numbers + 4 * place;
-        if (numbers[1] == 0 && numbers[2] == 0) return;
-        find_sources(place);
+        return numbers[1] != 0 || numbers[2] != 0;
+    }
+    HEADRACE_DEVICE std::uint32_t* wanted() const { return &shared->wanted; }
+    HEADRACE_DEVICE void run_low(Task task) {
+        find_chunk(task.place, task.head);
+        const Betas given = given_betas();
+        find_sources(task.place * args.HV + task.head);
         find_own_rows();
-        weigh_tokens();
+        weigh_tokens(given);
         Arriving next = ask(0);
         HEADRACE_ROLLED
         for (int slice = 0; slice < slices; ++slice) {
@@ -200,18 +205,31 @@ struct ChannelPrepare {
     HEADRACE_DEVICE ChannelInputs inputs() const { return {args, &shared->sources}; }
 
     // ---- inputs ----
+    // Betas of the lane's tokens as they came: what follows from them would wait for them.
+    struct Betas {
+        float of[2];
+    };
+    HEADRACE_DEVICE Betas given_betas() const {
+        Betas given{};
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            const int i = row_of_token(which);
+            if (delta && args.beta.given && i < range_.length)
+                given.of[which] = given_beta<float>(args, range_.row, range_.token(i), head_, 0);
+        }
+        return given;
+    }
     // Betas, norms, and what each of the lane's tokens adds to the estimate of roundings (ChannelEstimate).
-    HEADRACE_DEVICE void weigh_tokens() const {
+    HEADRACE_DEVICE void weigh_tokens(const Betas& given) const {
         float k[2] = {}, q[2] = {}, own[2] = {};
         OfSlices rows;
         const bool weighs_keys = delta || args.l2norm;
         if (weighs_keys) load(rows, args.k, shared->sources.k);
-        if (delta) {  // which arrive meanwhile
+        if (delta) {
 #pragma unroll
             for (int which = 0; which < 2; ++which) {
-                const int i = row_of_token(which);
-                if (i < range_.length)
-                    own[which] = beta_value<float>(args, range_.row, range_.token(i), head_, 0).value;
+                if (row_of_token(which) < range_.length)
+                    own[which] = args.beta.given ? accepted_beta(args, given.of[which]).value : 1.0f;
             }
             keep(rows);
         }

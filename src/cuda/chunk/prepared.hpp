@@ -2,6 +2,8 @@
 // launches that do so under channel gates.
 #pragma once
 
+#include <algorithm>
+
 #include "core/problem.hpp"
 #include "core/workspace.hpp"
 #include "cuda/plumbing/cuda_implementation.hpp"
@@ -75,6 +77,14 @@ class PreparingImplementation : public CudaImplementation {
     static ChannelKernels channel(const Problem& problem) {
         return problem.rule == Rule::delta ? channel_kernels<true>(problem.K) : channel_kernels<false>(problem.K);
     }
+    // Of `places`, of which most want nothing: a block looks at some of them, where enough blocks are left.
+    static Launch of_wanted(const Kernel& kernel, KernelArgs args, std::int64_t places, int threads) {
+        constexpr std::int64_t most = 16, blocks_wanted = 4 * 132;
+        const std::int64_t looked_at = std::clamp<std::int64_t>(places / blocks_wanted, 1, most),
+                           blocks = (places + looked_at - 1) / looked_at;
+        args.prepared.looked_at = static_cast<int>(looked_at);
+        return {kernel, args, blocks, threads, {1, static_cast<double>(blocks)}};
+    }
     static std::vector<Launch> prepare_channels(const Problem& problem, const KernelArgs& args) {
         const ChannelKernels kernels = channel(problem);
         const std::int64_t chunks = parts_of(problem, tensor_chunk) * problem.HV, heads = problem.N * problem.HV,
@@ -84,7 +94,7 @@ class PreparingImplementation : public CudaImplementation {
         if (!args.delta) return launches;
         launches.push_back(
             {kernels.estimate, args, estimates, launched_threads, steps_along(problem, tensor_chunk, estimates)});
-        launches.push_back({kernels.prepare_low, args, chunks, launched_threads, once});
+        launches.push_back(of_wanted(kernels.prepare_low, args, chunks, launched_threads));
         return launches;
     }
 };

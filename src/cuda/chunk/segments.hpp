@@ -60,4 +60,41 @@ HEADRACE_DEVICE ChunkRange walked_range(const KernelArgs& args, const TokenRange
     return {s.row, s.begin, s.end, tokens - end, static_cast<int>(end - first), tensor_chunk, args.reverse};
 }
 
+// Of a block's places (Prepared::looked_at, up to a warp's lanes) those that a sequence has and wanted(place) says so of,
+// one after the other, the same in all threads. Which are left is known in shared memory alone, as registers are few.
+struct WantedPlaces {
+    const KernelArgs& args;
+    std::uint32_t* left;  // a bit for each
+
+    template <class Wanted>
+    HEADRACE_DEVICE WantedPlaces(const KernelArgs& arguments, std::uint32_t* shared, Wanted wanted)
+        : args(arguments), left(shared) {
+        bool is_wanted = false;
+        if (const std::int64_t place = place_of(lane()); lane() < args.prepared.looked_at) {
+            const PartAt at = part_at(args, task_of(place, args.HV).place, tensor_chunk);
+            if (at.n < args.N) {
+                const TokenRange s = sequence_of(args, at.n);
+                is_wanted = at.part * tensor_chunk < s.end - s.begin && wanted(place);
+            }
+        }
+        ptx::sync_warp();
+        const std::uint32_t all = ptx::bits_of_warp(is_wanted);
+        if (threadIdx.x == 0) *left = all;
+        ptx::sync_block();
+    }
+    HEADRACE_DEVICE bool any() const { return *left != 0; }
+    // The row of part_at and the head.
+    HEADRACE_DEVICE Task first() const { return task_of(place_of(__ffs(static_cast<int>(*left)) - 1), args.HV); }
+    HEADRACE_DEVICE void next() const {
+        ptx::sync_block();
+        if (threadIdx.x == 0) *left &= *left - 1;
+        ptx::sync_block();
+    }
+
+  private:
+    HEADRACE_DEVICE std::int64_t place_of(int which) const {
+        return std::int64_t{blockIdx.x} * args.prepared.looked_at + which;
+    }
+};
+
 }  // namespace headrace::cuda

@@ -28,7 +28,7 @@ struct WalkerStages {
     // Where the tokens of this walk's sequence lie: in shared memory, as registers are few.
     struct Rows {
         TokenRows q, k, e, v, o;
-        ChunkRange sequence;               // all of it
+        ChunkRange sequence;  // all of it
         std::int64_t head;
         std::int64_t tokens, first_place;  // of the sequence; where its first chunk was prepared
         bool last;                         // whether the walk ends with the sequence
@@ -50,7 +50,8 @@ struct WalkerStages {
 
     __host__ __device__ void carve(Arena& arena) {
         const std::size_t column = 2 * tensor_chunk, of_outputs = args.o.given ? 1 : 0,
-                          of_keys = (args.undecayed_error ? 2 : 1) + of_outputs, groups = args.segments.groups > 1 ? 2 : 1,
+                          of_keys = (args.undecayed_error ? 2 : 1) + of_outputs,
+                          groups = args.segments.groups > 1 ? 2 : 1,
                           of_scores = Format::splits_scores ? 2 * of_outputs : of_outputs;
         const auto stages = static_cast<std::size_t>(args.stages);
         stage_bytes = column * (of_keys * K + (2 + groups + of_scores) * 64);
@@ -110,8 +111,8 @@ struct WalkerStages {
     }
 
     // ---- turns ----
-    // fetch(chunk) for each chunk of the walk, one ahead where there are two stages, by warps that fetch; compute(chunk).
-    // All warps of a block meet in every turn, whichever of these they have.
+    // fetch(chunk) for each chunk of the walk, one ahead where there are two stages, by warps that fetch;
+    // compute(chunk). All warps of a block meet in every turn, whichever of these they have.
     template <bool fetches, class Fetch, class Compute>
     HEADRACE_DEVICE void each_chunk(const Walk& walk, Fetch fetch, Compute compute) const {
         const int ahead = args.stages - 1;  // what arrives, of what is computed
@@ -127,7 +128,8 @@ struct WalkerStages {
             if (chunk >= first_chunk) compute(chunk);
         }
     }
-    // What a walk makes of its chunks' numbers, by the first of the warps that fetch: it has each chunk's before others.
+    // What a walk makes of its chunks' numbers, by the first of the warps that fetch: it has each chunk's before
+    // others.
     struct Exactness {
         const WalkerStages& of;
         DeltaExactness so_far{};

@@ -4,6 +4,7 @@
 #include "cuda/chunk/channel_estimate.hpp"
 #include "cuda/chunk/channel_prepare.hpp"
 #include "cuda/chunk/channel_walk.hpp"
+#include "cuda/chunk/segments.hpp"
 #include "cuda/kernels/tensor_memory.hpp"
 
 namespace headrace::cuda {
@@ -31,8 +32,10 @@ __global__ void __launch_bounds__(block_threads, prepare_blocks)
     channel_prepare_low(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Block block(args, arena);
-    const Task task = task_of(blockIdx.x, args.HV);
-    block.run_low(task.place, task.head);
+    HEADRACE_ROLLED
+    for (WantedPlaces wanted(args, block.wanted(), [&](std::int64_t place) { return Block::wants_low(args, place); });
+         wanted.any(); wanted.next())
+        block.run_low(wanted.first());
 }
 
 template <class Block>

@@ -12,17 +12,31 @@ TensorKernels additive_kernels() {
     using WithTerms = AdditiveKernel<K, AdditiveWalk::gradient_with_terms, ByGroup<Format>>;
     constexpr int more_threads = fetching_threads(K), registers = registers_allowed(tensor_threads + more_threads, 1);
     TensorKernels kernels{};
-    kernels.forward = {"tensor_forward", reinterpret_cast<const void*>(&tensor_forward<Block>),
-                       registers, &shared_memory_of<Block>, &tensor_forward_work<K>, more_threads};
-    kernels.forward_of_gradient = {
-        "tensor_forward_gradient", reinterpret_cast<const void*>(&tensor_forward_gradient<Gradient>),
-        registers, &shared_memory_of<Gradient>, &tensor_forward_work<K>, more_threads};
-    kernels.forward_with_terms = {
-        "tensor_forward_terms", reinterpret_cast<const void*>(&tensor_forward_terms<WithTerms>),
-        registers, &shared_memory_of<WithTerms>, &tensor_forward_work<K>, more_threads};
+    kernels.forward = {"tensor_forward",
+                       reinterpret_cast<const void*>(&tensor_forward<Block>),
+                       registers,
+                       &shared_memory_of<Block>,
+                       &tensor_forward_work<K>,
+                       more_threads};
+    kernels.forward_of_gradient = {"tensor_forward_gradient",
+                                   reinterpret_cast<const void*>(&tensor_forward_gradient<Gradient>),
+                                   registers,
+                                   &shared_memory_of<Gradient>,
+                                   &tensor_forward_work<K>,
+                                   more_threads};
+    kernels.forward_with_terms = {"tensor_forward_terms",
+                                  reinterpret_cast<const void*>(&tensor_forward_terms<WithTerms>),
+                                  registers,
+                                  &shared_memory_of<WithTerms>,
+                                  &tensor_forward_work<K>,
+                                  more_threads};
     // Of forwards and of gradients' walks alike.
-    kernels.states = {"tensor_states", reinterpret_cast<const void*>(&tensor_states<Gradient>),
-                      registers, &shared_memory_of<Gradient>, &tensor_states_work<K>, more_threads};
+    kernels.states = {"tensor_states",
+                      reinterpret_cast<const void*>(&tensor_states<Gradient>),
+                      registers,
+                      &shared_memory_of<Gradient>,
+                      &tensor_states_work<K>,
+                      more_threads};
     kernels.gate = {"tensor_gate", reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>),
                     registers_allowed(block_threads, gate_blocks), &shared_memory_of<GateTermsKernel>,
                     &tensor_gate_work};

@@ -22,15 +22,18 @@ __device__ void walk_forward(const KernelArgs& args) {
     kernel.forward(task.place, task.head, task.part * tensor_values);
 }
 template <class Kernel>
-__global__ void __launch_bounds__(tensor_threads_of<Kernel>, 1) tensor_forward(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(tensor_threads_of<Kernel>, 1)
+    tensor_forward(const __grid_constant__ KernelArgs args) {
     walk_forward<Kernel>(args);
 }
 template <class Kernel>
-__global__ void __launch_bounds__(tensor_threads_of<Kernel>, 1) tensor_forward_gradient(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(tensor_threads_of<Kernel>, 1)
+    tensor_forward_gradient(const __grid_constant__ KernelArgs args) {
     walk_forward<Kernel>(args);
 }
 template <class Kernel>
-__global__ void __launch_bounds__(tensor_threads_of<Kernel>, 1) tensor_forward_terms(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(tensor_threads_of<Kernel>, 1)
+    tensor_forward_terms(const __grid_constant__ KernelArgs args) {
     walk_forward<Kernel>(args);
 }
 

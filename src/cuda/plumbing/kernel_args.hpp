@@ -99,6 +99,7 @@ struct Prepared {
     // walk decays (ChannelRows).
     std::uint16_t *reads, *erases, *writes, *erases_low, *writes_low;
     float* added;
+    int looked_at;  // places that a block looks at which computes what few of them want (WantedPlaces)
 };
 
 // What the sweeps of a backward of the delta rule on tensor cores leave for its gradients, of each chunk and value head

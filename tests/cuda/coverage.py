@@ -21,7 +21,7 @@ import typing
 
 ENTRY = re.compile(r"\.entry (\w+)")
 # A line of a body with an instruction: no label, directive, comment or brace alone.
-STATEMENT = re.compile(r"^\s*\{?\s*(@!?%\w+\s+)?[a-z][\w.]*(\s[^:]*)?;")
+STATEMENT = re.compile(r"^\s*\{?\s*(@!?%\w+\s+)?[a-z][\w.]*(::\w+)?(\s[^:]*)?;")
 FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 WARP_LANES = 32
 LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+))?")

@@ -58,7 +58,8 @@ GROUP, THREE_GROUPS = 4, 384  # warps; threads of blocks that have a third group
 # triangles; with 64 channels so do the warps that decay rows for a walk, and prepare where it adds up over tokens. In
 # double few lanes compute the decays of one gate per token and their gradients.
 LANES = 0.85
-FEWER = {"tensor_gradients": 0.75, "channel_gradients": 0.75, "channel_walk": 0.75, "channel_prepare": 0.84,
+# A block of channel_prepare_low looks at a place with each of up to 16 lanes, here at one.
+FEWER = {"channel_prepare_low": 0.35, "tensor_gradients": 0.75, "channel_gradients": 0.75, "channel_walk": 0.75, "channel_prepare": 0.84,
          "split_gradients": 0.65, "split_sweeps": 0.73}
 
 

@@ -56,7 +56,8 @@ LIMITS = {
     "tensor_join_transitions": (128, 0, 0, (2, 2, 2)),
     "channel_join": (64, 0, 0, (2, 2, 2)),
     "tensor_walk": (255, 0, 0, (1, 1, 1)),
-    "tensor_walk_states": (255, 0, 0, (1, 2, 2)),
+    "tensor_walk_states k64": (255, 0, 0, (1, 2, 2)),
+    "tensor_walk_states k128": (255, 0, 0, (1, 1, 2)),
     "tensor_states": (255, 0, 0, (1, 1, 1)),
     "tensor_sweeps": (255, 0, 0, (1, 1, 1)),
     "tensor_gradients": (255, 0, 0, (0, 1, 1)),
@@ -80,9 +81,11 @@ LIMITS = {
     "": (128, 16, 0, (4, 4, 4)),  # any other
 }
 
-# Kernels whose blocks have a third group of warps where these share registers, sm_90a, and the bytes of shared memory
-# that it takes (Kernel::more_threads and more_shared in src/cuda/kernels/kernels.hpp).
-THIRD_GROUP = {"tensor_walk k128": 0, r"channel_walk k\d+ delta": 0, "tensor_sweeps k128": 2 * 64 * (128 + 64)}
+# Kernels whose blocks have three groups of warps where these share registers, sm_90a, and the bytes of shared memory
+# that they take for it (Kernel::more_shared in src/cuda/kernels/kernels.hpp; values of a second group that walks).
+THREE_GROUPS = 384
+THIRD_GROUP = {"tensor_walk k128": 0, "tensor_walk_states k128": 2 * 64 * 64 * 2, r"tensor_forward\w* k128": 0,
+               "tensor_states k128": 0, r"channel_walk k\d+ delta": 0, "tensor_sweeps k128": 2 * 64 * (128 + 64)}
 
 
 @dataclasses.dataclass
@@ -209,7 +212,7 @@ def blocks_of(name, table, memory, size):
     threads = 128
     if name.startswith(("tensor_forward", "tensor_states", "tensor_gradients", "channel_sweeps", "channel_gradients k128",
                         "channel_gradients_low k128", "channel_key_sums k128", "tensor_key_gradient k128",
-                        "tensor_walk k128", "tensor_sweeps k128")) or \
+                        "tensor_walk k128", "tensor_sweeps k128", "tensor_join_transitions k128")) or \
             name.startswith("channel_walk") and name.endswith("delta"):
         threads = 256
     in_double = name.startswith(("walk_", "split_")) and " f64 " in name
@@ -222,7 +225,7 @@ def blocks_of(name, table, memory, size):
     most = {gpu: gpu.shared - gpu.reserved if in_double else dynamic for gpu in GPUS}
     third = next((shared for start, shared in THIRD_GROUP.items() if re.match(start, name)), None)
     return tuple(blocks_per_multiprocessor(gpu, table[gpu.architecture][name],
-                                           *((threads + 128, dynamic + third) if has_third(gpu, third)
+                                           *((THREE_GROUPS, dynamic + third) if has_third(gpu, third)
                                              else (threads, min(dynamic, most[gpu]))))
                  for gpu in GPUS)
 

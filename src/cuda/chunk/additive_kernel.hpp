@@ -43,7 +43,8 @@ struct AdditiveKernel {
         float whole, part;  // SplitDecay
         float crossing;     // the decay of terms that cross the chunk
     };
-    static constexpr int known_chunks = 4;  // from the one whose terms are stored to the one whose decays are found
+    // From the one whose terms are stored to the one whose decays are found; those that there is room for.
+    static constexpr int known_chunks = has_third_group ? 4 : 2, most_known_chunks = 4;
     // Of a gate's terms, the parts of four warps.
     struct alignas(16) Terms {
         float from_state[block_warps][tensor_chunk], in_all[block_warps][tensor_chunk], crossing[block_warps];
@@ -62,7 +63,7 @@ struct AdditiveKernel {
     Values first_values;
     Matrix<64> first_scores, first_scores_low;
     OutputPatch patch;  // of this warp
-    Chunk* chunks;      // [known_chunks]
+    Chunk* chunks;      // [most_known_chunks]
     Terms* terms;       // [2]
     Course* course;
     ScalarDecays::Power* powers;  // [2,C]
@@ -72,7 +73,7 @@ struct AdditiveKernel {
     double passed = 1;  // the decay of all chunks so far, of the warp that knows them
 
     __host__ __device__ AdditiveKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
-        chunks = arena.take<Chunk>(known_chunks);
+        chunks = arena.take<Chunk>(most_known_chunks);
         terms = leaves_terms ? arena.take<Terms>(2) : nullptr;
         course = arena.take<Course>(1);
         for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
@@ -239,7 +240,7 @@ struct AdditiveKernel {
         for (int chunk = first_turn(); chunk < end; ++chunk) {
             const int prepared = chunk + lead();
             const Tokens now = next;
-            if (knows_decays() && there(prepared + 1)) next = tokens_of(prepared + 1);
+            if (!has_third_group && knows_decays() && there(prepared + 1)) next = tokens_of(prepared + 1);
             begin_turn<false, true>(chunk, outputs);
             if (leaves_terms && there(chunk - 1)) store_terms(chunk - 1);
             if (there(prepared)) prepare(prepared, outputs, now);
@@ -317,7 +318,7 @@ struct AdditiveKernel {
                 row_norm = gradient.row_norms[norm_place(range, i)],
                 value_norm = gradient.value_norms[norm_place(range, i)];
         }
-        if (knows_decays()) of = find_decays(chunk, tokens);
+        if (!has_third_group && knows_decays()) of = find_decays(chunk, tokens);
         if (outputs) scores.multiply_rows(keys.q, keys.k);
         if (knows_norms()) {
             if (score_thread() < tensor_chunk) q_norm[score_thread()] = row_norm, k_norm[score_thread()] = value_norm;
@@ -325,7 +326,7 @@ struct AdditiveKernel {
             weigh_rows(chunk, keys, outputs);
         }
         ptx::sync_threads(score_barrier, score_threads);
-        if (knows_decays()) publish(chunk, of, tokens);
+        if (!has_third_group && knows_decays()) publish(chunk, of, tokens);
         if (const int i = score_thread(); has_third_group && args.l2norm && i < tensor_chunk)
             to.read[i] *= q_norm[i], to.write[i] *= k_norm[i];
         if (!outputs) return;
@@ -335,7 +336,9 @@ struct AdditiveKernel {
         const SplitMatrix P = scores_of(chunk);
         algorithms::chunk_scores<false>(scores, in, {{P.high, P.low}, {}, {}, {}, {}});
     }
-    HEADRACE_DEVICE ScalarDecays decays_of(int chunk) const { return {powers + chunk % 2 * tensor_chunk}; }
+    HEADRACE_DEVICE ScalarDecays decays_of(int chunk) const {
+        return {powers + (has_third_group ? chunk % 2 * tensor_chunk : 0)};
+    }
     HEADRACE_DEVICE ScalarDecays::OfLane find_decays(int chunk, const Tokens& tokens) const {
         return decays_of(chunk).prepare(accepted(args, tokens.gate[0]), accepted(args, tokens.gate[1]));
     }

@@ -60,8 +60,9 @@ HEADRACE_DEVICE ChunkRange walked_range(const KernelArgs& args, const TokenRange
     return {s.row, s.begin, s.end, tokens - end, static_cast<int>(end - first), tensor_chunk, args.reverse};
 }
 
-// Of a block's places (Prepared::looked_at, up to a warp's lanes) those that a sequence has and wanted(place) says so of,
-// one after the other, the same in all threads. Which are left is known in shared memory alone, as registers are few.
+// Of a block's places (Prepared::looked_at, up to a warp's lanes) those that a sequence has and wanted(place) says so
+// of, one after the other, the same in all threads. Which are left is known in shared memory alone, as registers are
+// few.
 struct WantedPlaces {
     const KernelArgs& args;
     std::uint32_t* left;  // a bit for each

@@ -133,14 +133,14 @@ inline double prepared_bytes(double matrices) {
 template <int K>
 KernelWork walk_chunk_work(const KernelArgs& args, double values, bool outputs, double exact) {
     using Ops = CountedWalkerOps<K>;
-    const double C = tensor_chunk, columns = args.value_columns;
+    const double C = tensor_chunk, groups = args.segments.groups > 1 ? 2 : 1, columns = groups * args.value_columns;
     TileCounter counter;
     Ops ops{{{counter, columns / 16}}, splits_scores(args), exact};
     const double key_rows = (outputs ? 2 : 1) + (args.undecayed_error ? 1 : 0);
     counter.work.input_bytes = key_rows * C * args.K * 2 + bytes_of(args.v, C * values);
     const double matrices = !outputs ? 2 : splits_scores(args) ? 4 : 3;
     counter.work.saved_bytes = prepared_bytes(matrices);
-    counter.work.tile_bytes = key_rows * C * K * 2 + C * 64 * 2 + prepared_bytes(matrices);
+    counter.work.tile_bytes = key_rows * C * K * 2 + groups * C * 64 * 2 + prepared_bytes(matrices);
     if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
     counter.barrier();
     ops.products.access(5, 2);  // what tells exactness, and the decay
@@ -167,12 +167,12 @@ BlockWork tensor_walk_work(const KernelArgs& args, std::size_t /*shared_limit*/)
 // On the mean of the blocks of values, and of those of transitions, which read none.
 template <int K>
 BlockWork tensor_walk_states_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    const double blocks = static_cast<double>(args.segments.blocks), groups = args.segments.groups > 1 ? 2 : 1,
+                 transitions = quotient_up(args.K, args.value_columns) / (blocks * groups);
     KernelWork block;
-    block.saved_bytes = 4 * args.K * values_of_block(args, args.value_columns);
+    block.saved_bytes = groups * 4 * args.K * values_of_block(args, args.value_columns);
     block.memory_waits = 1;
     block.barriers = 1;
-    const double blocks = static_cast<double>(args.segments.blocks),
-                 transitions = quotient_up(args.K, args.value_columns) / blocks;
     return {block, walk_chunk_work<K>(args, args.V / blocks, false, transitions)};
 }
 

@@ -56,7 +56,7 @@ LIMITS = {
     "tensor_join_transitions": (128, 0, 0, (2, 2, 2)),
     "channel_join": (64, 0, 0, (2, 2, 2)),
     "tensor_walk": (255, 0, 0, (1, 1, 1)),
-    "tensor_walk_states k64": (255, 0, 0, (1, 2, 2)),
+    "tensor_walk_states k64": (168, 0, 0, (2, 3, 3)),
     "tensor_walk_states k128": (255, 0, 0, (1, 1, 2)),
     "tensor_states": (255, 0, 0, (1, 1, 1)),
     "tensor_sweeps": (255, 0, 0, (1, 1, 1)),

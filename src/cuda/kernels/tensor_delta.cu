@@ -19,8 +19,9 @@ TensorKernels delta_kernels() {
                        &tensor_walk_work<K>,
                        fetching_threads(K)};
     kernels.states = {"tensor_walk_states", reinterpret_cast<const void*>(&tensor_walk_states<Block>),
-                      registers_allowed(K <= 64 ? walker_threads : three_groups, 1), &shared_memory_of<Block>,
-                      &tensor_walk_states_work<K>};
+                      K <= 64 ? registers_allowed(walker_threads, states_blocks<K>)
+                              : registers_allowed(three_groups, states_blocks<K>),
+                      &shared_memory_of<Block>, &tensor_walk_states_work<K>};
     kernels.join = {"tensor_join_transitions", reinterpret_cast<const void*>(&tensor_join_transitions<K>),
                     registers_allowed(join_threads(true, K), 1), &shared_memory_of<TransitionJoin<K>>,
                     &transition_join_work<K>};

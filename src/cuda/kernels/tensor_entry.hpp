@@ -68,8 +68,12 @@ __global__ void __launch_bounds__(walk_threads<Kernel::channels> + (Kernel::has_
     const Task task = task_of(blockIdx.x, args.HV, blocks);
     kernel.forward(task.place, task.head, task.part * args.value_columns);
 }
+// Of few channels as many as shared memory lets onto a multiprocessor of 9.0.
+template <int K>
+inline constexpr int states_blocks = K <= 64 ? 3 : 1;
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::has_third_group ? 3 * walker_threads : walker_threads, 1)
+__global__ void __launch_bounds__(Kernel::has_third_group ? three_groups : walker_threads,
+                                  states_blocks<Kernel::channels>)
     tensor_walk_states(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);

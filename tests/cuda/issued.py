@@ -59,8 +59,8 @@ GROUP, THREE_GROUPS = 4, 384  # warps; threads of blocks that have a third group
 # double few lanes compute the decays of one gate per token and their gradients.
 LANES = 0.85
 # A block of channel_prepare_low looks at a place with each of up to 16 lanes, here at one.
-FEWER = {"channel_prepare_low": 0.35, "tensor_gradients": 0.75, "channel_gradients": 0.75, "channel_walk": 0.75, "channel_prepare": 0.84,
-         "split_gradients": 0.65, "split_sweeps": 0.73}
+FEWER = {"channel_prepare_low": 0.35, "tensor_gradients": 0.75, "channel_gradients": 0.75, "channel_walk": 0.75,
+         "channel_prepare": 0.84, "split_gradients": 0.65, "split_sweeps": 0.73}
 
 
 class Row(typing.NamedTuple):

@@ -1,7 +1,7 @@
 // AdditiveKernel: a thread block walks the chunks of one sequence or segment, value head and 64 values on tensor cores;
-// four warps have 16 of the values each, four compute the scores of the next chunk meanwhile. Where there are four
-// more, these fetch, and find the decays of the chunk behind that. over 400 lines: roles that hand each other chunk
-// after chunk.
+// four warps have 16 of the values each, four compute the scores of the next chunk meanwhile. Where there are more,
+// they fetch, and find the decays of the chunk behind that.
+// over 400 lines: roles that hand each other chunk after chunk.
 #pragma once
 
 #include "cuda/chunk/additive_ops.hpp"
@@ -23,7 +23,7 @@ struct AdditiveKernel {
                           leaves_terms = walk_is == AdditiveWalk::gradient_with_terms;
     static constexpr bool has_third_group = cuda::has_third_group<K>;
     // Of threads that walk and of a third group; with those that score together what registers_allowed gives all.
-    static constexpr int walking_registers = 232, fetching_registers = 104;
+    static constexpr int walking_registers = 232, fetching_registers = 2 * group_registers - walking_registers;
     using Ops = AdditiveOps<K, Format>;
     using Scores = AdditiveScores<K, Format>;
     static constexpr int values_of_block = tensor_values, score_threads = tensor_threads / 2, score_barrier = 1;

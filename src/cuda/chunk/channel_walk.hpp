@@ -20,10 +20,9 @@ struct ChannelWalk {
     // Whether more warps decay rows than walk; registers of their threads and of those that walk, together what
     // registers_allowed gives all.
     static constexpr bool has_third_group = Ops::leaves_outputs;
-    static constexpr int decaying_registers = 128, walking_registers = 248;
+    static constexpr int walking_registers = 248, decaying_registers = (3 * group_registers - walking_registers) / 2;
     static constexpr int threads = channel_walk_threads(delta) + (has_third_group ? launched_threads : 0),
                          decaying = delta ? threads - block_threads : block_threads;
-    static_assert(!has_third_group || walking_registers + 2 * decaying_registers <= 3 * registers_allowed(threads, 1));
     using OwnRows = ChannelRows<K, decaying>;
     static constexpr std::int64_t rows_size = tensor_chunk * K;
 

@@ -105,8 +105,8 @@ struct DeltaExactness {
     bool reflected = false;      // some token so far
     bool reads = false, writes = false;
 
-    // Of the next chunk. Reads follow from chunks that are past. Of f16, whose bars are
-    // half as wide, they are exact behind all that is reflected, as it comes back.
+    // Of the next chunk. Reads follow from chunks that are past. Of f16, whose bars are half as wide, they are exact
+    // behind all that is reflected, as it comes back.
     template <class Format>
     HEADRACE_DEVICE void decide(float4 of) {
         const float added = of.x, kept = of.y, reflects = of.z, through = of.w;

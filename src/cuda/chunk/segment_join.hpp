@@ -29,7 +29,7 @@ struct JoinedSegments {
 // join_columns] in all segments, and the next segment's numbers arrive meanwhile.
 template <bool per_channel>
 struct DecayJoin {
-    static constexpr int threads = join_threads(false, 128),
+    static constexpr int threads = join_threads(false),
                          places = 128 * join_columns / threads;  // of up to 128 channels
 
     const KernelArgs& args;

@@ -61,8 +61,7 @@ HEADRACE_DEVICE ChunkRange walked_range(const KernelArgs& args, const TokenRange
 }
 
 // Of a block's places (Prepared::looked_at, up to a warp's lanes) those that a sequence has and wanted(place) says so
-// of, one after the other, the same in all threads. Which are left is known in shared memory alone, as registers are
-// few.
+// of, one after the other, the same in all threads. Which are left is known in shared memory: no register waits for it.
 struct WantedPlaces {
     const KernelArgs& args;
     std::uint32_t* left;  // a bit for each

@@ -22,7 +22,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
     // Of those that walk and those that save: the state, d_v.
     static constexpr int left_state_barrier = 9, left_d_v_barrier = 10;
     // Of their threads; together with the group's beside what registers_allowed gives all.
-    static constexpr int walking_registers = 232, saving_registers = 104;
+    static constexpr int walking_registers = 232, saving_registers = 2 * group_registers - walking_registers;
 
     // Of a chunk: rows as they came, and what was prepared.
     struct Stage {
@@ -239,7 +239,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
         }
         this->solve_gradients(y, now.solve, now.beta, [&] { return now; }, place_of(chunk), first);
         if constexpr (saves_apart) {
-            own_of(left_d_v).store(y);
+            OutputPatch::of(left_d_v, warp_here()).store(y);
             ptx::arrive_threads(left_d_v_barrier, 2 * walking_threads);
         } else {
             this->store_rows(y, chunk, first);
@@ -311,10 +311,6 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
     HEADRACE_DEVICE bool is_beside() const { return has_others && of_other() < block_warps; }
 
     // ---- what those that walk leave to those that save ----
-    HEADRACE_DEVICE static OutputPatch patch_of(Matrix<64> patches, int pair) {
-        return {{patches.data + pair * 16 * 64}};
-    }
-    HEADRACE_DEVICE static OutputPatch own_of(Matrix<64> patches) { return patch_of(patches, warp_here()); }
     template <bool gradients>
     HEADRACE_DEVICE void save_left(int chunk, int first) const {
         const int pair = warp() - 2 * block_warps, value = first + 16 * pair;
@@ -325,11 +321,11 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
         if (is_given && states != nullptr) save_left_state(states + line * K, pair);
         meet(left_rows_barrier);
         std::uint16_t* const rows = gradients ? args.swept.d_written : args.swept.residuals;
-        if (is_given && rows != nullptr) save_left_rows(rows + line * tensor_chunk, patch_of(patches, pair));
+        if (is_given && rows != nullptr) save_left_rows(rows + line * tensor_chunk, OutputPatch::of(patches, pair));
         if constexpr (gradients) {
             meet(left_d_v_barrier);
             if (args.d_v.given)
-                store_outputs(args.d_v, of_sequence->d_v.from(token_of(chunk)), patch_of(left_d_v, pair),
+                store_outputs(args.d_v, of_sequence->d_v.from(token_of(chunk)), OutputPatch::of(left_d_v, pair),
                               length_of(chunk), this->count_of(first), 16 * pair);
         }
     }

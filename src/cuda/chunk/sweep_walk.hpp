@@ -186,7 +186,7 @@ struct SweepWalk {
             save(to, sums, place, first);
         }
     }
-    HEADRACE_DEVICE OutputPatch own_patch() const { return {{patches.data + warp_here() * 16 * 64}}; }
+    HEADRACE_DEVICE OutputPatch own_patch() const { return OutputPatch::of(patches, warp_here()); }
     HEADRACE_DEVICE void save_low(std::uint16_t* to, const TokenSums& sums, std::int64_t place, int first) const {
         TokenSums rest;
 #pragma unroll

@@ -13,6 +13,8 @@ namespace headrace::cuda {
 struct OutputPatch {
     Matrix<64> matrix;  // [16,64]
 
+    // Of a warp with values, of all those of a block.
+    HEADRACE_DEVICE static OutputPatch of(Matrix<64> patches, int warp) { return {{patches.data + warp * 16 * 64}}; }
     HEADRACE_DEVICE static int row(int value) { return value ^ (value / 8 * 2); }
     template <class Format = Bf16>
     HEADRACE_DEVICE void store(const TokenSums& sums) const {

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(Block::threads, states_blocks) channel_states(
     block.states(task.place, task.head, task.part * args.value_columns);
 }
 
-__global__ void __launch_bounds__(join_threads(false, 128)) channel_join(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(join_threads(false)) channel_join(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     DecayJoin<true> join(args, arena);
     const std::int64_t blocks = (args.V + join_columns - 1) / join_columns;
@@ -30,8 +30,8 @@ ChannelSegmentKernels segment_kernels_of() {
     using Walk = ChannelWalk<K, false, false>;
     return {{"channel_states", reinterpret_cast<const void*>(&channel_states<Walk>),
              registers_allowed(Walk::threads, states_blocks), &shared_memory_of<Walk>, &channel_states_work<K>},
-            {"channel_join", reinterpret_cast<const void*>(&channel_join),
-             registers_allowed(join_threads(false, 128), 1), &shared_memory_of<DecayJoin<true>>, &channel_join_work}};
+            {"channel_join", reinterpret_cast<const void*>(&channel_join), registers_allowed(join_threads(false), 1),
+             &shared_memory_of<DecayJoin<true>>, &channel_join_work}};
 }
 
 }  // namespace

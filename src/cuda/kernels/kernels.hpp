@@ -30,6 +30,9 @@ constexpr int registers_allowed(int threads, int blocks) {
     return most < 255 ? most : 255;
 }
 
+// Of a thread of three groups, before these share them (ptx.hpp): a multiple of 8.
+inline constexpr int group_registers = registers_allowed(three_groups, 1);
+
 // A kernel with KernelArgs as its parameter.
 struct Kernel {
     const char* name;
@@ -71,7 +74,7 @@ constexpr int fetching_threads(std::int64_t K) { return K <= 64 ? 0 : launched_t
 inline constexpr int prepared_heads = 4;
 // join: a block has join_columns values of a head and goes through the segments one by one, by so many threads.
 inline constexpr int join_columns = 16;
-constexpr int join_threads(bool delta, std::int64_t K) {
+constexpr int join_threads(bool delta, std::int64_t K = 0) {
     return !delta ? 4 * launched_threads : K <= 64 ? launched_threads : 2 * launched_threads;
 }
 struct TensorKernels {
@@ -115,8 +118,8 @@ struct ChannelKernels {
         prepare_low,  // delta rule: their other 8; blocks as prepare's, most with nothing to do
         walk;         // channel_walk_threads; its memory depends on args.stages and value_columns
 };
-// Two for each of tensor_values; of the delta rule as many again, which decay rows, and where groups of warps share
-// registers another group.
+// Two for each of tensor_values; of the delta rule as many again, which decay rows. There is another group of those
+// where groups of warps share registers.
 constexpr int channel_walk_threads(bool delta) { return (delta ? 4 : 2) * tensor_values; }
 constexpr int third_group(bool delta) { return delta ? launched_threads : 0; }
 inline constexpr int most_decaying_threads = 2 * launched_threads;

@@ -10,33 +10,22 @@ TensorKernels additive_kernels() {
     using Block = AdditiveKernel<K, AdditiveWalk::forward, ByGroup<Format>>;
     using Gradient = AdditiveKernel<K, AdditiveWalk::gradient, ByGroup<Format>>;
     using WithTerms = AdditiveKernel<K, AdditiveWalk::gradient_with_terms, ByGroup<Format>>;
-    constexpr int more_threads = fetching_threads(K), registers = registers_allowed(tensor_threads + more_threads, 1);
+    const auto walk = [](const char* name, const void* function, auto memory, auto work) {
+        constexpr int more_threads = fetching_threads(K);
+        return Kernel{name, function, registers_allowed(tensor_threads + more_threads, 1), memory, work, more_threads};
+    };
     TensorKernels kernels{};
-    kernels.forward = {"tensor_forward",
-                       reinterpret_cast<const void*>(&tensor_forward<Block>),
-                       registers,
-                       &shared_memory_of<Block>,
-                       &tensor_forward_work<K>,
-                       more_threads};
-    kernels.forward_of_gradient = {"tensor_forward_gradient",
-                                   reinterpret_cast<const void*>(&tensor_forward_gradient<Gradient>),
-                                   registers,
-                                   &shared_memory_of<Gradient>,
-                                   &tensor_forward_work<K>,
-                                   more_threads};
-    kernels.forward_with_terms = {"tensor_forward_terms",
-                                  reinterpret_cast<const void*>(&tensor_forward_terms<WithTerms>),
-                                  registers,
-                                  &shared_memory_of<WithTerms>,
-                                  &tensor_forward_work<K>,
-                                  more_threads};
+    kernels.forward = walk("tensor_forward", reinterpret_cast<const void*>(&tensor_forward<Block>),
+                           &shared_memory_of<Block>, &tensor_forward_work<K>);
+    kernels.forward_of_gradient =
+        walk("tensor_forward_gradient", reinterpret_cast<const void*>(&tensor_forward_gradient<Gradient>),
+             &shared_memory_of<Gradient>, &tensor_forward_work<K>);
+    kernels.forward_with_terms =
+        walk("tensor_forward_terms", reinterpret_cast<const void*>(&tensor_forward_terms<WithTerms>),
+             &shared_memory_of<WithTerms>, &tensor_forward_work<K>);
     // Of forwards and of gradients' walks alike.
-    kernels.states = {"tensor_states",
-                      reinterpret_cast<const void*>(&tensor_states<Gradient>),
-                      registers,
-                      &shared_memory_of<Gradient>,
-                      &tensor_states_work<K>,
-                      more_threads};
+    kernels.states = walk("tensor_states", reinterpret_cast<const void*>(&tensor_states<Gradient>),
+                          &shared_memory_of<Gradient>, &tensor_states_work<K>);
     kernels.gate = {"tensor_gate", reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>),
                     registers_allowed(block_threads, gate_blocks), &shared_memory_of<GateTermsKernel>,
                     &tensor_gate_work};
@@ -46,8 +35,7 @@ TensorKernels additive_kernels() {
                             registers_allowed(key_gradient_threads_at_once, 1), &shared_memory_of<KeyGradients>,
                             &tensor_key_gradient_work<K>};
     kernels.join = {"tensor_join", reinterpret_cast<const void*>(&tensor_join<DecayJoin<false>>),
-                    registers_allowed(join_threads(false, 128), 1), &shared_memory_of<DecayJoin<false>>,
-                    &decay_join_work};
+                    registers_allowed(join_threads(false), 1), &shared_memory_of<DecayJoin<false>>, &decay_join_work};
     return kernels;
 }
 

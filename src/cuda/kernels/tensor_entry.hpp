@@ -91,7 +91,7 @@ __device__ void join_segments(const KernelArgs& args) {
     join.join(task.place, task.head, task.part * join_columns);
 }
 template <class Join>
-__global__ void __launch_bounds__(join_threads(false, 128)) tensor_join(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(join_threads(false)) tensor_join(const __grid_constant__ KernelArgs args) {
     join_segments<Join>(args);
 }
 template <int K>

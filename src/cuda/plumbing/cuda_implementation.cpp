@@ -60,10 +60,8 @@ std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) con
         if (wants_more(problem, each)) each.raise(shared_memory_limit(named_views(problem)));
         BlockWork work = each.kernel.work(each.args, each.args.shared_limit);
         set_issued(work, each.kernel, each.args, computes_in_double(problem), each.threads);
-        const Kernel& kernel = each.kernel;
-        const bool more = takes(kernel.function, each.threads + kernel.more_threads);
-        all.push_back({kernel.name, each.blocks, each.threads + (more ? kernel.more_threads : 0), kernel.registers,
-                       each.memory().shared + (more ? kernel.more_shared : 0),
+        const BlockSize block = each.block();
+        all.push_back({each.kernel.name, each.blocks, block.threads, each.kernel.registers, block.shared,
                        computes_in_double(problem) ? DType::f64 : DType::f32, each.steps.longest, each.steps.all,
                        work.block, work.step});
     }

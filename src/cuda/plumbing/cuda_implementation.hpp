@@ -47,9 +47,8 @@ class CudaImplementation : public Implementation {
             if (!status.ok()) break;
             const BlockMemory memory = each.memory();
             each.args.spill_bytes = spill_bytes(memory);
-            status = launch(each.kernel.function, each.kernel.name, each.blocks,
-                            {each.threads, memory.shared, each.kernel.more_threads, each.kernel.more_shared},
-                            &each.args, problem.options.stream);
+            status = launch(each.kernel.function, each.kernel.name, each.blocks, each.block(), &each.args,
+                            problem.options.stream);
         }
         if (status.ok()) status = store_parameter_gradients(problem, args);
         return status.ok() ? check_refused(problem, args) : status;
@@ -72,6 +71,11 @@ class CudaImplementation : public Implementation {
         int threads;
         Steps steps;
         BlockMemory memory() const { return kernel.memory(args, args.shared_limit); }
+        // With a third group where the kernel's code for the current GPU has one.
+        BlockSize block() const {
+            const bool more = kernel.more_threads > 0 && takes(kernel.function, threads + kernel.more_threads);
+            return {threads + (more ? kernel.more_threads : 0), memory().shared + (more ? kernel.more_shared : 0)};
+        }
         // As much of a block in shared memory as that has room for: what lies where is no part of a result, and what
         // the workspace has for it, which no GPU decides, is enough.
         void raise(std::size_t limit) {

@@ -58,8 +58,6 @@ Status launch(const void* kernel, const char* name, std::int64_t blocks, BlockSi
               void* stream) {
     if (blocks == 0) return {};
     if (blocks > 0x7fffffff) return {Code::unsupported, std::string("CUDA: ") + name + ": more than 2^31 - 1 blocks"};
-    if (block.more_threads > 0 && takes(kernel, block.threads + block.more_threads))
-        block.threads += block.more_threads, block.shared += block.more_shared;
     constexpr std::size_t without_asking = std::size_t{48} << 10;  // on every GPU
     cudaError_t error = cudaSuccess;
     if (block.shared > without_asking) {

@@ -12,12 +12,9 @@ namespace headrace::cuda {
 // Whether the kernel's code for the current GPU takes so many threads (__launch_bounds__); so it is without a GPU.
 bool takes(const void* kernel, int threads);
 
-// Threads and bytes of shared memory; more of both where the kernel takes so many threads.
 struct BlockSize {
     int threads;
-    std::size_t shared = 0;
-    int more_threads = 0;
-    std::size_t more_shared = 0;
+    std::size_t shared = 0;  // bytes
 };
 
 // Queues a kernel with one parameter block on a stream. Code::unsupported with the runtime's words where that fails.

@@ -327,6 +327,9 @@ struct ChannelPrepare {
     HEADRACE_DEVICE KeyOverlap find_overlap(float squares) const {
         const KeyOverlap of_all = key_overlap(squares, some_reflect());
         if (of_all != KeyOverlap::none) return of_all;
+        return find_nearby_overlap();
+    }
+    HEADRACE_DEVICE KeyOverlap find_nearby_overlap() const {
         return nearby_overlap(sum_of_warps(fourths_of_warp), reflections() / static_cast<float>(shared->length));
     }
     // The sum over tokens of what their beta k.e is above 1.
@@ -655,8 +658,10 @@ struct ChannelPrepare {
             const float row = -k_norm[i], l = j < i ? of_l.x * (row * columns.x) : 0.0f,
                         next = j + 1 < i ? of_l.y * (row * columns.y) : 0.0f;
             *reinterpret_cast<float2*>(&n.at(i, j)) = {l * factors.x, next * factors.y};
-            squares[part] = fmaf(l, l, fmaf(next, next, squares[part]));
-            if (for_gradients()) fourths = fmaf(l * l, l * l, fmaf(next * next, next * next, fourths));
+            const float square = l * l, of_next = next * next, weight = for_gradients() ? 1 : overlap_weight(factors.x),
+                        weight_of_next = for_gradients() ? 1 : overlap_weight(factors.y);
+            squares[part] = fmaf(square, weight, fmaf(of_next, weight_of_next, squares[part]));
+            fourths = fmaf(square, square, fmaf(of_next, of_next, fourths));
         });
         if (!delta) return;
         overlaps_ = 0;
@@ -668,10 +673,8 @@ struct ChannelPrepare {
             if (!for_gradients() && sum_of_quad(squares[part]) > most_overlap(args, tokens)) overlaps_ |= 1u << part;
         }
         const float of_lane = for_gradients() ? all : overlaps_ != 0 ? 1.0f : 0.0f, sum = sum_of_warp(of_lane);
-        if (lane() == 0) of_warp[warp_here()] = sum;
-        if (!for_gradients()) return;
         fourths = sum_of_warp(fourths);
-        if (lane() == 0) fourths_of_warp[warp_here()] = fourths;
+        if (lane() == 0) of_warp[warp_here()] = sum, fourths_of_warp[warp_here()] = fourths;
     }
     HEADRACE_DEVICE void store_low_scores(const Sums& sums) const {
         each_pair(sums, [&](float2 of_P, float2, int i, int j, int part) {
@@ -757,8 +760,9 @@ struct ChannelPrepare {
         all_added = sum_of_warp(all_added);
         // Where keys overlap, what is written are small differences. What a forward reads follows from no later token.
         const KeyOverlap overlap = shared->overlap;
-        const bool writes = overlap != KeyOverlap::none || (!for_gradients() && shared->with_low != 0) ||
-                            (some_reflect() ? lasting > 0 : 4 * lasting >= args.K);
+        const bool overlaps = for_gradients() ? overlap != KeyOverlap::none
+                                              : shared->with_low != 0 || find_nearby_overlap() != KeyOverlap::none,
+                   writes = overlaps || (some_reflect() ? lasting > 0 : 4 * lasting >= args.K);
         if (lane() != 0) return;
         float4& numbers = *reinterpret_cast<float4*>(args.prepared.numbers + 4 * shared->place);
         numbers = {kept, writes ? 1.0f : 0.0f, overlap != KeyOverlap::none ? 1.0f : 0.0f, all_added / args.K};

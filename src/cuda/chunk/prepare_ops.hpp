@@ -17,11 +17,17 @@ HEADRACE_DEVICE float divisible(float beta) {
     return fabsf(beta) < least ? least : beta;
 }
 
-// Squares of l with so many earlier tokens add up to more in rows whose keys overlap. Of unit keys at random K times
-// their sum is distributed as chi squared, and beyond this limit once in 100,000, for 1 to 48 tokens alike.
+// Squares of l with so many earlier tokens, each times its overlap_weight, add up to more in rows whose keys overlap. Of
+// unit keys at random K times the sum of squares is distributed as chi squared, and beyond this limit once in 100,000,
+// for 1 to 48 tokens alike.
 HEADRACE_DEVICE float most_overlap(const KernelArgs& args, int tokens) {
     const float count = static_cast<float>(tokens);
     return (count + 6 * ptx::root_approximate(count) + 12) * ptx::inverse_approximate(static_cast<float>(args.K));
+}
+// Of an earlier token: one that reflects writes more than is left of it.
+HEADRACE_DEVICE float overlap_weight(float beta) {
+    constexpr float of_square = 1 / 1.5f;
+    return fmaxf(beta * (beta * of_square), 1.0f);
 }
 
 template <int K, class Format, bool for_gradients>
@@ -125,8 +131,7 @@ struct PrepareOps {
     HEADRACE_DEVICE void scale_columns(Tile, Tile, const float* factors, float factor) {
         float of_warp = 0;
         if constexpr (for_gradients) of_warp = energy_of_warp();
-        if constexpr (!keeps_low) of_warp = find_overlapping_rows() ? 1.0f : 0.0f;
-        if (lane() == 0) of_warps[warp()] = of_warp;
+        float squares[LowerBlock::turns][2] = {};  // of this lane's rows of blocks, for most_overlap
         each_block([&](int turn, LowerBlock block) {
             const LanePlace at;
             float(&own)[2][4] = l_own[turn];
@@ -136,8 +141,13 @@ struct PrepareOps {
                 // Of a backward, in the end divided by the betas, none may be zero.
                 if (for_gradients) of = {divisible(of.x), divisible(of.y)};
 #pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    own[tile][2 * half] *= of.x * -factor, own[tile][2 * half + 1] *= of.y * -factor;
+                for (int half = 0; half < 2; ++half) {
+                    float &x = own[tile][2 * half], &y = own[tile][2 * half + 1], &sum = squares[turn][half];
+                    if constexpr (!keeps_low) {
+                        sum = fmaf(x * overlap_weight(of.x), x, fmaf(y * overlap_weight(of.y), y, sum));
+                    }
+                    x *= of.x * -factor, y *= of.y * -factor;
+                }
             }
             if (!block.on_diagonal()) return;
             clear_from_diagonal<false>(own);  // where l is zero no factor may become another number
@@ -149,6 +159,8 @@ struct PrepareOps {
                         own[tile][2 * half], own[tile][2 * half + 1]};
             }
         });
+        if constexpr (!keeps_low) of_warp = find_overlapping_rows(squares) ? 1.0f : 0.0f;
+        if (lane() == 0) of_warps[warp()] = of_warp;
         ptx::sync_block();
     }
     // What has become of l.
@@ -174,15 +186,7 @@ struct PrepareOps {
     // Which of this warp's rows of scores need 16 bits: where keys overlap, what is written are small differences, and
     // what scores make of them is, too. Of a row as far as the warp has it, which follows from no later token. Returns
     // whether there are any.
-    HEADRACE_DEVICE bool find_overlapping_rows() {
-        float squares[LowerBlock::turns][2] = {};
-        each_block([&](int turn, LowerBlock) {
-#pragma unroll
-            for (int n = 0; n < 8; ++n) {
-                const float of = l_own[turn][n / 4][n % 4];
-                squares[turn][n / 2 % 2] = fmaf(of, of, squares[turn][n / 2 % 2]);
-            }
-        });
+    HEADRACE_DEVICE bool find_overlapping_rows(const float (&squares)[LowerBlock::turns][2]) {
         const bool own_rows = LowerBlock(1, warp_of_blocks()).new_rows;
         bool any = false;
 #pragma unroll

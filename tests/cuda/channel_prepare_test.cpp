@@ -183,8 +183,7 @@ class Chunks {
         return bf16(rows.values[static_cast<std::size_t>((token * of_.H + head / (of_.HV / of_.H)) * row_ + c)]);
     }
     double gate(int token, int head, int c) const {
-        if (token < 0) return 0;
-        return static_cast<double>(g_.values[static_cast<std::size_t>((token * of_.HV + head) * row_ + c)]);
+        return token < 0 ? 0 : static_cast<double>(g_.values[std::size_t((token * of_.HV + head) * row_ + c)]);
     }
     double norm(const Managed<std::uint16_t>& rows, int token, int head) const {
         double sum = 1e-6;
@@ -329,8 +328,9 @@ class Chunks {
                    low = exact_.values[2 * place] == 1, lasting = of_.mean_gate < 0.01;
         EXPECT_TRUE(low || !some) << where;
         EXPECT_TRUE(!low || !random) << where;
-        EXPECT_TRUE(writes || (!low && nearby(l, reflected) < 1.01)) << where;
-        EXPECT_TRUE(!writes || low || lasting || nearby(l, reflected) > 0.99) << where;
+        const double near = std::fmax(nearby(l, reflected), nearby(l, 1) * of_.K / 1600);  // or the sum of l^4 alone
+        EXPECT_TRUE(writes || (!low && !lasting && near < 1.01)) << where;
+        EXPECT_TRUE(!writes || low || lasting || near > 0.99) << where;
     }
     static double weight(double beta) { return std::fmax(beta * beta / 1.5, 1.0); }
     static double largest(const std::vector<double>& values) {

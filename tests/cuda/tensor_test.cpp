@@ -131,6 +131,8 @@ TEST(CudaTensor, KeysOfFewDirections) {
           "kda:fwd t200 h1 k75 v33 bf16 gates=strong betas=1.9,2 directions=1 reverse strided",
           "kda:fwd varlen=0,1070,1071,2240 h1 hv2 k70 v40 bf16 betas=1.9,2 state=out directions=8 reverse seed=589797",
           "kda:fwd t700 h1 v64 bf16 l2norm gates=lasting forget=0.01 share=0.25 betas=1.95,2 directions=3 seed=248703",
+          "kda:fwd t1500 h1 k128 v64 bf16 gates=lasting share=0.2 betas=0.5,1 directions=14 state=out seed=994773",
+          "kda:fwd t700 h1 v64 bf16 l2norm gates=lasting share=0.3 betas=0.8,1 directions=10 seed=18052",
           "gated_delta_rule:fwd t300 h1 bf16 l2norm gates=lasting forget=0.02 betas=2,2 directions=24 seed=724939"})
         expect_right(std::string(line) + " force=cuda.tensor cuda");
 }

@@ -132,7 +132,10 @@ struct ChunkOps {
     }
     void scores(Tile P, Tile l, const Inputs& in) {
         if (P || l) gate.scores(P, l, score_rows(in), packer, passing, small, coarse_scores && !fine);
-        if (mixed && overlaps && l) overlaps = roundings.overlap(l, gate.length, rows);
+        if (mixed && overlaps && l) {
+            const T least = GateType::per_channel ? StateRoundings<T>::least_overlap_by_channel(rows, K) : StateRoundings<T>::least_overlap;
+            overlaps = roundings.overlap(l, gate.length, rows, least);
+        }
     }
     void scores_backward(Tile d_q, Tile d_k, Tile d_e, Tile d_P, Tile d_l, Tile P, Tile l, const Inputs& in, bool gate_wanted) {
         if (mixed && fine) {

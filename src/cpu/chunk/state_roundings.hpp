@@ -20,6 +20,12 @@ struct StateRoundings {
     // On the mean of tokens. N tokens that erase the share b of one of D directions each have N b / 2D; WriteRoundings'
     // quotient for them is 2 N b / D, so that its limit is 0.75 here, and 0.375 under channel gates.
     static constexpr T least_overlap = T(0.25);
+    // Gates per channel forget most pairs of a chunk, but not what its roundings leave. Chunks of fewer than 64 tokens
+    // have fewer pairs, random ones, with 64 channels and betas of 1, up to 6 / K.
+    static T least_overlap_by_channel(int rows, int key_columns) {
+        const T few = T(0.045), random = 6 / static_cast<T>(key_columns);
+        return rows >= 64 ? T(0.1) : few > random ? few : random;
+    }
     static constexpr T most = T(1e6);  // of what a chunk adds: keeps the estimate finite
 
     int columns = 0;        // key channels
@@ -60,14 +66,14 @@ struct StateRoundings {
     const T* key_energies() const { return k_k; }
     // Whether tokens of that chunk erase much of what others wrote in it: sums of beta_i cos^2(e_i, k_j), decayed, over
     // pairs j < i. Tokens each along one of D directions have i beta / D, random keys i beta / K.
-    bool overlap(Tile<T> l, int length, int rows) const {
+    bool overlap(Tile<T> l, int length, int rows, T least) const {
         row_sums(of_rows, rows, rows, [&](reg<T> sum, int i, int j) {
             const reg<T> score = load<T>(l.at(i) + j);
             return fma(score * score, load<T>(of_key + j), sum);
         });
         T total = 0;
         for (int i = 0; i < length; ++i) total += of_rows[i] * erased[i];
-        return total > least_overlap * static_cast<T>(length);
+        return total > least * static_cast<T>(length);
     }
 
   private:

@@ -17,7 +17,10 @@ struct WriteRoundings {
     // With random keys the quotients are 0.5 to 3. Errors are their roots times 1.6e-3, one rounding's in
     // root-mean-square: at this limit 0.7 of the bar.
     static constexpr T most = T(3);
+    // Under channel gates, of chunks of fewer tokens: several share what is left of a state, and each rounds.
+    static constexpr T most_of_few = T(1.5);
 
+    T limit = most;                         // of the chunk weighed last
     T* energies = nullptr;                  // [C] of rows
     T *written = nullptr, *left = nullptr;  // [V] sums of columns
 
@@ -30,6 +33,7 @@ struct WriteRoundings {
     // that exceed(). of_keys: |x.rows_i|^2, before gates.
     bool weigh(DecayedRows<T> x, Tile<T> b, const T* of_keys, Tile<T> S, int rows, int K, int V) {
         weigh_rows(x, of_keys, rows, K);
+        limit = x.weights && rows < 64 ? most_of_few : most;
         for (int j = 0; j < V; j += lanes<T>) {
             store<T>(written + j, reg<T>{});
             store<T>(left + j, reg<T>{});
@@ -44,7 +48,7 @@ struct WriteRoundings {
         }
         return true;
     }
-    bool exceed(int column) const { return sum_of(written + column, block) > most * sum_of(left + column, block); }
+    bool exceed(int column) const { return sum_of(written + column, block) > limit * sum_of(left + column, block); }
 
   private:
     void weigh_rows(DecayedRows<T> x, const T* of_keys, int rows, int K) {

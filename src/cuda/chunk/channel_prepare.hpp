@@ -332,6 +332,11 @@ struct ChannelPrepare {
     HEADRACE_DEVICE KeyOverlap find_nearby_overlap() const {
         return nearby_overlap(sum_of_warps(fourths_of_warp), reflections() / static_cast<float>(shared->length));
     }
+    // Whether a chunk's sum of l^4 is above that of random unit keys, 2016 * 3 / K^2 and less where gates forget them.
+    HEADRACE_DEVICE bool keys_repeat() const {
+        constexpr float most = 100;  // times 1 / K
+        return sum_of_warps(fourths_of_warp) * static_cast<float>(args.K) > most;
+    }
     // The sum over tokens of what their beta k.e is above 1.
     HEADRACE_DEVICE float reflections() const {
         float sum = 0;
@@ -739,7 +744,7 @@ struct ChannelPrepare {
             const int c = lane() + n * warp_lanes;
             const float of_channel = sum_of_blocks(energies, c);
             energy += of_channel, squares = fmaf(of_channel, of_channel, squares);
-            if (c < args.K && sum_of_blocks(log_sums, c) >= hardly_forgets) lasting += 1;
+            if (c < args.K && sum_of_blocks(log_sums, c) >= hardly_forgets) lasting = 1;
         }
         energy = sum_of_warp(energy), squares = sum_of_warp(squares), lasting = sum_of_warp(lasting);
         const float share = energy > 0 ? squares / (energy * energy) : 0.0f;
@@ -761,8 +766,9 @@ struct ChannelPrepare {
         // Where keys overlap, what is written are small differences. What a forward reads follows from no later token.
         const KeyOverlap overlap = shared->overlap;
         const bool overlaps = for_gradients() ? overlap != KeyOverlap::none
-                                              : shared->with_low != 0 || find_nearby_overlap() != KeyOverlap::none,
-                   writes = overlaps || (some_reflect() ? lasting > 0 : 4 * lasting >= args.K);
+                                              : shared->with_low != 0 || keys_repeat() ||
+                                                    find_nearby_overlap() != KeyOverlap::none,
+                   writes = overlaps || lasting > 0;
         if (lane() != 0) return;
         float4& numbers = *reinterpret_cast<float4*>(args.prepared.numbers + 4 * shared->place);
         numbers = {kept, writes ? 1.0f : 0.0f, overlap != KeyOverlap::none ? 1.0f : 0.0f, all_added / args.K};

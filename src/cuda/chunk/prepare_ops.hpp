@@ -17,9 +17,9 @@ HEADRACE_DEVICE float divisible(float beta) {
     return fabsf(beta) < least ? least : beta;
 }
 
-// Squares of l with so many earlier tokens, each times its overlap_weight, add up to more in rows whose keys overlap. Of
-// unit keys at random K times the sum of squares is distributed as chi squared, and beyond this limit once in 100,000,
-// for 1 to 48 tokens alike.
+// Squares of l with so many earlier tokens, times their weights (overlap_weight), add up to more in rows whose keys
+// overlap. Of unit keys at random K times the sum of squares is distributed as chi squared, and beyond this limit once
+// in 100,000, for 1 to 48 tokens alike.
 HEADRACE_DEVICE float most_overlap(const KernelArgs& args, int tokens) {
     const float count = static_cast<float>(tokens);
     return (count + 6 * ptx::root_approximate(count) + 12) * ptx::inverse_approximate(static_cast<float>(args.K));

@@ -160,14 +160,15 @@ TEST(Reflections, RepeatedKeysInBf16) {
     }
 }
 
-// Gates per channel forget most pairs of a chunk, so that its erase scores say little of keys that repeat; channels that
-// last, be they few, keep the roundings of all chunks.
+// Gates per channel forget most pairs of a chunk, so that its erase scores say little of keys that repeat; channels
+// that last, be they few, keep the roundings of all chunks.
 TEST(Reflections, RepeatedKeysOfFewLastingChannels) {
-    for (const char* line : {"kda:fwd t700 h1 k100 v64 l2norm gates=lasting forget=0.02 share=0.1 betas=0.5,1 directions=12 seed=341041",
-                             "kda:fwd t700 h1 k128 v64 l2norm gates=lasting forget=0.002 share=0.3 betas=0,1 directions=5 seed=640342",
-                             "kda:fwd t1500 h1 k128 v64 gates=lasting share=0.2 betas=0.5,1 directions=14 seed=994773",
-                             "kda:fwd t130 h1 k128 v64 betas=1,1.5 directions=16 seed=7344608",
-                             "kda:fwd t300 h1 k128 v64 betas=0.5,1 directions=12 seed=221858"})
+    for (const char* line :
+         {"kda:fwd t700 h1 k100 v64 l2norm gates=lasting forget=0.02 share=0.1 betas=0.5,1 directions=12 seed=341041",
+          "kda:fwd t700 h1 k128 v64 l2norm gates=lasting forget=0.002 share=0.3 betas=0,1 directions=5 seed=640342",
+          "kda:fwd t1500 h1 k128 v64 gates=lasting share=0.2 betas=0.5,1 directions=14 seed=994773",
+          "kda:fwd t130 h1 k128 v64 betas=1,1.5 directions=16 seed=7344608",
+          "kda:fwd t300 h1 k128 v64 betas=0.5,1 directions=12 seed=221858"})
         expect_right_everywhere(std::string(line) + " bf16 state=out");
 }
 

@@ -91,8 +91,8 @@ struct ChannelGate {
     reg<T> decay_to_end(int i, int c) const { return load<T>(end.at(i) + c); }
     reg<T> decay_of(int i, int c) const { return load<T>(decay.at(i) + c); }
     Start<T> decay_state() const { return {Start<T>::decayed, through_decay, whole, part}; }
-    // Whether some channel decays by no more than `least_decay`: it keeps what bf16 rounds of a write, decayed keys among
-    // it, and with keys of few directions its roundings are soon more than what is left of the writes.
+    // Whether some channel decays by no more than `least_decay`: it keeps what bf16 rounds of a write, decayed keys
+    // among it, and with keys of few directions its roundings are soon more than what is left of the writes.
     bool keeps(T least_decay, bool /*reflects*/) const {
         bool any = false;
         for (int c = 0; c < columns; ++c) any |= through_decay[c] >= least_decay;

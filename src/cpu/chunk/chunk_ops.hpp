@@ -133,7 +133,8 @@ struct ChunkOps {
     void scores(Tile P, Tile l, const Inputs& in) {
         if (P || l) gate.scores(P, l, score_rows(in), packer, passing, small, coarse_scores && !fine);
         if (mixed && overlaps && l) {
-            const T least = GateType::per_channel ? StateRoundings<T>::least_overlap_by_channel(rows, K) : StateRoundings<T>::least_overlap;
+            const T least = GateType::per_channel ? StateRoundings<T>::least_overlap_by_channel(rows, K)
+                                                  : StateRoundings<T>::least_overlap;
             overlaps = roundings.overlap(l, gate.length, rows, least);
         }
     }

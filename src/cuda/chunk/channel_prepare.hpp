@@ -765,9 +765,9 @@ struct ChannelPrepare {
         all_added = sum_of_warp(all_added);
         // Where keys overlap, what is written are small differences. What a forward reads follows from no later token.
         const KeyOverlap overlap = shared->overlap;
-        const bool overlaps = for_gradients() ? overlap != KeyOverlap::none
-                                              : shared->with_low != 0 || keys_repeat() ||
-                                                    find_nearby_overlap() != KeyOverlap::none,
+        const bool overlaps = for_gradients()
+                                  ? overlap != KeyOverlap::none
+                                  : shared->with_low != 0 || keys_repeat() || find_nearby_overlap() != KeyOverlap::none,
                    writes = overlaps || lasting > 0;
         if (lane() != 0) return;
         float4& numbers = *reinterpret_cast<float4*>(args.prepared.numbers + 4 * shared->place);

@@ -18,7 +18,7 @@ struct StateRoundings {
     // remains).
     static constexpr T limit = T(0.75);
     // On the mean of tokens. N tokens that erase the share b of one of D directions each have N b / 2D; WriteRoundings'
-    // quotient for them is 2 N b / D, so that its limit is 0.75 here, and 0.375 under channel gates.
+    // quotient for them is 2 N b / D, so that its limit is 0.75 here, and under channel gates half of that.
     static constexpr T least_overlap = T(0.25);
     // Gates per channel forget most pairs of a chunk, but not what its roundings leave. Chunks of fewer than 64 tokens
     // have fewer pairs, random ones, with 64 channels and betas of 1, up to 6 / K.

@@ -1,6 +1,7 @@
 // AdditiveKernel: a thread block walks the chunks of one sequence or segment, value head and 64 values on tensor cores;
 // four warps have 16 of the values each, four compute the scores of the next chunk meanwhile. Where there are more,
-// they fetch, and find the decays of the chunk behind that.
+// they fetch, and find the decays of the chunk behind that; then stages go from them to those that score, to those that
+// walk, and back, and no warp waits for others than these.
 // over 400 lines: roles that hand each other chunk after chunk.
 #pragma once
 
@@ -8,6 +9,7 @@
 #include "cuda/chunk/additive_scores.hpp"
 #include "cuda/chunk/segments.hpp"
 #include "cuda/chunk/warp_values.hpp"
+#include "cuda/tiles/hand_over.hpp"
 
 namespace headrace::cuda {
 
@@ -23,10 +25,13 @@ struct AdditiveKernel {
                           leaves_terms = walk_is == AdditiveWalk::gradient_with_terms;
     static constexpr bool has_third_group = cuda::has_third_group<K>;
     // Of threads that walk and of a third group; with those that score together what registers_allowed gives all.
-    static constexpr int walking_registers = 232, fetching_registers = 2 * group_registers - walking_registers;
+    static constexpr int walking_registers = 240, fetching_registers = 2 * group_registers - walking_registers;
     using Ops = AdditiveOps<K, Format>;
     using Scores = AdditiveScores<K, Format>;
     static constexpr int values_of_block = tensor_values, score_threads = tensor_threads / 2, score_barrier = 1;
+    using Filled = HandOver<7, 2 * block_threads>;
+    using Scored = HandOver<7 + most_stages, 2 * block_threads>;
+    using Emptied = HandOver<7 + 2 * most_stages, 2 * block_threads>;
     // Matrices of 64 columns that a turn has: values and scores.
     static constexpr int of_values = 2 + (leaves_terms ? 1 : 0) + (Format::splits_scores ? 1 : 0);
 
@@ -43,11 +48,9 @@ struct AdditiveKernel {
         float whole, part;  // SplitDecay
         float crossing;     // the decay of terms that cross the chunk
     };
-    // From the one whose terms are stored to the one whose decays are found; those that there is room for.
-    static constexpr int known_chunks = has_third_group ? 4 : 2, most_known_chunks = 4;
-    // Of a gate's terms, the parts of four warps.
+    // Of a gate's terms, the parts of four warps; the decay of those that cross the chunk.
     struct alignas(16) Terms {
-        float from_state[block_warps][tensor_chunk], in_all[block_warps][tensor_chunk], crossing[block_warps];
+        float from_state[block_warps][tensor_chunk], in_all[block_warps][tensor_chunk], crossing[block_warps], decay;
     };
     // Which walk this is and where its tokens lie: in shared memory, as registers are few.
     struct Course {
@@ -63,21 +66,23 @@ struct AdditiveKernel {
     Values first_values;
     Matrix<64> first_scores, first_scores_low;
     OutputPatch patch;  // of this warp
-    Chunk* chunks;      // [most_known_chunks]
-    Terms* terms;       // [2]
+    Chunk* chunks;      // of each turn (turns)
+    Terms* terms;       // the same
     Course* course;
-    ScalarDecays::Power* powers;  // [2,C]
+    ScalarDecays::Power* powers;  // [C], the same
     float *q_norm, *k_norm;  // [C]
     Scores scores;
     Ops ops;
     double passed = 1;  // the decay of all chunks so far, of the warp that knows them
+    int turn = 0;       // of a group of warps, where there is a third group
 
     __host__ __device__ AdditiveKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
-        chunks = arena.take<Chunk>(most_known_chunks);
-        terms = leaves_terms ? arena.take<Terms>(2) : nullptr;
+        const auto stages = static_cast<std::size_t>(args.stages), turns = stages < 2 ? 2 : stages;
+        chunks = arena.take<Chunk>(turns);
+        terms = leaves_terms ? arena.take<Terms>(turns) : nullptr;
         course = arena.take<Course>(1);
         for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
-        powers = arena.take<ScalarDecays::Power>(2 * tensor_chunk);
+        powers = arena.take<ScalarDecays::Power>(turns * tensor_chunk);
         scores.q_norm = q_norm, scores.k_norm = k_norm, scores.normalised = args.l2norm;
         take_padding(arena);
         patch.matrix = Matrix<64>::take(arena, tensor_values);
@@ -86,10 +91,10 @@ struct AdditiveKernel {
         first_values.partner = leaves_terms ? matrix() : first_values.v;
         first_scores = matrix();
         if (Format::splits_scores) first_scores_low = matrix();
-        if (args.stages == 2) Matrix<64>::take(arena, of_values * tensor_chunk);
+        if (stages > 1) Matrix<64>::take(arena, (args.stages - 1) * of_values * tensor_chunk);
         first_keys.q = Matrix<K>::take(arena, tensor_chunk);
         first_keys.k = Matrix<K>::take(arena, tensor_chunk);
-        if (args.stages == 2) Matrix<K>::take(arena, 2 * 2 * tensor_chunk);
+        if (stages > 1) Matrix<K>::take(arena, 2 * 2 * tensor_chunk);  // three of them
 #ifdef __CUDA_ARCH__
         patch.matrix.data += warp() % block_warps * 16 * 64;
 #endif
@@ -201,38 +206,85 @@ struct AdditiveKernel {
     // From the state in registers to that behind all chunks.
     HEADRACE_DEVICE void walk_all(bool outputs) {
         const int end = course->end_chunk;
-        HEADRACE_ROLLED
-        for (int chunk = first_turn(); chunk < end; ++chunk) {
-            begin_turn<!has_third_group, !has_third_group>(chunk, outputs);
-            if (lead() == 0) meet<!has_third_group>();
-            if (there(chunk)) compute(chunk, outputs);
+        if constexpr (has_third_group) {
+            HEADRACE_ROLLED
+            for (int chunk = course->first_chunk; chunk < end; ++chunk) {
+                Scored::take(turn_of(chunk));
+                compute(chunk, outputs);
+                if (leaves_terms || chunk + args.stages < end) Emptied::give(turn_of(ptx::not_before(chunk)));
+                next_turn();
+            }
+        } else {
+            HEADRACE_ROLLED
+            for (int chunk = first_turn(); chunk < end; ++chunk) {
+                begin_turn<true>(chunk, outputs);
+                if (lead() == 0) end_copies_of_block();
+                if (there(chunk)) compute(chunk, outputs);
+            }
+            if (leaves_terms) end_copies_of_block();
         }
-        if (leaves_terms) meet<!has_third_group>();
     }
     HEADRACE_DEVICE void assist(bool outputs) {
         if constexpr (has_third_group) {
-            if (warp() >= fetching.first) {
-                ptx::keep_registers<fetching_registers>();
-                return fetch_all(outputs);
-            }
+            if (warp() < fetching.first) return score_all(outputs);
+            ptx::keep_registers<fetching_registers>();
+            fetch_all(outputs);
+        } else {
+            prepare_all(outputs);
         }
-        prepare_all(outputs);
     }
     HEADRACE_DEVICE void fetch_all(bool outputs) {
-        const int end = course->end_chunk, of_first = first_turn() + lead() + 1;
+        const int end = course->end_chunk, first = course->first_chunk;
         Tokens next{};
-        if (knows_decays() && there(of_first)) next = tokens_of(of_first);
+        if (knows_decays() && first < end) next = tokens_of(first);
+        Arriving arriving(*this);
+        bool whole = first < end && is_whole(first);  // whether all rows of the chunk are there
         HEADRACE_ROLLED
-        for (int chunk = first_turn(); chunk < end; ++chunk) {
-            const int decayed = chunk + lead() + 1;
+        for (int chunk = first; chunk < end; ++chunk) {
             const Tokens now = next;  // those of the next chunk arrive meanwhile
-            if (knows_decays() && there(decayed + 1)) next = tokens_of(decayed + 1);
-            begin_turn<true, true>(chunk, outputs);
-            if (knows_decays() && there(decayed)) publish(decayed, find_decays(decayed, now), now);
-            if (lead() == 0) wait_for_block();
+            if (knows_decays() && chunk + 1 < end) next = tokens_of(chunk + 1);
+            if (chunk - args.stages >= first) Emptied::take(turn_of(chunk));
+            if (whole) {
+                arriving.copy(turn_of(chunk), outputs);
+            } else {
+                fetch_keys(chunk, outputs), fetch_values(chunk);
+            }
+            ptx::end_copies();
+            whole = chunk + 1 < end && is_whole(chunk + 1);
+            arriving.advance(whole, outputs);
+            if (knows_decays()) publish(chunk, find_decays(chunk, now), now);
+            ptx::wait_for_copies<0>();
+            ptx::publish_to_products();
+            Filled::give(turn_of(chunk));
+            next_turn();
         }
-        if (leaves_terms) wait_for_block();
     }
+    HEADRACE_DEVICE bool is_whole(int chunk) const { return course->whole && range_of(chunk).length == tensor_chunk; }
+    HEADRACE_DEVICE void next_turn() {
+        if (++turn == args.stages) turn = 0;
+    }
+    // Terms of a chunk are there when the stage is filled again, those of the last ones when it would be.
+    HEADRACE_DEVICE void score_all(bool outputs) {
+        const int first = course->first_chunk, end = course->end_chunk;
+        HEADRACE_ROLLED
+        for (int chunk = first; chunk < end; ++chunk) {
+            Filled::take(turn_of(chunk));
+            if (leaves_terms && chunk - args.stages >= first) store_terms(chunk - args.stages);
+            prepare(chunk, outputs, {});
+            ptx::publish_to_products();
+            Scored::give(turn_of(chunk));
+            next_turn();
+        }
+        if constexpr (leaves_terms) {
+            HEADRACE_ROLLED
+            for (int chunk = end - args.stages; chunk < end; ++chunk, next_turn()) {
+                if (chunk < first) continue;
+                Emptied::take(turn_of(chunk));
+                store_terms(chunk);
+            }
+        }
+    }
+    // Where those that score find decays.
     HEADRACE_DEVICE void prepare_all(bool outputs) {
         const int end = course->end_chunk;
         Tokens next{};
@@ -240,8 +292,8 @@ struct AdditiveKernel {
         for (int chunk = first_turn(); chunk < end; ++chunk) {
             const int prepared = chunk + lead();
             const Tokens now = next;
-            if (!has_third_group && knows_decays() && there(prepared + 1)) next = tokens_of(prepared + 1);
-            begin_turn<false, true>(chunk, outputs);
+            if (knows_decays() && there(prepared + 1)) next = tokens_of(prepared + 1);
+            begin_turn<false>(chunk, outputs);
             if (leaves_terms && there(chunk - 1)) store_terms(chunk - 1);
             if (there(prepared)) prepare(prepared, outputs, now);
             if (lead() == 0) meet_block();
@@ -250,28 +302,23 @@ struct AdditiveKernel {
         meet_block();
         if (there(end - 1)) store_terms(end - 1);
     }
-    // `writes`: whether these warps have queued or written what products of groups read.
-    template <bool fetches, bool writes>
+    template <bool fetches>
     HEADRACE_DEVICE void begin_turn(int chunk, bool outputs) const {
         const int prepared = chunk + lead(), arriving = prepared + lead();
-        meet<writes>();
+        end_copies_of_block();
         if constexpr (fetches) {
             if (there(arriving)) fetch_keys(arriving, outputs);
             if (there(prepared)) fetch_values(prepared);
             ptx::end_copies();
         }
-        if (lead() == 0) meet<writes>();
-    }
-    template <bool writes>
-    HEADRACE_DEVICE static void meet() {
-        writes ? end_copies_of_block() : wait_for_block();
+        if (lead() == 0) end_copies_of_block();
     }
 
     // ---- a chunk, by the warps with values ----
     HEADRACE_DEVICE void compute(int chunk, bool outputs) {
         const Keys keys = keys_of(chunk);
         const Values values = values_of(chunk);
-        const Chunk& of = chunks[chunk % known_chunks];
+        const Chunk& of = chunks[known_turn(chunk)];
         ops.read = of.read, ops.write = of.write, ops.decay = {of.whole, of.part};
         ops.diagonal = diagonal_apart() ? of.diagonal : nullptr;
         ops.dots_wanted = outputs && leaves_terms;
@@ -280,13 +327,15 @@ struct AdditiveKernel {
         if (outputs && leaves_sums())
             ops.left.data = reinterpret_cast<char*>(args.key_gradient.sums + chunk_place(chunk) * key_sums);
         if (ops.dots_wanted) {
-            Terms& to = terms[chunk % 2];
+            Terms& to = terms[known_turn(chunk)];
+            if (of_keys() && threadIdx.x == 0) to.decay = of.crossing;
             ops.dots = {values.partner, to.from_state[warp()], to.in_all[warp()]};
             cross_chunk(chunk, to.crossing + warp());
         }
         const auto tile = [](Matrix<64> matrix, Matrix<64> low = {}) {
             return typename Ops::Tile{matrix, low, {}, true};
         };
+        ops.load(values.v, outputs);
         const SplitMatrix P = scores_of(chunk);
         const algorithms::ChunkInputs<Ops> in{{keys.q}, {keys.k}, {keys.k}, tile(values.v), nullptr, 1.0f, false};
         const algorithms::ForwardTiles<Ops> tiles{tile(P.high, P.low), {}, {}, {}, {}};
@@ -307,7 +356,7 @@ struct AdditiveKernel {
     // ---- decays and scores of a chunk, by the others ----
     HEADRACE_DEVICE void prepare(int chunk, bool outputs, const Tokens& tokens) {
         const Keys keys = keys_of(chunk);
-        Chunk& to = chunks[chunk % known_chunks];
+        Chunk& to = chunks[known_turn(chunk)];
         ScalarDecays::OfLane of{};
         scores.decays = decays_of(chunk);
         const KeyGradient& gradient = args.key_gradient;
@@ -319,31 +368,37 @@ struct AdditiveKernel {
                 value_norm = gradient.value_norms[norm_place(range, i)];
         }
         if (!has_third_group && knows_decays()) of = find_decays(chunk, tokens);
-        if (outputs) scores.multiply_rows(keys.q, keys.k);
+        if (!has_third_group && outputs) scores.multiply_rows(keys.q, keys.k);
         if (knows_norms()) {
             if (score_thread() < tensor_chunk) q_norm[score_thread()] = row_norm, k_norm[score_thread()] = value_norm;
         } else if (!leaves_terms && args.l2norm) {
             weigh_rows(chunk, keys, outputs);
         }
-        ptx::sync_threads(score_barrier, score_threads);
+        if (!has_third_group || args.l2norm) ptx::sync_threads(score_barrier, score_threads);
         if (!has_third_group && knows_decays()) publish(chunk, of, tokens);
         if (const int i = score_thread(); has_third_group && args.l2norm && i < tensor_chunk)
             to.read[i] *= q_norm[i], to.write[i] *= k_norm[i];
         if (!outputs) return;
         scores.diagonal = diagonal_apart() ? to.diagonal : nullptr;
-        const algorithms::ChunkInputs<Scores> in{
-            {}, {}, {}, {}, nullptr, static_cast<float>(args.scale * args.write_scale), false};
+        const auto scale = static_cast<float>(args.scale * args.write_scale);
+        const auto find_weights = [&] { scores.find_weights(scale); };
+        if constexpr (has_third_group) {
+            scores.multiply_rows(keys.q, keys.k, find_weights);
+        } else {
+            find_weights();
+        }
+        const algorithms::ChunkInputs<Scores> in{{}, {}, {}, {}, nullptr, scale, false};
         const SplitMatrix P = scores_of(chunk);
         algorithms::chunk_scores<false>(scores, in, {{P.high, P.low}, {}, {}, {}, {}});
     }
     HEADRACE_DEVICE ScalarDecays decays_of(int chunk) const {
-        return {powers + (has_third_group ? chunk % 2 * tensor_chunk : 0)};
+        return {powers + (has_third_group ? turn_of(chunk) * tensor_chunk : 0)};
     }
     HEADRACE_DEVICE ScalarDecays::OfLane find_decays(int chunk, const Tokens& tokens) const {
         return decays_of(chunk).prepare(accepted(args, tokens.gate[0]), accepted(args, tokens.gate[1]));
     }
     HEADRACE_DEVICE void publish(int chunk, const ScalarDecays::OfLane& of, const Tokens& tokens) {
-        Chunk& to = chunks[chunk % known_chunks];
+        Chunk& to = chunks[known_turn(chunk)];
 #pragma unroll
         for (int token = 0; token < 2; ++token) {
             const int i = 2 * lane() + token;
@@ -392,9 +447,19 @@ struct AdditiveKernel {
 
     // ---- what arrives ----
     static constexpr int first_fetching_thread = fetching.first * warp_lanes;
-    HEADRACE_DEVICE int turn_of(int chunk) const { return args.stages == 2 ? chunk % 2 : 0; }
+    HEADRACE_DEVICE int turn_of(int chunk) const {
+        if constexpr (has_third_group && leaves_terms) {  // no register for it
+            return args.stages == most_stages ? static_cast<int>(static_cast<unsigned>(chunk) % most_stages)
+                                              : chunk & (args.stages - 1);
+        }
+        if constexpr (has_third_group) return turn;
+        return args.stages == 2 ? chunk % 2 : 0;
+    }
+    // Of what is known of chunks.
+    HEADRACE_DEVICE int known_turn(int chunk) const { return has_third_group ? turn_of(chunk) : chunk % 2; }
     HEADRACE_DEVICE Keys keys_of(int chunk) const {
-        const int at = args.stages == 2 ? chunk % 3 * 2 * tensor_chunk * K : 0;
+        const int turn = has_third_group ? turn_of(chunk) : args.stages == 2 ? chunk % 3 : 0,
+                  at = turn * 2 * tensor_chunk * K;
         return {{first_keys.q.data + at}, {first_keys.k.data + at}};
     }
     HEADRACE_DEVICE Values values_of(int chunk) const {
@@ -406,6 +471,48 @@ struct AdditiveKernel {
         return {{first_scores.data + at}, {first_scores_low.data + at}};
     }
     HEADRACE_DEVICE ChunkRange range_of(int chunk) const { return walked_range(args, course->sequence, chunk); }
+    // What a thread of a third group copies of a chunk whose rows are whole, found once; with terms there are no
+    // registers for all places.
+    struct Arriving {
+        template <int columns>
+        using Pieces = std::conditional_t<leaves_terms, WholePieces<columns>, PlacedPieces<columns>>;
+        Pieces<K> q, k;
+        Pieces<64> v;
+        WholePieces<64> partner;
+        const char *q_line, *k_line, *v_line;  // of the next chunk
+
+        HEADRACE_DEVICE explicit Arriving(const AdditiveKernel& of)
+            : q(of.first_keys.q, of.course->q.from(of.first_token()), first_fetching_thread),
+              k(of.first_keys.k, of.course->k.from(of.first_token()), first_fetching_thread),
+              v(of.first_values.v, of.course->v.from(of.first_token()), first_fetching_thread),
+              partner(of.first_values.partner, of.course->partner.from(of.first_token()), first_fetching_thread) {
+            const int own = thread_here() - first_fetching_thread;
+            q_line = line_of<K>(of.course->q.from(of.first_token()), own);
+            k_line = line_of<K>(of.course->k.from(of.first_token()), own);
+            // with terms also the partner's
+            v_line = line_of<64>((own < tensor_chunk ? of.course->v : of.course->partner).from(of.first_token()),
+                                 own % tensor_chunk);
+        }
+        HEADRACE_DEVICE void copy(int turn, bool outputs) const {
+            const auto of_keys = static_cast<std::uint32_t>(turn * 2 * 2 * tensor_chunk * K),
+                       of_rows = static_cast<std::uint32_t>(turn * 2 * of_values * tensor_chunk * tensor_values);
+            if (outputs) q.copy(of_keys);
+            k.copy(of_keys), v.copy(of_rows);
+            if (leaves_terms) partner.copy(of_rows);
+        }
+        // `whole`: whether there are all rows of the chunk that comes next, whose lines are asked for.
+        HEADRACE_DEVICE void advance(bool whole, bool outputs) {
+            q.advance(), k.advance(), v.advance(), partner.advance();
+            const int own = thread_here() - first_fetching_thread;
+            q_line += q.rows(), k_line += k.rows(), v_line += own < tensor_chunk ? v.rows() : partner.rows();
+            if (!whole) return;
+            if (outputs) ptx::prefetch(q_line);
+            ptx::prefetch(k_line);
+            if (leaves_terms || own < tensor_chunk) ptx::prefetch(v_line);
+        }
+    };
+    // From which whole chunks follow one another: where the walk goes back, the first one may be shorter.
+    HEADRACE_DEVICE std::int64_t first_token() const { return range_of(course->first_chunk + 1).first - tensor_chunk; }
     HEADRACE_DEVICE void fetch_keys(int chunk, bool outputs) const {
         const Keys to = keys_of(chunk);
         const ChunkRange range = range_of(chunk);
@@ -457,13 +564,12 @@ struct AdditiveKernel {
     }
     HEADRACE_DEVICE void store_terms(int chunk) const {
         const GateWalk& to = args.gate_walk;
-        const Terms& of = terms[chunk % 2];
+        const Terms& of = terms[known_turn(chunk)];
         const ChunkRange range = range_of(chunk);
         const int i = score_thread();
         const auto sum = [](float a, float b, float c, float d) { return (a + b) + (c + d); };
         if (i == tensor_chunk && of_keys())
-            to.crossing[chunk_place(chunk)] = sum(of.crossing[0], of.crossing[1], of.crossing[2], of.crossing[3]) *
-                                              chunks[chunk % known_chunks].crossing;
+            to.crossing[chunk_place(chunk)] = sum(of.crossing[0], of.crossing[1], of.crossing[2], of.crossing[3]) * of.decay;
         if (i >= range.length) return;
         const std::int64_t token = range.row * args.T + range.token(i),
                            place = course->first_value / tensor_values * args.key_gradient.tokens + token,

@@ -33,6 +33,10 @@ struct AdditiveOps {
     float state[K / 8][4];
     const float *read, *write;  // [C] factors of the rows
     SplitDecay<float> decay;    // of this chunk
+    // Of v, this warp's values, and factors that this lane needs: loaded before they are, where there are registers.
+    static constexpr bool loads_factors = !Format::splits_scores;
+    TransposedRows rows;
+    TokenFactors own_read;
     // A pair of a token with itself spans no gate: its score is kept from their sums, where its rounding would show.
     const float* diagonal;  // [C], or null
     // Of a gate's terms, where they are wanted.
@@ -44,6 +48,10 @@ struct AdditiveOps {
     SavedTiles<token_tiles> left;  // outputs that are not complete, in place of those in rows, or nowhere
 
     HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
+    HEADRACE_DEVICE void load(Matrix<64> v, bool outputs) {
+        rows = TransposedRows::load(v, first_value());
+        if (outputs && loads_factors) own_read = TokenFactors::load(read);
+    }
 
     // ---- what the page asks for ----
     HEADRACE_DEVICE State right_state(State) const { return {}; }
@@ -53,31 +61,21 @@ struct AdditiveOps {
     HEADRACE_DEVICE void read_and_score(Tile o, Decayed x, State, Tile P, Tile v) const {
         TokenSums sums;
         cuda::read<Left::high, K, Format>(sums, state, x.x.matrix);
-        scale_tokens(sums, x.factors);
+        scale_tokens(sums, loads_factors ? own_read : TokenFactors::load(read));
         if (dots_wanted) dots.store(dots.from_state, sums, first_value());
-        add_scored(sums, P, v);
+        add_scored(sums, P);
         if (dots_wanted) dots.store(dots.in_all, sums, first_value());
-        if (diagonal != nullptr) add_diagonal(sums, v);
+        if (diagonal != nullptr) add_diagonal(sums);
         left.data != nullptr ? left.save(sums) : o.patch.template store<Format>(sums);
     }
-    HEADRACE_DEVICE void decay_and_write(State, State, Decayed x, Tile v) {
+    HEADRACE_DEVICE void decay_and_write(State, State, Decayed x, Tile) {
         if (crossing != nullptr) {
             const float sum = crossed.dot(state);
             if (lane() == 0) *crossing = sum;
         }
         TokenSums values;
-        const LanePlace at;
-#pragma unroll
-        for (int step = 0; step < token_steps; ++step) {
-            const SplitA rows = left_operand(v.matrix, first_value(), step);
-#pragma unroll
-            for (int pair = 0; pair < 4; ++pair) {
-                const float2 of = *reinterpret_cast<const float2*>(x.factors + 16 * step + pair / 2 * 8 + at.column);
-                float(&tile)[4] = values[2 * step + pair / 2];
-                tile[pair % 2 * 2] = Format::first(rows.high[pair]) * of.x;
-                tile[pair % 2 * 2 + 1] = Format::second(rows.high[pair]) * of.y;
-            }
-        }
+        rows.template to_sums<Format>(values);
+        scale_tokens(values, x.factors);
         const auto factors = Format::RowFactors::of(values);
         SplitA written[token_steps];
 #pragma unroll
@@ -88,28 +86,27 @@ struct AdditiveOps {
     }
 
   private:
-    HEADRACE_DEVICE static void add_scored(TokenSums& sums, Tile P, Tile v) {
+    HEADRACE_DEVICE void add_scored(TokenSums& sums, Tile P) const {
         if constexpr (Format::splits_scores) {
             add_lower_transposed<Format>(
-                sums, [&](int step) { return split_operand<Format>(v.matrix, first_value(), step); },
+                sums, [&](int step) { return rows.template split_operand<Format>(step); },
                 SplitMatrix{P.matrix, P.low});
         } else {
             add_lower_transposed<Left::high, Format>(
-                sums, [&](int step) { return left_operand(v.matrix, first_value(), step); }, P.matrix);
+                sums, [&](int step) { return rows.operand(step); }, P.matrix);
         }
     }
-    HEADRACE_DEVICE void add_diagonal(TokenSums& sums, Tile v) const {
+    HEADRACE_DEVICE void add_diagonal(TokenSums& sums) const {
         const LanePlace at;
 #pragma unroll
         for (int step = 0; step < token_steps; ++step) {
-            const SplitA values = left_operand(v.matrix, first_value(), step);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float2 of = *reinterpret_cast<const float2*>(diagonal + 16 * step + 8 * half + at.column);
                 float(&tile)[4] = sums[2 * step + half];
 #pragma unroll
                 for (int row = 0; row < 2; ++row) {
-                    const std::uint32_t pair = values.high[2 * half + row];
+                    const std::uint32_t pair = rows.pairs[step][2 * half + row];
                     tile[2 * row] = fmaf(of.x, Format::first(pair), tile[2 * row]);
                     tile[2 * row + 1] = fmaf(of.y, Format::second(pair), tile[2 * row + 1]);
                 }

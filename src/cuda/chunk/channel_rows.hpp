@@ -114,9 +114,12 @@ struct ChannelRows {
     HEADRACE_DEVICE void multiply_totals(float (&decays)[lane_channels], Place at, int first, int end) const {
 #pragma unroll
         for (float& decay : decays) decay = 1;
-        HEADRACE_ROLLED
-        for (int other = first; other < end; ++other) {
-            const float4 of = shared->totals[other * pieces + at.piece()];
+        const float4* const totals = shared->totals + at.piece();
+        // All at once, so that they do not wait for each other.
+#pragma unroll
+        for (int other = 0; other < groups; ++other) {
+            const float4 of = totals[other * pieces];
+            if (other < first || other >= end) continue;
             decays[0] *= of.x, decays[1] *= of.y, decays[2] *= of.z, decays[3] *= of.w;
         }
     }

@@ -1,7 +1,6 @@
 // ChannelWalk: a thread block walks the chunks of one sequence or segment, value head and some of its values under
 // channel gates, from what ChannelPrepare left of them; each warp has 16 of the values and needs no other, while the
-// next chunk arrives. Of the delta rule four or eight more warps decay the next chunk's rows meanwhile; the last of
-// eight store outputs.
+// next chunk arrives. Of the delta rule four or eight more warps decay the next chunk's rows meanwhile.
 #pragma once
 
 #include "cuda/chunk/channel_rows.hpp"
@@ -19,7 +18,7 @@ struct ChannelWalk {
     using Ops = ChannelWalkOps<K, delta>;
     // Whether more warps decay rows than walk; registers of their threads and of those that walk, together what
     // registers_allowed gives all.
-    static constexpr bool has_third_group = Ops::leaves_outputs;
+    static constexpr bool has_third_group = delta && ptx::groups_share_registers;
     static constexpr int walking_registers = 248, decaying_registers = (3 * group_registers - walking_registers) / 2;
     static constexpr int threads = channel_walk_threads(delta) + (has_third_group ? launched_threads : 0),
                          decaying = delta ? threads - block_threads : block_threads;
@@ -141,7 +140,7 @@ struct ChannelWalk {
             const Stage stage = stage_of(chunk);
             if (states) pass(stage);
             compute(stage, chunk, outputs);
-            if (Ops::leaves_outputs || !outputs) return;
+            if (!outputs) return;
             ptx::sync_warp();
             store(chunk);
         };
@@ -175,21 +174,12 @@ struct ChannelWalk {
             if (next < rows->end_chunk) of.inputs.template prefetch<K, decaying>(first_token(next), length_of(next));
             of.decay({to.reads, to.erases, to.writes}, own);
         };
-        const auto store_left = [&](int chunk) {
-            if (!has_third_group || warp() < 2 * block_warps || !wants_outputs()) return;
-            ptx::meet_threads(Ops::left_outputs_barrier, 2 * walking_threads);
-            store(chunk);
-        };
-        each_chunk<false, true>(0, store_left, fetch_and_decay);
+        each_chunk<false, true>(0, [](int) {}, fetch_and_decay);
     }
-    HEADRACE_DEVICE static int first_stored_value() {
-        return has_third_group ? 16 * (warp_here() % block_warps) : Ops::first_value();
-    }
-    // Of this warp, or of those whose outputs it stores, found where it is needed, as registers are few.
-    HEADRACE_DEVICE OutputPatch patch() const { return {{patches.data + first_stored_value() * 64}}; }
+    // Of this warp, found where it is needed, as registers are few.
+    HEADRACE_DEVICE OutputPatch patch() const { return {{patches.data + 16 * warp_here() * 64}}; }
     HEADRACE_DEVICE void store(int chunk) const {
-        store_outputs(args.o, rows->o.from(first_token(chunk)), patch(), length_of(chunk), args.V - rows->first,
-                      first_stored_value());
+        store_outputs(args.o, rows->o.from(first_token(chunk)), patch(), length_of(chunk), args.V - rows->first);
     }
     // compute(chunk) for each, of which `some` says that there are some; arrive(chunk), by warps that write or queue
     // what others read, one chunk ahead where there are two stages, behind it else.
@@ -233,7 +223,6 @@ struct ChannelWalk {
         if constexpr (delta) {
             if (!ops.writes()) {
                 advance(ptx::not_before(chunk));
-                if (Ops::leaves_outputs && outputs) ptx::arrive_threads(Ops::left_outputs_barrier, 2 * walking_threads);
             }
         }
     }

@@ -9,9 +9,6 @@ namespace headrace::cuda {
 
 template <int K, bool delta>
 struct ChannelWalkOps {
-    // Whether others store the outputs: those of a chunk are in their patches behind this barrier.
-    static constexpr bool leaves_outputs = delta && ptx::groups_share_registers;
-    static constexpr int left_outputs_barrier = 4;
     using T = float;
     using Format = ByGroup<Bf16>;
     struct Rows {
@@ -86,7 +83,6 @@ struct ChannelWalkOps {
                 sums, [&](int step) { return left_operand(b.matrix, first_value(), step); }, P.matrix);
         }
         o.patch.store(sums);
-        if (leaves_outputs && writes()) ptx::arrive_threads(left_outputs_barrier, 2 * walking_threads);
     }
     HEADRACE_DEVICE void decay_and_write(State, State, Rows x, Tile b) {
         if (delta && !writes()) return;

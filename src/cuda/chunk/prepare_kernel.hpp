@@ -13,6 +13,7 @@ namespace headrace::cuda {
 template <int K, class Format, bool for_gradients>
 struct PrepareKernel {
     using Ops = PrepareOps<K, Format, for_gradients>;
+    static constexpr bool of_backward = for_gradients;
     static_assert(prepared_heads == block_warps);
     static_assert(!(for_gradients && Format::splits_scores));  // not of f16 tensors
 
@@ -49,6 +50,7 @@ struct PrepareKernel {
         beta = arena.take<float>(prepared_heads * tensor_chunk);
         decays.powers = arena.take<ScalarDecays::Power>(prepared_heads * tensor_chunk);
         ops.of_warps = arena.take<float>(2 * block_warps);  // half of it for rows of the inverse
+        ops.most_overlap = arena.take<float>(block_warps);
         reflects = arena.take<int>(prepared_heads);
         // Behind all others, whose places the compiler knows.
         e = args.undecayed_error ? Matrix<K>::take(arena, tensor_chunk) : k;
@@ -79,14 +81,15 @@ struct PrepareKernel {
         }
         // The first three warps have rows behind 48, 32 and 16 tokens, the last two of these also their own block.
         const LowerBlock block(1, warp_of_blocks());
-        ops.most_overlap =
-            most_overlap(args, block.new_rows ? 16 : block.row < 48 ? block.row + 16 : block.row);
+        if (lane() == 0)
+            ops.most_overlap[warp()] =
+                most_overlap(args, block.new_rows ? 16 : block.row < 48 ? block.row + 16 : block.row);
         ops.multiply_rows(q, k, e);
         if (args.l2norm) ops.normalise(q_norm, k_norm, e_norm);
         ops.finish_products(static_cast<float>(args.scale));
         ptx::sync_block();
         HEADRACE_ROLLED
-        for (int i = 0; i < heads; ++i) solve(i, place + i);
+        for (int i = 0; i < heads; ++i) solve(i, static_cast<int>(place) + i);
     }
 
   private:
@@ -143,7 +146,8 @@ struct PrepareKernel {
         if (lane() < 2) args.prepared.decay[2 * place + lane()] = lane() == 0 ? decay.whole : decay.part;
     }
     // Scores and the inverse, of the value head whose tokens a warp has stored.
-    HEADRACE_DEVICE void solve(int head, std::int64_t place) {
+    HEADRACE_DEVICE void solve(int head, int of_chunk) {
+        const std::int64_t place = of_chunk;  // of kilobytes each: there are fewer than 2^31
         ops.decays = decays_of(head);
         const LowerImage low = LowerImage{args.prepared.scores_low}.of(place);
         const typename Ops::Tile P{LowerImage{args.prepared.scores}.of(place), low};

@@ -48,11 +48,11 @@ struct PrepareOps {
     Products q_k, e_k;        // of rows; behind finish_products with the scale and a minus
     UnitLowerBlocks inverse;
 
-    float most_overlap;  // of this warp's parts of rows
+    float* most_overlap;  // [block_warps] of the parts of rows that a warp has
     float* of_warps;     // [block_warps] behind scale_columns: of a backward sums of squares of l, else whether rows
                          // overlap
     Products l_own;      // this lane's part of -l; behind scale_columns of what becomes of it
-    bool overlaps[LowerBlock::turns][2];  // this lane's rows of blocks (find_overlapping_rows)
+    std::uint32_t overlaps;  // of this lane's rows of blocks, a bit for each (find_overlapping_rows)
 
     // Products of rows, of the blocks of this warp.
     HEADRACE_DEVICE void multiply_rows(Matrix<K> q, Matrix<K> k, Matrix<K> e) {
@@ -109,7 +109,7 @@ struct PrepareOps {
             find_reads(of_reads, turn, block);
             each_place(low, block, [&](std::uint32_t& to, int tile, int half) {
                 const SplitPair pair = split_pair(of_reads[tile][2 * half], of_reads[tile][2 * half + 1]);
-                to = overlaps[turn][half] ? pair.low : 0;
+                to = (overlaps >> (2 * (turn % 2) + half) & 1) != 0 ? pair.low : 0;
             });
         });
     }
@@ -188,18 +188,18 @@ struct PrepareOps {
     // whether there are any.
     HEADRACE_DEVICE bool find_overlapping_rows(const float (&squares)[LowerBlock::turns][2]) {
         const bool own_rows = LowerBlock(1, warp_of_blocks()).new_rows;
-        bool any = false;
+        const float most = most_overlap[warp()];
+        overlaps = 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const float all = squares[0][half] + squares[1][half] + squares[2][half];
 #pragma unroll
             for (int turn = 0; turn < 2; ++turn) {
-                overlaps[turn][half] = sum_of_quad(own_rows ? squares[turn][half] : all) > most_overlap;
-                any |= overlaps[turn][half];
+                if (sum_of_quad(own_rows ? squares[turn][half] : all) > most)
+                    overlaps |= 1u << (2 * turn + half);
             }
-            overlaps[2][half] = overlaps[0][half];
         }
-        return ptx::any_of_warp(any);
+        return ptx::any_of_warp(overlaps != 0);
     }
 
     // Of a block: scores of reads, and -l.

@@ -22,7 +22,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
     // Of those that walk and those that save: the state, d_v.
     static constexpr int left_state_barrier = 9, left_d_v_barrier = 10;
     // Of their threads; together with the group's beside what registers_allowed gives all.
-    static constexpr int walking_registers = 232, saving_registers = 2 * group_registers - walking_registers;
+    static constexpr int walking_registers = 240, saving_registers = 2 * group_registers - walking_registers;
 
     // Of a chunk: rows as they came, and what was prepared.
     struct Stage {
@@ -216,10 +216,16 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
     // From the state that enters to the one that leaves.
     HEADRACE_DEVICE void advance(const Stage& now, int chunk, int first) {
         TokenSums sums;
-        save_and_read(args.swept.states, sums, now.e, chunk, first);
-        scale_tokens(sums, now.erase);
-        add_transposed(sums, now.rows, warp_value());
-        this->solve_residuals(sums, now.solve, now.beta, [&] { return now; }, place_of(chunk), first);
+        TokenFactors of_rows, beta;
+        TransposedRows rows;
+        std::int32_t overlap;
+        save_and_read(args.swept.states, sums, now.e, chunk, first, [&] {
+            of_rows = TokenFactors::load(now.erase), rows = TransposedRows::load(now.rows, warp_value());
+            beta = TokenFactors::load(now.beta), overlap = *now.overlap;
+        });
+        scale_tokens(sums, of_rows);
+        rows.add_to(sums);
+        this->solve_residuals(sums, now.solve, beta, overlap, [&] { return now; }, place_of(chunk), first);
         scale_tokens(sums, now.write);
         const SplitDecay<float> decay{now.decay[0], now.decay[1]};
         decay_and_add<Left::both, K, Format>(
@@ -228,8 +234,12 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
     // From the gradient of the state that leaves to that of the one that enters.
     HEADRACE_DEVICE void retreat(const Stage& now, int chunk, int first) {
         TokenSums y;
-        save_and_read(args.swept.adjoints, y, now.k, chunk, first);
-        scale_tokens(y, now.write);
+        TokenFactors of_rows, beta;
+        std::int32_t overlap;
+        save_and_read(args.swept.adjoints, y, now.k, chunk, first, [&] {
+            of_rows = TokenFactors::load(now.write), beta = TokenFactors::load(now.beta), overlap = *now.overlap;
+        });
+        scale_tokens(y, of_rows);
         if constexpr (has_others) {
             meet(scored_barrier);
             add_sums(y, left_sums(now.P.high, warp()));
@@ -237,7 +247,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
         } else {
             Base::add_lower_of_rows(y, now.rows, warp_value(), now.P);
         }
-        this->solve_gradients(y, now.solve, now.beta, [&] { return now; }, place_of(chunk), first);
+        this->solve_gradients(y, now.solve, beta, overlap, [&] { return now; }, place_of(chunk), first);
         if constexpr (saves_apart) {
             OutputPatch::of(left_d_v, warp_here()).store(y);
             ptx::arrive_threads(left_d_v_barrier, 2 * walking_threads);
@@ -248,7 +258,9 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
         decay_and_add_both(y, now);
     }
     // The state, or gradient of one, is saved; sums = S^T rows^T.
-    HEADRACE_DEVICE void save_and_read(std::uint16_t* to, TokenSums& sums, Matrix<K> rows, int chunk, int first) const {
+    template <class Meanwhile>
+    HEADRACE_DEVICE void save_and_read(std::uint16_t* to, TokenSums& sums, Matrix<K> rows, int chunk, int first,
+                                       Meanwhile meanwhile) const {
         if constexpr (saves_apart) {
             const LeftOperands<K, Format> left = left_states.of_pair(warp(), {});
             const auto factors = Format::RowFactors::of(state);
@@ -261,10 +273,11 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
             each_step(a, of_state);
             ptx::arrive_threads(left_state_barrier, 2 * walking_threads);
             read_of<Left::both, K, Format>(
-                sums, [&](int step) { return a[step]; }, rows, factors);
+                sums, [&](int step) { return a[step]; }, rows, factors, meanwhile);
         } else {
             this->save(to, state, place_of(chunk), first);
             read<Left::both, K, Format>(sums, state, rows);
+            meanwhile();
         }
     }
     // D = decay D + d_o^T (reads q) + z^T (erases e)
@@ -274,10 +287,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
         if constexpr (has_others) {
             meet(reads_barrier);
 #pragma unroll
-            for (int group = 0; group < groups; ++group) {
-                clear(sums[group]);
-                add_sums(sums[group], left_sums(left_reads(now, group), warp()));
-            }
+            for (int group = 0; group < groups; ++group) take_sums(sums[group], left_sums(left_reads(now, group), warp()));
         } else {
             read_queries(sums, now, warp_value());
         }
@@ -361,6 +371,13 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
 #pragma unroll
         for (int tile = 0; tile < 8; ++tile)
             to[tile * warp_lanes] = {sums[tile][0], sums[tile][1], sums[tile][2], sums[tile][3]};
+    }
+    HEADRACE_DEVICE static void take_sums(float (&sums)[8][4], const float4* from) {
+#pragma unroll
+        for (int tile = 0; tile < 8; ++tile) {
+            const float4 of = from[tile * warp_lanes];
+            sums[tile][0] = of.x, sums[tile][1] = of.y, sums[tile][2] = of.z, sums[tile][3] = of.w;
+        }
     }
     HEADRACE_DEVICE static void add_sums(float (&sums)[8][4], const float4* from) {
 #pragma unroll

@@ -102,54 +102,48 @@ struct SweepWalk {
 
     // With N of `solve` (math.md, section 5): from what a chunk's tokens find to its residuals r = x + N Diag(beta) x,
     // and from gradients y' of what is written to y = (I + Diag(beta) l)^-T y' = y' + N^T Diag(beta) y'. They are left
-    // for the gradients, and become d = beta r and z = beta y. find() finds the stage again, as registers are few, to
-    // see whether N has a rest, which takes the place of its lower part.
-    template <class Find>
-    HEADRACE_DEVICE void solve_residuals(TokenSums& x, const SplitMatrix& solve, const float* beta, Find find,
-                                         std::int64_t place, int first) const {
+    // for the gradients, and become d = beta r and z = beta y. `overlap`, a KeyOverlap, says whether N has a rest, which
+    // takes the place of its lower part; find() finds the stage again for it, as registers are few.
+    template <class Beta, class Find>
+    HEADRACE_DEVICE void solve_residuals(TokenSums& x, const SplitMatrix& solve, const Beta& beta,
+                                         std::int32_t overlap, Find find, std::int64_t place, int first) const {
         TokenSums scaled;
         scale_into(scaled, x, beta);
         const auto left = [&](int step) { return left_operand(scaled, step); };
         add_lower_transposed<Format>(x, left, solve);
-        if (reflected(find().overlap)) {
+        if (overlap == static_cast<std::int32_t>(KeyOverlap::reflected)) {
             const Matrix<64> low = find().solve.low;
             add_lower_transposed<Left::low>(x, left, low);
             take_rest(low, place);
             add_lower_transposed<Left::high>(x, left, low);
         }
         save_or_leave(args.swept.residuals, x, place, first);
-        if (overlap(find())) save_low(args.swept.residuals_low, x, place, first);
+        if (overlap != static_cast<std::int32_t>(KeyOverlap::none)) save_low(args.swept.residuals_low, x, place, first);
         scale_tokens(x, beta);
     }
-    template <class Find>
-    HEADRACE_DEVICE void solve_gradients(TokenSums& y, const SplitMatrix& solve, const float* beta, Find find,
-                                         std::int64_t place, int first) const {
+    template <class Beta, class Find>
+    HEADRACE_DEVICE void solve_gradients(TokenSums& y, const SplitMatrix& solve, const Beta& beta,
+                                         std::int32_t overlap, Find find, std::int64_t place, int first) const {
         TokenSums scaled;
         scale_into(scaled, y, beta);
         const auto left = [&](int step) { return left_operand(scaled, step); };
         add_lower<Left::both, Format>(y, left, solve);
-        if (reflected(find().overlap)) {
+        if (overlap == static_cast<std::int32_t>(KeyOverlap::reflected)) {
             const Matrix<64> low = find().solve.low;
             add_lower<Left::low>(y, left, low);
             take_rest(low, place);
             add_lower<Left::high>(y, left, low);
         }
         save_or_leave(args.swept.d_written, y, place, first);
-        if (overlap(find())) save_low(args.swept.d_written_low, y, place, first);
+        if (overlap != static_cast<std::int32_t>(KeyOverlap::none)) save_low(args.swept.d_written_low, y, place, first);
         scale_tokens(y, beta);
-    }
-    HEADRACE_DEVICE static bool reflected(const std::int32_t* overlap) {
-        return *overlap == static_cast<std::int32_t>(KeyOverlap::reflected);
-    }
-    template <class Stage>
-    HEADRACE_DEVICE static bool overlap(const Stage& stage) {
-        return *stage.overlap != static_cast<std::int32_t>(KeyOverlap::none);
     }
     HEADRACE_DEVICE void take_rest(Matrix<64> low, std::int64_t place) const {
         replace_lower(low, LowerImage{args.prepared.solve_rest}.of(place).first,
                       {0, has_others ? block_warps : warps()});
     }
-    HEADRACE_DEVICE static void scale_into(TokenSums& to, const TokenSums& from, const float* factors) {
+    template <class Factors>
+    HEADRACE_DEVICE static void scale_into(TokenSums& to, const TokenSums& from, const Factors& factors) {
 #pragma unroll
         for (int tile = 0; tile < token_tiles; ++tile)
             for (int place = 0; place < 4; ++place) to[tile][place] = from[tile][place];

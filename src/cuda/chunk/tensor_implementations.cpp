@@ -77,9 +77,11 @@ class Tensor : public PreparingImplementation {
         return problem.rule == Rule::delta ? tensor_kernels<true>(K, problem.dtype)
                                            : tensor_kernels<false>(K, problem.dtype);
     }
-    static int stages_of(const Problem& problem, const Kernel& kernel, KernelArgs args) {
-        args.stages = 2;
-        return kernel.memory(args, 0).shared > memory_limit(problem) ? 1 : 2;
+    // `most` of them, or as many as there is room for.
+    static int stages_of(const Problem& problem, const Kernel& kernel, KernelArgs args, int most = 2) {
+        for (args.stages = most; args.stages > 1; --args.stages)
+            if (kernel.memory(args, 0).shared <= memory_limit(problem)) break;
+        return args.stages;
     }
     static std::vector<Launch> channel_launches(const Problem& problem, KernelArgs args) {
         const ChannelKernels kernels = channel(problem);
@@ -151,9 +153,10 @@ class Tensor : public PreparingImplementation {
     enum class Part { all, entering, outputs };
     static void walk(const Problem& problem, KernelArgs args, std::vector<Launch>& launches, Part part = Part::all) {
         const TensorKernels kernels = tensor(problem, args.K);
-        args.stages = stages_of(problem, forward_of(kernels, args), args);
         const std::int64_t values = blocks_of(args.V, args.value_columns);
         const int threads = args.delta ? 2 * args.value_columns + fetching_threads(args.K) : tensor_threads;
+        args.stages = stages_of(problem, forward_of(kernels, args), args,
+                                has_third_group(forward_of(kernels, args), threads) ? 3 : 2);
         KernelArgs of_states = args;
         of_states.o = {}, of_states.value_columns = tensor_values;
         // A third group of warps fetches for two that walk.

@@ -8,11 +8,11 @@
 
 namespace headrace::cuda {
 
-// The delta rule with a scalar gate.
-template <int K, class Format>
+// The delta rule with a scalar gate. `to_outputs`: whether it walks to these, or leaves states of segments.
+template <int K, class Format, bool to_outputs = true>
 struct WalkerKernel : WalkerStages<K, Format> {
     using Base = WalkerStages<K, Format>;
-    using Ops = WalkerOps<K, Format>;
+    using Ops = WalkerOps<K, Format, to_outputs && has_third_group<K>>;
     using Base::args, Base::rows, Base::stage_of, Base::length_of, Base::first_token, Base::has_third_group;
     using Base::decay_at, Base::exact_at;
     using typename Base::Stage, typename Base::Columns;
@@ -20,8 +20,8 @@ struct WalkerKernel : WalkerStages<K, Format> {
     static constexpr int channels = K;
     // Registers of threads that walk and that fetch where a third group does that: of walks to the outputs, with those
     // that compute these, and of walks that leave states, of two groups, together what registers_allowed gives all.
-    static constexpr int walking_registers = 232, fetching_registers = 2 * group_registers - walking_registers,
-                         states_registers = 208, states_fetching_registers = 3 * group_registers - 2 * states_registers;
+    static constexpr int walking_registers = 224, fetching_registers = 2 * group_registers - walking_registers,
+                         states_registers = 216, states_fetching_registers = 3 * group_registers - 2 * states_registers;
 
     OutputPatch patch;             // of this warp, where it computes its own outputs
     LeftOperands<K, Format> left;  // of all that walk, where others compute outputs
@@ -47,12 +47,15 @@ struct WalkerKernel : WalkerStages<K, Format> {
         if constexpr (has_third_group) {
             if (warp() >= 2 * block_warps) {
                 ptx::keep_registers<fetching_registers>();
-                return assist<true, false>(walk, columns);
+                typename Base::Arriving arriving(*this, stage_of(0), walk.first_chunk, columns);
+                return this->fill_stages(walk, arriving);
             }
-            if (!walks()) return assist<false, true>(walk, columns);
+            if (!walks())
+                return this->each_filled(
+                    walk, [&](int chunk) { compute_outputs(chunk, columns, chunk + 1 < walk.end_chunk); });
             ptx::take_registers<walking_registers>();
         } else if constexpr (Ops::leaves_outputs) {
-            if (!walks()) return assist<true, true>(walk, columns);
+            if (!walks()) return assist(walk, columns);
         }
         load(entering, in_between ? place : walk.n, head, columns);
         // Known at run time only, as ptxas has no registers for wgmma otherwise.
@@ -66,15 +69,14 @@ struct WalkerKernel : WalkerStages<K, Format> {
         const Walk walk = segment_walk(args, slot);
         if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
         if constexpr (has_third_group) {
-            const Columns columns[] = {columns_of(2 * part), columns_of(2 * part + 1)};
-            this->find_rows(walk, head, columns[0]);
+            typename Base::template ArrivingOfStates<2> arriving{{columns_of(2 * part), columns_of(2 * part + 1)}};
+            this->find_rows(walk, head, arriving.columns[0]);
             if (warp() < 2 * block_warps) {
                 ptx::take_registers<states_registers>();
                 return leave_state<false>(walk, slot, head, columns_of(2 * part + warp() / block_warps));
             }
             ptx::keep_registers<states_fetching_registers>();
-            this->template each_chunk<true>(
-                walk, [&](int chunk) { this->fetch(chunk, columns, false); }, [](int) {});
+            this->fill_stages(walk, arriving);
         } else {
             const Columns columns = columns_of(part);
             this->find_rows(walk, head, columns);
@@ -120,25 +122,28 @@ struct WalkerKernel : WalkerStages<K, Format> {
             const Columns of_groups[] = {columns};
             Base::fetch(chunk, of_groups, outputs);
         };
-        this->template each_chunk<fetches>(walk, fetch, [&](int chunk) {
-            compute(stage_of(chunk), chunk, columns, outputs, exact);
+        const auto compute_and_store = [&](int chunk) {
+            compute(stage_of(chunk), chunk, columns, outputs, exact, chunk > walk.first_chunk);
             if constexpr (!Ops::leaves_outputs) {
                 if (outputs) store_outputs(stage_of(chunk), chunk, columns, patch, warp());
             }
-        });
+        };
+        if constexpr (has_third_group) {
+            this->each_filled(walk, compute_and_store);
+        } else {
+            this->template each_chunk<fetches>(walk, fetch, compute_and_store);
+        }
     }
     // By the warps beside those that walk: what arrives, and outputs.
-    template <bool fetches, bool computes>
     HEADRACE_DEVICE void assist(const Walk& walk, Columns columns) const {
-        typename Base::Arriving arriving(*this, stage_of(0), walk.first_chunk);
-        this->template each_chunk<fetches>(
-            walk, [&](int chunk) { this->fetch_next(arriving, chunk, columns); },
-            [&](int chunk) {
-                if (computes) compute_outputs(stage_of(chunk), chunk, columns);
-            });
+        typename Base::Arriving arriving(*this, stage_of(0), walk.first_chunk, columns);
+        const auto fetch = [&](int chunk) { arriving.queue(*this, chunk); };
+        this->template each_chunk<true>(walk, fetch, [&](int chunk) { compute_outputs(chunk, columns, false); });
     }
-    // By another warp than that which walks.
-    HEADRACE_DEVICE void compute_outputs(const Stage& stage, int chunk, Columns columns) const {
+    // By another warp than that which walks. `more`: of chunks behind this one, before which that waits for what is
+    // left here to be taken.
+    HEADRACE_DEVICE void compute_outputs(int chunk, Columns columns, bool more) const {
+        const Stage stage = stage_of(chunk);
         const std::int64_t image = place_of(chunk) * LowerImage::size;
         const ChunkOutputs<K, Format> outputs{stage.q,
                                               stage.numbers,
@@ -152,13 +157,15 @@ struct WalkerKernel : WalkerStages<K, Format> {
         outputs.read_state(
             sums, [&](int step) { return from.left_state(step); }, from.left_factors());
         ptx::meet_threads(left_values_barrier, 2 * walking_threads);
+        if (has_third_group && more) ptx::arrive_threads(taken_barrier, 2 * walking_threads);
         outputs.add_scores(sums, [&](int step) { return from.left_values(step); });
         const OutputPatch of_values = left.patch_of_pair(of_other(), stage.solve);
         ptx::sync_warp();
         of_values.template store<Format>(sums);
         store_outputs(stage, chunk, columns, of_values, of_other());
     }
-    HEADRACE_DEVICE void compute(const Stage& stage, int chunk, Columns columns, bool outputs, bool exact) {
+    HEADRACE_DEVICE void compute(const Stage& stage, int chunk, Columns columns, bool outputs, bool exact,
+                                 bool behind) {
         const int4 known = *reinterpret_cast<const int4*>(stage.numbers + exact_at);
         ops.exact = reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at);
         // Where keys overlap, what is written are small differences.
@@ -166,12 +173,14 @@ struct WalkerKernel : WalkerStages<K, Format> {
         ops.writes = known.y == tensor_chunk;
         ops.scores_low = args.prepared.scores_low;
         ops.leaves = Ops::leaves_outputs && outputs;
+        ops.waits = has_third_group && ops.leaves && behind;
         if (ops.leaves) ops.left = left.of_pair(warp(), stage.solve);
         ops.place = static_cast<int>(place_of(chunk));
         const float2 decay = *reinterpret_cast<const float2*>(stage.numbers + decay_at);
         ops.decay = {decay.x, decay.y};
         const float* const factors = stage.numbers;
         ops.read = factors, ops.erase = factors + tensor_chunk, ops.write = factors + 2 * tensor_chunk;
+        ops.beta = factors + 3 * tensor_chunk;
         const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, {}, true}; };
         const algorithms::ChunkInputs<Ops> in{
             {stage.q}, {stage.k},           {stage.e}, tile(own_values(stage)), factors + 3 * tensor_chunk,

@@ -17,7 +17,8 @@ inline constexpr int walking_threads = block_warps * warp_lanes;
 template <int K>
 inline constexpr bool has_third_group = fetching_threads(K) > 0 && ptx::groups_share_registers;
 
-template <int K, class Format>
+// loads_early: what products are multiplied by or added to arrives while they go on, where there are registers for it.
+template <int K, class Format, bool loads_early = false>
 struct WalkerOps {
     // Whether others compute the outputs, which are those that fetch.
     static constexpr bool leaves_outputs = fetching_threads(K) > 0;
@@ -44,8 +45,8 @@ struct WalkerOps {
     TokenSums values;                   // the delta rule's residual, then d
     bool exact_reads, exact_writes;     // of this chunk
     bool writes;                        // else the state stays as it enters
-    const float *read, *erase, *write;  // [C] factors of the rows
-    TokenFactors own_writes;            // those that this lane needs, where registers are many
+    const float *read, *erase, *write, *beta;  // [C] factors of the rows
+    TokenFactors own_beta, own_writes;         // those that this lane needs, loaded before they are
     SplitDecay<float> decay;            // of this chunk
     // Looked up where they are needed, as registers are few: Prepared::exact of this chunk, in shared memory;
     // scores_low of all chunks, and where this one was prepared; the warps that walk.
@@ -54,6 +55,7 @@ struct WalkerOps {
     int place;
     LeftOperands<K, Format> left;  // to this warp's other, where outputs are wanted of it
     bool leaves;                   // whether they are
+    bool waits;                    // whether for what it has left of the chunk before to be taken
 
     HEADRACE_DEVICE static int first_value() { return 16 * (warp() % block_warps); }
 
@@ -66,34 +68,51 @@ struct WalkerOps {
     // values = v + x S
     HEADRACE_DEVICE void add_read(Tile, Tile v, Decayed x, State) {
         const auto factors = Format::RowFactors::of(state);
+        if (waits) ptx::meet_threads(taken_barrier, 2 * walking_threads);
         if (leaves) left.leave_factors(factors);
         const auto of_state = [&](int step) {
             const SplitA a = left_operand<Format>(state, step, factors);
             if (leaves) left.leave_state(step, a);
             return a;
         };
+        TokenFactors of_rows;
+        TransposedRows of_v;
+        const auto meanwhile = [&] {
+            if (leaves) ptx::arrive_threads(left_state_barrier, 2 * walking_threads);
+            if constexpr (loads_early)
+                of_rows = TokenFactors::load(x.factors), of_v = TransposedRows::load(v.matrix, first_value());
+        };
         if (exact_reads) {
-            read_of<Left::both, K, Format>(values, of_state, x.x.matrix, factors);
+            read_of<Left::both, K, Format>(values, of_state, x.x.matrix, factors, meanwhile);
         } else {
-            read_of<Left::high, K, Format>(values, of_state, x.x.matrix, factors);
+            read_of<Left::high, K, Format>(values, of_state, x.x.matrix, factors, meanwhile);
         }
-        if (leaves) ptx::arrive_threads(left_state_barrier, 2 * walking_threads);
-        scale_tokens(values, x.factors);
-        add_transposed<Format>(values, v.matrix, first_value());
+        if constexpr (!loads_early)
+            of_rows = TokenFactors::load(x.factors), of_v = TransposedRows::load(v.matrix, first_value());
+        scale_tokens(values, of_rows);
+        of_v.template add_to<Format>(values);
     }
     // values <- solver values
     HEADRACE_DEVICE void solve(Tile, Tile solver) {
         TokenSums solved;
+        const auto meanwhile = [&] {
+            if constexpr (loads_early)
+                own_beta = TokenFactors::load(beta), own_writes = TokenFactors::load(write);
+        };
         add_lower_transposed<Format>(
-            solved, [&](int step) { return left_operand(values, step); }, solver.split, false);
+            solved, [&](int step) { return left_operand(values, step); }, solver.split, false, meanwhile);
 #pragma unroll
         for (int tile = 0; tile < token_tiles; ++tile)
             for (int place = 0; place < 4; ++place) values[tile][place] = solved[tile][place];
     }
     HEADRACE_DEVICE void scale_value_rows(Tile, Tile, const float* factors) {
         // What is stored for others behind this would hold up loads.
-        if constexpr (has_third_group<K>) own_writes = TokenFactors::load(write);
-        scale_tokens(values, factors);
+        if constexpr (has_third_group<K> && !loads_early) own_writes = TokenFactors::load(write);
+        if constexpr (loads_early) {
+            scale_tokens(values, own_beta);
+        } else {
+            scale_tokens(values, factors);
+        }
     }
     HEADRACE_DEVICE void read_and_score(Tile o, Decayed x, State, Tile P, Tile) {
         const auto d = [&](int step) { return left_operand(values, step); };

@@ -147,7 +147,7 @@ struct LeftOperands {
 };
 
 // Between the threads that walk: all have read the solver. Between them and as many others: the state's operands, and
-// those of d, are there.
-inline constexpr int solved_barrier = 4, left_state_barrier = 5, left_values_barrier = 6;
+// those of d, are there; where the others may be a chunk behind, those have read the former and will read the latter.
+inline constexpr int solved_barrier = 4, left_state_barrier = 5, left_values_barrier = 6, taken_barrier = 1;
 
 }  // namespace headrace::cuda

@@ -1,11 +1,13 @@
 // WalkerStages: what a walk of the delta rule with a scalar gate reads of its chunks, and how it arrives: in stages of
-// shared memory, one chunk ahead where there are two.
+// shared memory, one chunk ahead where there are two. Where a third group of warps fetches, it is as far ahead as there
+// are stages, and the others wait for what they read alone.
 #pragma once
 
 #include "cuda/chunk/delta_exactness.hpp"
 #include "cuda/chunk/segments.hpp"
 #include "cuda/chunk/tensor_decays.hpp"
 #include "cuda/chunk/warp_values.hpp"
+#include "cuda/tiles/hand_over.hpp"
 
 namespace headrace::cuda {
 
@@ -16,6 +18,11 @@ struct WalkerStages {
     static constexpr int decay_at = 4 * tensor_chunk, numbers_at = decay_at + 4, exact_at = numbers_at + 4,
                          stage_numbers = exact_at + 4;
     static constexpr bool has_third_group = cuda::has_third_group<K>;
+    // Stages of a third group: that have arrived, for the first group of warps and, `beside` it, for the second; that
+    // both have read.
+    using Filled = HandOver<7, 2 * block_threads>;
+    using Emptied = HandOver<7 + 2 * most_stages, 3 * block_threads>;
+    static constexpr int beside = most_stages;
 
     // What has arrived of a chunk.
     struct Stage {
@@ -47,6 +54,7 @@ struct WalkerStages {
     char* first_stage;
     std::size_t stage_bytes;  // of its matrices
     float* first_numbers;
+    int turn = 0;  // of a group of warps, where a third group fetches
 
     __host__ __device__ void carve(Arena& arena) {
         const std::size_t column = 2 * tensor_chunk, of_outputs = args.o.given ? 1 : 0,
@@ -60,7 +68,10 @@ struct WalkerStages {
         rows = arena.take<Rows>(1);
     }
 
-    HEADRACE_DEVICE int turn_of(int chunk) const { return args.stages == 2 ? chunk & 1 : 0; }
+    HEADRACE_DEVICE int turn_of(int chunk) const {
+        if constexpr (has_third_group) return turn;
+        return args.stages == 2 ? chunk & 1 : 0;
+    }
     HEADRACE_DEVICE Stage stage_of(int chunk) const {
         const int turn = turn_of(chunk);
         char* at = first_stage + static_cast<std::size_t>(turn) * stage_bytes;
@@ -128,6 +139,38 @@ struct WalkerStages {
             if (chunk >= first_chunk) compute(chunk);
         }
     }
+    // By a third group: fetch.queue(chunk) for each, when there is room for it.
+    template <class Fetch>
+    HEADRACE_DEVICE void fill_stages(const Walk& walk, Fetch& fetch) {
+        const int first = static_cast<int>(walk.first_chunk), end = static_cast<int>(walk.end_chunk);
+        Exactness exactness(*this);
+        HEADRACE_ROLLED
+        for (int chunk = first; chunk < end; ++chunk) {
+            if (chunk - first >= args.stages) Emptied::take(turn);
+            fetch.queue(*this, chunk);
+            if (chunk == first) exactness.pass(first);
+            ptx::wait_for_copies<0>();
+            exactness.decide(chunk);
+            ptx::publish_to_products();
+            Filled::give(turn), Filled::give(beside + turn);
+            next_turn();
+        }
+    }
+    HEADRACE_DEVICE void next_turn() {
+        if (++turn == args.stages) turn = 0;
+    }
+    // By the other groups: compute(chunk) for each that it has filled.
+    template <class Compute>
+    HEADRACE_DEVICE void each_filled(const Walk& walk, Compute compute) {
+        const int end = static_cast<int>(walk.end_chunk);
+        HEADRACE_ROLLED
+        for (int chunk = static_cast<int>(walk.first_chunk); chunk < end; ++chunk) {
+            Filled::take(warp_here() < block_warps ? turn : beside + turn);
+            compute(chunk);
+            if (chunk + args.stages < end) Emptied::give(turn);
+            next_turn();
+        }
+    }
     // What a walk makes of its chunks' numbers, by the first of the warps that fetch: it has each chunk's before
     // others.
     struct Exactness {
@@ -165,43 +208,91 @@ struct WalkerStages {
     // What a thread copies of a chunk whose rows are whole, found once: this is on the way of every chunk.
     struct Arriving {
         static constexpr int first = has_third_group ? 2 * block_threads : block_threads;  // of the threads
-        WholePieces<K> q, k, e;
-        WholePieces<64> v;
+        static constexpr int image_lines = 2 * LowerImage::size / 128;
+        static_assert(2 * LowerImage::size % 128 == 0 && 3 * image_lines + 8 == block_threads);  // of 1 KB of factors
+        PlacedPieces<K> q, k;
+        WholePieces<K> e;
+        PlacedPieces<64> v;
         LowerPieces lower;
+        const char *solve_high, *solve_low, *scores, *scores_low;  // in the images of the chunk
+        const char *q_line, *k_line, *v_line, *prepared_line;      // of the next chunk, by a third group
         std::int64_t place;
-        int turn;
+        Columns columns;
+        bool whole;  // whether all rows of the chunk are there
 
-        HEADRACE_DEVICE Arriving(const WalkerStages& of, const Stage& to, std::int64_t chunk)
+        // With outputs, of one group that walks.
+        HEADRACE_DEVICE Arriving(const WalkerStages& of, const Stage& to, std::int64_t chunk, Columns of_columns)
             : q(to.q, of.rows->q.from(chunk * tensor_chunk), first),
               k(to.k, of.rows->k.from(chunk * tensor_chunk), first),
               e(to.e, of.rows->e.from(chunk * tensor_chunk), first),
               v(to.v[0], of.rows->v.from(chunk * tensor_chunk), first),
               lower(fetching_warps()),
               place(of.rows->first_place + chunk * of.args.HV),
-              turn(of.turn_of(static_cast<int>(chunk))) {}
-        HEADRACE_DEVICE void copy(const WalkerStages& of) const {
-            const auto behind = static_cast<std::uint32_t>(turn) * static_cast<std::uint32_t>(of.stage_bytes);
-            q.copy(behind), k.copy(behind), v.copy(behind);
-            if (of.args.undecayed_error) e.copy(behind);
+              columns(of_columns) {
+            const Prepared& from = of.args.prepared;
+            const auto image = [&](const std::uint16_t* images) {
+                return reinterpret_cast<const char*>(images + place * LowerImage::size) + lower.from;
+            };
+            solve_high = image(from.solve_high), solve_low = image(from.solve_low), scores = image(from.scores);
+            scores_low = Format::splits_scores ? image(from.scores_low) : nullptr;
+            whole = is_whole(of, static_cast<int>(chunk));
+            if constexpr (has_third_group) {
+                const int own = thread_here() - first;
+                q_line = line_of<K>(of.rows->q.from(chunk * tensor_chunk), own);
+                k_line = line_of<K>(of.rows->k.from(chunk * tensor_chunk), own);
+                v_line = line_of<64>(of.rows->v.from(chunk * tensor_chunk), own % tensor_chunk);
+                const int which = own / image_lines;
+                prepared_line =
+                    which == 3 ? reinterpret_cast<const char*>(from.factors + 4 * tensor_chunk * place)
+                               : reinterpret_cast<const char*>((which == 0   ? from.solve_high
+                                                                : which == 1 ? from.solve_low
+                                                                             : from.scores) +
+                                                               place * LowerImage::size);
+                prepared_line += own % image_lines * 128;
+            }
         }
-        HEADRACE_DEVICE void advance(const KernelArgs& args) {
+        HEADRACE_DEVICE bool is_whole(const WalkerStages& of, int chunk) const {
+            return of.rows->whole && columns.values() >= tensor_values && of.length_of(chunk) == tensor_chunk;
+        }
+        HEADRACE_DEVICE void queue(const WalkerStages& of, int chunk) {
+            const Stage to = of.stage_of(chunk);
+            if (whole) {
+                const auto behind =
+                    static_cast<std::uint32_t>(of.turn_of(chunk)) * static_cast<std::uint32_t>(of.stage_bytes);
+                q.copy(behind), k.copy(behind), v.copy(behind);
+                if (of.args.undecayed_error) e.copy(behind);
+            } else {
+                of.fetch_keys(to, chunk, true);
+                of.fetch_values(to.v[0], chunk, columns, of.rows->v);
+            }
+            lower.copy(to.solve.high, solve_high), lower.copy(to.solve.low, solve_low);
+            lower.copy(to.scores.high, scores);
+            if (Format::splits_scores) lower.copy(to.scores.low, scores_low);
+            copy_numbers(to.numbers, of.args.prepared, place, fetching_warps());
+            ptx::end_copies();
             q.advance(), k.advance(), e.advance(), v.advance();
-            place += args.HV;
-            if (args.stages == 2) turn ^= 1;
+            place += of.args.HV;
+            const std::int64_t images = 2 * LowerImage::size * of.args.HV;
+            for (const char** image : {&solve_high, &solve_low, &scores, &scores_low}) *image += images;
+            whole = is_whole(of, chunk + 1);
+            if constexpr (has_third_group) ask_ahead(images, std::int64_t{16} * tensor_chunk * of.args.HV);
+        }
+        // For the next chunk's lines, where it is whole; what was prepared of it is as far behind this one's as said.
+        HEADRACE_DEVICE void ask_ahead(std::int64_t images, std::int64_t factors) {
+            const int own = thread_here() - first;
+            q_line += q.rows(), k_line += k.rows(), v_line += v.rows();
+            prepared_line += own < 3 * image_lines ? images : factors;
+            if (!whole) return;
+            ptx::prefetch(q_line), ptx::prefetch(k_line), ptx::prefetch(prepared_line);
+            if (own < tensor_chunk) ptx::prefetch(v_line);
         }
     };
-    // With outputs, of one group that walks: the next chunk, or the one that `arriving` has come to.
-    HEADRACE_DEVICE void fetch_next(Arriving& arriving, int chunk, Columns columns) const {
-        const Stage to = stage_of(chunk);
-        if (rows->whole && columns.values() >= tensor_values && length_of(chunk) == tensor_chunk) {
-            arriving.copy(*this);
-        } else {
-            fetch_keys(to, chunk, true);
-            fetch_values(to.v[0], chunk, columns, rows->v);
-        }
-        fetch_prepared(to, arriving.place, true, arriving.lower);
-        arriving.advance(args);
-    }
+    // The same of walks that leave states, by a third group.
+    template <int groups>
+    struct ArrivingOfStates {
+        Columns columns[groups];
+        HEADRACE_DEVICE void queue(const WalkerStages& of, int chunk) const { of.fetch(chunk, columns, false); }
+    };
     // Of `groups` that walk with columns from `columns` on.
     template <int groups>
     HEADRACE_DEVICE void fetch(int chunk, const Columns (&columns)[groups], bool outputs) const {

@@ -120,8 +120,11 @@ struct LowerPieces {
     }
     // From the image at a place.
     HEADRACE_DEVICE void copy(Matrix<64> matrix, const std::uint16_t* images, std::int64_t place = 0) const {
+        copy(matrix, reinterpret_cast<const char*>(images + place * LowerImage::size) + from);
+    }
+    // From `from` in it.
+    HEADRACE_DEVICE void copy(Matrix<64> matrix, const char* image) const {
         const std::uint32_t to_matrix = ptx::shared_address(matrix.data);
-        const char* const image = reinterpret_cast<const char*>(images + place * LowerImage::size) + from;
 #pragma unroll
         for (int turn = 0; turn < 3; ++turn) {
             if (turn < count)

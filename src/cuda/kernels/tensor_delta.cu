@@ -8,9 +8,10 @@ template <int K, class Format>
 TensorKernels delta_kernels() {
     using Chunk = PrepareKernel<K, Format, false>;
     using Block = WalkerKernel<K, ByGroup<Format>>;
+    using States = WalkerKernel<K, ByGroup<Format>, false>;
     TensorKernels kernels{};
     kernels.prepare = {"tensor_prepare", reinterpret_cast<const void*>(&tensor_prepare<Chunk>),
-                       registers_allowed(block_threads, prepare_blocks), &shared_memory_of<Chunk>,
+                       registers_allowed(block_threads, prepare_blocks<Chunk>), &shared_memory_of<Chunk>,
                        &tensor_prepare_work<K>};
     kernels.forward = {"tensor_walk",
                        reinterpret_cast<const void*>(&tensor_walk<Block>),
@@ -18,10 +19,10 @@ TensorKernels delta_kernels() {
                        &shared_memory_of<Block>,
                        &tensor_walk_work<K>,
                        fetching_threads(K)};
-    kernels.states = {"tensor_walk_states", reinterpret_cast<const void*>(&tensor_walk_states<Block>),
+    kernels.states = {"tensor_walk_states", reinterpret_cast<const void*>(&tensor_walk_states<States>),
                       K <= 64 ? registers_allowed(walker_threads, states_blocks<K>)
                               : registers_allowed(three_groups, states_blocks<K>),
-                      &shared_memory_of<Block>, &tensor_walk_states_work<K>};
+                      &shared_memory_of<States>, &tensor_walk_states_work<K>};
     kernels.join = {"tensor_join_transitions", reinterpret_cast<const void*>(&tensor_join_transitions<K>),
                     registers_allowed(join_threads(true, K), 1), &shared_memory_of<TransitionJoin<K>>,
                     &transition_join_work<K>};

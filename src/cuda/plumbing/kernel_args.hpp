@@ -129,7 +129,7 @@ struct KernelArgs {
     bool late_gate;
     int chunk;          // tokens, a multiple of 16
     int value_columns;  // of a block of the forward or a sweep, a multiple of 16 or all
-    int stages;         // tensor cores: chunks whose rows are in shared memory, 1 or 2
+    int stages;         // tensor cores: chunks whose rows are in shared memory, 1 to 3
     Segments segments;
     GateWalk gate_walk;
     KeyGradient key_gradient;

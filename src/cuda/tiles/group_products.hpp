@@ -32,15 +32,21 @@ HEADRACE_DEVICE void multiply(float (&sums)[tiles][4], const SplitA& a, std::uin
         Format::template multiply_group<transposed>(sums, a.high, b, add || left == Left::both);
 }
 
+// What there is to do while products go on, of those that find nothing.
+struct Nothing {
+    HEADRACE_DEVICE void operator()() const {}
+};
+
 // sums = S^T rows^T, rows [64,K]; state[step] are left operands.
-template <Left left, class Format, int K>
-HEADRACE_DEVICE void read(Sums& sums, const SplitA (&state)[K / 16], Matrix<K> rows) {
+template <Left left, class Format, int K, class Meanwhile = Nothing>
+HEADRACE_DEVICE void read(Sums& sums, const SplitA (&state)[K / 16], Matrix<K> rows, Meanwhile meanwhile = {}) {
     const GroupOperandAt<K> from(rows);
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < K / 16; ++step)
         multiply<left, false, Format>(sums, state[step], from.at(0, 16 * step), step > 0);
     ptx::end_products();
+    meanwhile();
     ptx::wait_for_products<0>(sums);
 }
 
@@ -58,8 +64,10 @@ HEADRACE_DEVICE void add_tiles(Sums& sums, const float (&part)[tiles][4]) {
         for (int place = 0; place < 4; ++place) sums[first + tile][place] += part[tile][place];
     }
 }
-HEADRACE_DEVICE void end_lower(Sums& sums, LowerSums& others) {
+template <class Meanwhile = Nothing>
+HEADRACE_DEVICE void end_lower(Sums& sums, LowerSums& others, Meanwhile meanwhile = {}) {
     ptx::end_products();
+    meanwhile();
     ptx::wait_for_products<0>(sums), ptx::wait_for_products<0>(others.second);
     ptx::wait_for_products<0>(others.third), ptx::wait_for_products<0>(others.fourth);
 }
@@ -73,8 +81,9 @@ HEADRACE_DEVICE void multiply_lower_transposed(Sums& sums, LowerSums& others, co
     multiply<left, false, Bf16>(others.fourth, a[3], from.at(48, 48), add_others);
 }
 // sums += a m^T: of the steps behind the first one, tokens from 16, 32 and 48 on.
-HEADRACE_DEVICE void end_lower_transposed(Sums& sums, LowerSums& others) {
-    end_lower(sums, others);
+template <class Meanwhile = Nothing>
+HEADRACE_DEVICE void end_lower_transposed(Sums& sums, LowerSums& others, Meanwhile meanwhile = {}) {
+    end_lower(sums, others, meanwhile);
     add_tiles<2>(sums, others.second), add_tiles<4>(sums, others.third), add_tiles<6>(sums, others.fourth);
 }
 template <Left left>
@@ -85,12 +94,14 @@ HEADRACE_DEVICE void add_lower_transposed(Sums& sums, const SplitA (&a)[4], Matr
     end_lower_transposed(sums, others);
 }
 // Without `add` = a m^T.
-HEADRACE_DEVICE void add_lower_transposed(Sums& sums, const SplitA (&a)[4], Matrix<64> high, Matrix<64> low, bool add) {
+template <class Meanwhile = Nothing>
+HEADRACE_DEVICE void add_lower_transposed(Sums& sums, const SplitA (&a)[4], Matrix<64> high, Matrix<64> low, bool add,
+                                          Meanwhile meanwhile = {}) {
     LowerSums others;
     ptx::begin_products();
     multiply_lower_transposed<Left::high>(sums, others, a, low, add, false);
     multiply_lower_transposed<Left::both>(sums, others, a, high, true, true);
-    end_lower_transposed(sums, others);
+    end_lower_transposed(sums, others, meanwhile);
 }
 // sums += a m: token j takes of tokens from j on; of the steps before the last one, tokens up to 48, 32 and 16.
 template <Left left>

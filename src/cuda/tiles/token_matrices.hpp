@@ -141,9 +141,46 @@ struct WholePieces {
             ptx::copy_16(to + behind + n * together * 2 * Matrix<columns>::row,
                          from + static_cast<std::int64_t>(n) * to_next, 16);
     }
-    // To the same pieces so many times 64 rows further.
+    // What 64 rows further takes; to the same pieces so many times that.
+    HEADRACE_DEVICE std::int64_t rows() const { return static_cast<std::int64_t>(count) * to_next; }
     HEADRACE_DEVICE void advance(int times = 1) { from += static_cast<std::int64_t>(times * count) * to_next; }
 };
+// The same with every place known beforehand, so that copies follow one another without an instruction in between: for
+// warps that have registers, where what they fetch is waited for.
+template <int columns, int threads = block_threads>
+struct PlacedPieces {
+    using Whole = WholePieces<columns, threads>;
+    const char* from[Whole::count];
+    int to_next;
+    std::uint32_t to;
+
+    HEADRACE_DEVICE PlacedPieces(Matrix<columns> matrix, TokenRows rows, int first) {
+        const Whole pieces(matrix, rows, first);
+        to_next = pieces.to_next, to = pieces.to;
+#pragma unroll
+        for (int n = 0; n < Whole::count; ++n) from[n] = pieces.from + static_cast<std::int64_t>(n) * to_next;
+    }
+    HEADRACE_DEVICE void copy(std::uint32_t behind) const {
+#pragma unroll
+        for (int n = 0; n < Whole::count; ++n)
+            ptx::copy_16(to + behind + n * Whole::together * 2 * Matrix<columns>::row, from[n], 16);
+    }
+    // What 64 rows further takes.
+    HEADRACE_DEVICE std::int64_t rows() const { return static_cast<std::int64_t>(Whole::count) * to_next; }
+    HEADRACE_DEVICE void advance() {
+        const std::int64_t further = rows();
+#pragma unroll
+        for (const char*& row : from) row += further;
+    }
+};
+// The line of 128 bytes of [64, columns] that a thread asks for before it is copied, so that it is in L2 by then; there
+// are a thread for each, or more.
+template <int columns>
+HEADRACE_DEVICE const char* line_of(TokenRows rows, int thread) {
+    constexpr unsigned lines = columns / 64;
+    const auto own = static_cast<unsigned>(thread);
+    return rows.from(own / lines).first + own % lines * 128;
+}
 template <int columns, int threads = block_threads>
 HEADRACE_DEVICE void copy_whole(Matrix<columns> to, TokenRows rows, int first) {
     WholePieces<columns, threads>(to, rows, first).copy();

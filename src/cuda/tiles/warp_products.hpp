@@ -91,29 +91,63 @@ HEADRACE_DEVICE SplitA left_operand(Matrix<64> m, int first_value, int step) {
     ptx::load_matrix_transposed(a.high, OperandAt<64>::across(m).at(16 * step, first_value));
     return a;
 }
-// The same of f16 rows as bf16 high and low, which are exact.
-template <class Format>
-HEADRACE_DEVICE SplitA split_operand(Matrix<64> m, int first_value, int step) {
-    SplitA a = left_operand(m, first_value, step);
-#pragma unroll
-    for (int place = 0; place < 4; ++place)
-        a.set(place, Format::first(a.high[place]), Format::second(a.high[place]));
-    return a;
-}
 
-// sums += m^T, m [64 tokens, 64 values], of the values from first_value on.
-template <class Format = Bf16>
-HEADRACE_DEVICE void add_transposed(TokenSums& sums, Matrix<64> m, int first_value) {
+// Of m^T, m [64 tokens, 64 values], the values from first_value on, as they came.
+struct TransposedRows {
+    std::uint32_t pairs[token_steps][4];
+
+    static HEADRACE_DEVICE TransposedRows load(Matrix<64> m, int first_value) {
+        TransposedRows rows;
+        const auto from = OperandAt<64>::across(m);
 #pragma unroll
-    for (int step = 0; step < token_steps; ++step) {
-        const SplitA a = left_operand(m, first_value, step);
+        for (int step = 0; step < token_steps; ++step)
+            ptx::load_matrix_transposed(rows.pairs[step], from.at(16 * step, first_value));
+        return rows;
+    }
+    // A left operand of 16 columns from 16 step on: Left::high.
+    HEADRACE_DEVICE SplitA operand(int step) const {
+        SplitA a;
 #pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-            float(&tile)[4] = sums[2 * step + pair / 2];
-            tile[pair % 2 * 2] += Format::first(a.high[pair]);
-            tile[pair % 2 * 2 + 1] += Format::second(a.high[pair]);
+        for (int place = 0; place < 4; ++place) a.high[place] = pairs[step][place];
+        return a;
+    }
+    // The same of f16 rows as bf16 high and low, which are exact.
+    template <class Format>
+    HEADRACE_DEVICE SplitA split_operand(int step) const {
+        SplitA a;
+#pragma unroll
+        for (int place = 0; place < 4; ++place)
+            a.set(place, Format::first(pairs[step][place]), Format::second(pairs[step][place]));
+        return a;
+    }
+    // sums = m^T
+    template <class Format = Bf16>
+    HEADRACE_DEVICE void to_sums(TokenSums& sums) const {
+        each<Format>(sums, [](float& sum, float x) { sum = x; });
+    }
+    // sums += m^T
+    template <class Format = Bf16>
+    HEADRACE_DEVICE void add_to(TokenSums& sums) const {
+        each<Format>(sums, [](float& sum, float x) { sum += x; });
+    }
+
+  private:
+    template <class Format, class Take>
+    HEADRACE_DEVICE void each(TokenSums& sums, Take take) const {
+#pragma unroll
+        for (int step = 0; step < token_steps; ++step) {
+#pragma unroll
+            for (int pair = 0; pair < 4; ++pair) {
+                float(&tile)[4] = sums[2 * step + pair / 2];
+                take(tile[pair % 2 * 2], Format::first(pairs[step][pair]));
+                take(tile[pair % 2 * 2 + 1], Format::second(pairs[step][pair]));
+            }
         }
     }
+};
+template <class Format = Bf16>
+HEADRACE_DEVICE void add_transposed(TokenSums& sums, Matrix<64> m, int first_value) {
+    TransposedRows::load(m, first_value).template add_to<Format>(sums);
 }
 
 // ---- products ----
@@ -152,15 +186,16 @@ HEADRACE_DEVICE void add_read(TokenSums& sums, State state, Matrix<K> rows) {
         multiply_tiles<left, Format>(sums, state(d / 16), 0, token_tiles,
                                      [&](auto& b, int j) { ptx::load_matrix(b, from.at(j, d)); });
 }
-// sums = S^T rows^T, of a state whose rows were multiplied by `factors`.
-template <Left left, int K, class Format = Bf16, class State>
-HEADRACE_DEVICE void read_of(TokenSums& sums, State state, Matrix<K> rows,
-                             const typename Format::RowFactors& factors) {
+// sums = S^T rows^T, of a state whose rows were multiplied by `factors`; meanwhile() while products of groups go on.
+template <Left left, int K, class Format = Bf16, class State, class Meanwhile = group_products::Nothing>
+HEADRACE_DEVICE void read_of(TokenSums& sums, State state, Matrix<K> rows, const typename Format::RowFactors& factors,
+                             Meanwhile meanwhile = {}) {
     if constexpr (Format::by_group) {
         SplitA a[K / 16];
         each_step(a, state);
-        group_products::read<left, Format>(sums, a, rows);
+        group_products::read<left, Format>(sums, a, rows, meanwhile);
     } else {
+        meanwhile();
         clear(sums);
         add_read<left, Format>(sums, state, rows);
     }
@@ -175,14 +210,15 @@ HEADRACE_DEVICE void read(TokenSums& sums, const float (&state)[K / 8][4], Matri
 }
 
 // sums = a rows^T of 16 tokens with those of the first blocks of 16 up to `block`, rows [64,K]; a(step) gives left
-// operands. What it says of later ones means nothing.
-template <int K, class Format, class A>
-HEADRACE_DEVICE void multiply_lower_rows(TokenSums& sums, A a, Matrix<K> rows, int block) {
+// operands. What it says of later ones means nothing. meanwhile() as of read_of.
+template <int K, class Format, class A, class Meanwhile>
+HEADRACE_DEVICE void multiply_lower_rows(TokenSums& sums, A a, Matrix<K> rows, int block, Meanwhile meanwhile) {
     if constexpr (Format::by_group) {
         SplitA of[K / 16];
         each_step(of, a);
-        group_products::read<Left::high, Format>(sums, of, rows);
+        group_products::read<Left::high, Format>(sums, of, rows, meanwhile);
     } else {
+        meanwhile();
         clear(sums);
         const auto from = OperandAt<K>::across(rows);
 #pragma unroll
@@ -290,13 +326,15 @@ HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, Matrix<64> m) {
                              [&](auto& b, int j) { ptx::load_matrix_transposed(b, from.at(16 * step, j)); });
 }
 // The same of operands and matrices of 16 bits.
-template <class Format = Bf16, class A>
-HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, SplitMatrix m, bool add = true) {
+template <class Format = Bf16, class A, class Meanwhile = group_products::Nothing>
+HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, SplitMatrix m, bool add = true,
+                                          Meanwhile meanwhile = {}) {
     if constexpr (Format::by_group) {
         SplitA of[token_steps];
         each_step(of, a);
-        group_products::add_lower_transposed(sums, of, m.high, m.low, add);
+        group_products::add_lower_transposed(sums, of, m.high, m.low, add, meanwhile);
     } else {
+        meanwhile();
         if (!add) clear(sums);
         const auto high = OperandAt<64>::across(m.high), low = OperandAt<64>::across(m.low);
 #pragma unroll

@@ -85,13 +85,16 @@ void SharedMemory::barrier(const std::vector<int>& arriving, const std::vector<i
     };
     for (const int warp : arriving) {
         const auto own = static_cast<std::size_t>(warp);
-        const auto early = std::find_if(my.arrivals.begin(), my.arrivals.end(),
-                                        [&](const auto& a) { return a.warp == warp && a.barrier == barrier; });
+        const auto early = [&](const auto& a) { return a.warp == warp && a.barrier == barrier; };
         const bool waits = std::find(waiting.begin(), waiting.end(), warp) != waiting.end();
-        if (early != my.arrivals.end() && !waits) {
-            join(early->seen.data());
-            joined[own] = std::max(joined[own], early->clock);
-            my.arrivals.erase(early);
+        if (std::any_of(my.arrivals.begin(), my.arrivals.end(), early) && !waits) {
+            // Lanes that have parted arrive one after the other.
+            for (const auto& arrival : my.arrivals) {
+                if (!early(arrival)) continue;
+                join(arrival.seen.data());
+                joined[own] = std::max(joined[own], arrival.clock);
+            }
+            my.arrivals.erase(std::remove_if(my.arrivals.begin(), my.arrivals.end(), early), my.arrivals.end());
         } else {
             join(&my.seen[own * my.warps]);
             joined[own] = now;

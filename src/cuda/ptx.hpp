@@ -55,6 +55,17 @@ HEADRACE_DEVICE void load_matrix_transposed(std::uint32_t (&m)[2], std::uint32_t
                  : "r"(row)
                  : "memory");
 }
+// The other way, from such registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+inline constexpr bool stores_matrices = true;
+#else
+inline constexpr bool stores_matrices = false;
+#endif
+HEADRACE_DEVICE void store_matrix(std::uint32_t row, const std::uint32_t (&m)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(m[0]), "r"(m[1]),
+                 "r"(m[2]), "r"(m[3])
+                 : "memory");
+}
 
 // d += a b, a 16 x 16, b 16 x 8, sums in fp32. a: (g, 2t..), (g+8, 2t..), (g, 2t+8..), (g+8, 2t+8..); b: (2t.., g),
 // (2t+8.., g); d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).

@@ -73,7 +73,7 @@ struct AdditiveKernel {
     float *q_norm, *k_norm;  // [C]
     Scores scores;
     Ops ops;
-    double passed = 1;  // the decay of all chunks so far, of the warp that knows them
+    double passed = 0;  // the log decay of all chunks so far, of the warp that knows them
     int turn = 0;       // of a group of warps, where there is a third group
 
     __host__ __device__ AdditiveKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
@@ -131,7 +131,7 @@ struct AdditiveKernel {
             store(segment_states(), slot);
         } else {
             assist(false);
-            if (first == 0 && knows_decays() && lane() == 0) args.segments.decays[slot * args.HV + head] = passed;
+            if (first == 0 && knows_decays() && lane() == 0) args.segments.decays[slot * args.HV + head] = exp(passed);
         }
     }
 
@@ -235,23 +235,30 @@ struct AdditiveKernel {
     }
     HEADRACE_DEVICE void fetch_all(bool outputs) {
         const int end = course->end_chunk, first = course->first_chunk;
+        // The chunk that has not all rows, where there is one.
+        const int short_chunk = first >= end                                   ? -1
+                                : range_of(first).length < tensor_chunk        ? first
+                                : range_of(end - 1).length < tensor_chunk ? end - 1
+                                                                               : -1;
+        const bool copies_whole = course->whole;
+        GatesAhead gates(*this);
         Tokens next{};
         if (knows_decays() && first < end) next = tokens_of(first);
         Arriving arriving(*this);
-        bool whole = first < end && is_whole(first);  // whether all rows of the chunk are there
         HEADRACE_ROLLED
         for (int chunk = first; chunk < end; ++chunk) {
             const Tokens now = next;  // those of the next chunk arrive meanwhile
-            if (knows_decays() && chunk + 1 < end) next = tokens_of(chunk + 1);
+            const bool more = chunk + 1 < end, next_whole = chunk + 1 != short_chunk;
+            gates.advance();
+            if (knows_decays() && more) next = next_whole && gates.serve() ? gates.load() : tokens_of(chunk + 1);
             if (chunk - args.stages >= first) Emptied::take(turn_of(chunk));
-            if (whole) {
+            if (copies_whole && chunk != short_chunk) {
                 arriving.copy(turn_of(chunk), outputs);
             } else {
                 fetch_keys(chunk, outputs), fetch_values(chunk);
             }
             ptx::end_copies();
-            whole = chunk + 1 < end && is_whole(chunk + 1);
-            arriving.advance(whole, outputs);
+            arriving.advance(copies_whole && more && next_whole, outputs);
             if (knows_decays()) publish(chunk, find_decays(chunk, now), now);
             ptx::wait_for_copies<0>();
             ptx::publish_to_products();
@@ -259,7 +266,6 @@ struct AdditiveKernel {
             next_turn();
         }
     }
-    HEADRACE_DEVICE bool is_whole(int chunk) const { return course->whole && range_of(chunk).length == tensor_chunk; }
     HEADRACE_DEVICE void next_turn() {
         if (++turn == args.stages) turn = 0;
     }
@@ -406,13 +412,13 @@ struct AdditiveKernel {
             to.write[i] = static_cast<float>(args.write_scale) * of.end[token];
             if (!has_third_group && args.l2norm) to.read[i] *= q_norm[i], to.write[i] *= k_norm[i];
         }
-        passed *= of.through;
+        passed += of.total;
+        const SplitDecay<float> decay = of.split_through();
         if (lane() != 0) return;
-        const SplitDecay<float> decay = split_decay<float>(of.through);
         to.whole = decay.whole, to.part = decay.part;
         if (!of_keys()) return;
         const double last = accepted(args, tokens.last);
-        to.crossing = static_cast<float>(of.through * exp(last));
+        to.crossing = static_cast<float>(of.through() * exp(last));
     }
     HEADRACE_DEVICE Tokens tokens_of(int chunk) const {
         const ChunkRange range = range_of(chunk);
@@ -424,6 +430,28 @@ struct AdditiveKernel {
         const int i = 2 * lane();
         return {{gate(i, late()), gate(i + 1, late())}, of_keys() ? gate(range.length - 1, 0) : 0.0f};
     }
+    // The same of whole chunks one after the other, but for the sequence's first, by an address found once. Where terms
+    // cross a chunk, or the last token of a walk that goes back has none, they do not serve.
+    struct GatesAhead {
+        const char* from;
+        std::int64_t step;
+
+        HEADRACE_DEVICE explicit GatesAhead(const AdditiveKernel& of) : from(nullptr), step(0) {
+            const Strided& gates = of.args.log_decays;
+            if (!gates.given || of.of_keys()) return;
+            const ChunkRange range = of.range_of(of.course->first_chunk + 1);
+            const auto at = [&](int i) {
+                return gates.data + 4 * offset_of(gates, range.row, range.token(i), of.course->head);
+            };
+            const int i = 2 * lane_here() - tensor_chunk - of.late();
+            from = at(i), step = at(i + 1) - from;
+        }
+        HEADRACE_DEVICE bool serve() const { return from != nullptr; }
+        HEADRACE_DEVICE void advance() { from += tensor_chunk * step; }
+        HEADRACE_DEVICE Tokens load() const {
+            return {{*reinterpret_cast<const float*>(from), *reinterpret_cast<const float*>(from + step)}, 0};
+        }
+    };
     HEADRACE_DEVICE static int score_thread() { return static_cast<int>(threadIdx.x) - block_threads; }
     HEADRACE_DEVICE std::int64_t norm_place(const ChunkRange& range, int i) const {
         return key_head() * args.key_gradient.tokens + range.row * args.T + range.token(i);

@@ -62,7 +62,7 @@ struct ChunkNumbers {
         const float added = written * share;
         if (lane() == 0)
             *reinterpret_cast<float4*>(numbers) = {added < most ? added : most, kept, reflects ? 1.0f : 0.0f,
-                                                   static_cast<float>(decays.through)};
+                                                   static_cast<float>(decays.through())};
         return reflects;
     }
 

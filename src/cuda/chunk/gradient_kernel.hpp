@@ -254,7 +254,7 @@ struct GradientKernel {
             const float2* const from = next_numbers + lane();
             const float2 values = from[warp_lanes], slopes = from[2 * warp_lanes];
             const ScalarDecays::OfLane of = decays.prepare(from[0].x, from[0].y);
-            if (lane() == 0) *through = static_cast<float>(of.through);
+            if (lane() == 0) *through = static_cast<float>(of.through());
 #pragma unroll
             for (int token = 0; token < 2; ++token) {
                 const int i = 2 * lane() + token;

@@ -142,7 +142,7 @@ struct PrepareKernel {
                                                                                    factors[factor][1]};
         const bool some = numbers.store(args.prepared.numbers + 4 * place, of, tokens.beta);
         if (lane() == 0) reflects[warp()] = some ? 1 : 0;
-        const SplitDecay<float> decay = split_decay<float>(of.through);
+        const SplitDecay<float> decay = split_decay<float>(of.through());
         if (lane() < 2) args.prepared.decay[2 * place + lane()] = lane() == 0 ? decay.whole : decay.part;
     }
     // Scores and the inverse, of the value head whose tokens a warp has stored.

@@ -45,10 +45,17 @@ HEADRACE_DEVICE float dot_of_rows(Matrix<K> a, Matrix<K> b, int i) {
 struct ScalarDecays {
     static constexpr double reset = -7e4, log2_e = 1.4426950408889634;
 
-    // Of a lane's two tokens: e^{G_i}; the same without the token's own gate; e^{G_L - G_i}. Of the chunk: e^{G_L}.
+    // Of a lane's two tokens: e^{G_i}; the same without the token's own gate; e^{G_L - G_i}. Of the chunk: G_L.
     struct OfLane {
         float start[2], before[2], end[2];
-        double through;
+        double total;
+        HEADRACE_DEVICE double through() const { return exp(total); }
+        // The same in floats: the instructions of a double's exponential are many for one warp that others wait for.
+        HEADRACE_DEVICE SplitDecay<float> split_through() const {
+            const auto log = static_cast<float>(total);
+            const bool half = log >= -0.69314718f;
+            return {half ? 1.0f : 0.0f, half ? expm1f(log) : expf(log)};
+        }
     };
     // G_i, for decays between two tokens.
     struct Power {
@@ -79,7 +86,7 @@ struct ScalarDecays {
             of.before[token] = power_of_two(static_cast<float>((sums[token] - own[token]) * log2_e));
             of.end[token] = power_of_two(static_cast<float>((total - sums[token]) * log2_e));
         }
-        of.through = exp(total);
+        of.total = total;
         return of;
     }
     HEADRACE_DEVICE Power at(int i) const {

@@ -125,7 +125,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
         const auto compute_and_store = [&](int chunk) {
             compute(stage_of(chunk), chunk, columns, outputs, exact, chunk > walk.first_chunk);
             if constexpr (!Ops::leaves_outputs) {
-                if (outputs) store_outputs(stage_of(chunk), chunk, columns, patch, warp());
+                if (outputs) store_outputs(chunk, first_of_recurrence(stage_of(chunk)), columns, patch, warp());
             }
         };
         if constexpr (has_third_group) {
@@ -145,10 +145,11 @@ struct WalkerKernel : WalkerStages<K, Format> {
     HEADRACE_DEVICE void compute_outputs(int chunk, Columns columns, bool more) const {
         const Stage stage = stage_of(chunk);
         const std::int64_t image = place_of(chunk) * LowerImage::size;
+        const int2 known = *reinterpret_cast<const int2*>(stage.numbers + exact_at);
         const ChunkOutputs<K, Format> outputs{stage.q,
                                               stage.numbers,
                                               stage.scores,
-                                              reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at),
+                                              known.x != 0,
                                               args.prepared.scores_low + image,
                                               {block_warps, block_warps}};
         const LeftOperands<K, Format> from = left.of_pair(of_other(), stage.solve);
@@ -162,7 +163,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
         const OutputPatch of_values = left.patch_of_pair(of_other(), stage.solve);
         ptx::sync_warp();
         of_values.template store<Format>(sums);
-        store_outputs(stage, chunk, columns, of_values, of_other());
+        store_outputs(chunk, known.y, columns, of_values, of_other());
     }
     HEADRACE_DEVICE void compute(const Stage& stage, int chunk, Columns columns, bool outputs, bool exact,
                                  bool behind) {
@@ -234,10 +235,9 @@ struct WalkerKernel : WalkerStages<K, Format> {
     }
 
     // ---- what leaves ----
-    // Up to those of the recurrence.
-    HEADRACE_DEVICE void store_outputs(const Stage& stage, int chunk, Columns columns, OutputPatch patch,
-                                       int of_warp) const {
-        const int length = length_of(chunk), end = first_of_recurrence(stage);
+    // Up to those of the recurrence, from `end` on.
+    HEADRACE_DEVICE void store_outputs(int chunk, int end, Columns columns, OutputPatch patch, int of_warp) const {
+        const int length = length_of(chunk);
         ptx::sync_warp();
         cuda::store_outputs(args.o, rows->o.from(first_token(chunk)), patch, length < end ? length : end,
                             columns.all - columns.first, 16 * of_warp);

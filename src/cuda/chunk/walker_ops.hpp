@@ -125,7 +125,7 @@ struct WalkerOps {
             const auto factors = Format::RowFactors::of(state);
             TokenSums sums;
             const ChunkOutputs<K, Format> outputs{
-                x.x.matrix,      x.factors, P.split, exact, scores_low + ptx::not_before(place) * LowerImage::size,
+                x.x.matrix,      x.factors, P.split, exact[0] != 0, scores_low + ptx::not_before(place) * LowerImage::size,
                 {0, block_warps}};
             outputs.read_state(
                 sums, [&](int step) { return left_operand<Format>(state, step, factors); }, factors);

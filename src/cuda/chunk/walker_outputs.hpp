@@ -18,6 +18,7 @@ struct OutputPatch {
     HEADRACE_DEVICE static int row(int value) { return value ^ (value / 8 * 2); }
     template <class Format = Bf16>
     HEADRACE_DEVICE void store(const TokenSums& sums) const {
+        if constexpr (ptx::stores_matrices) return store_matrices<Format>(sums);
         const LanePlace at(lane_here());  // or its places fill registers
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -26,6 +27,22 @@ struct OutputPatch {
             for (int tile = 0; tile < token_tiles; ++tile)
                 ptx::store(first ^ static_cast<std::uint32_t>(16 * tile),
                            Format::round(sums[tile][2 * half], sums[tile][2 * half + 1]));
+        }
+    }
+    // Four matrices of eight values and tokens at once.
+    template <class Format>
+    HEADRACE_DEVICE void store_matrices(const TokenSums& sums) const {
+        const int own = lane_here();  // of a matrix the row that this lane has the address of
+        const std::uint32_t first = matrix.piece(row(own % 16), own / 16 * 8);
+#pragma unroll
+        for (int tile = 0; tile < token_tiles; tile += 2) {
+            std::uint32_t pairs[4];
+#pragma unroll
+            for (int which = 0; which < 4; ++which) {
+                const float(&of)[4] = sums[tile + which / 2];
+                pairs[which] = Format::round(of[which % 2 * 2], of[which % 2 * 2 + 1]);
+            }
+            ptx::store_matrix(first ^ static_cast<std::uint32_t>(16 * tile), pairs);
         }
     }
     // Of one token, the two values that this lane's quad has.
@@ -51,7 +68,7 @@ struct ChunkOutputs {
     Matrix<K> q;
     const float* read;   // [C] factors of its rows
     SplitMatrix P;       // low of f16
-    const std::int32_t* exact;        // Prepared::exact, in shared memory
+    bool exact;                       // Prepared::exact
     const std::uint16_t* scores_low;  // LowerImage, read where `exact` says that it is there
     Warps by;                         // that compute outputs of this block
 
@@ -73,7 +90,7 @@ struct ChunkOutputs {
             add_lower_transposed<Format>(sums, d, P);
         } else {
             HEADRACE_ROLLED
-            for (int turn = 0; turn <= exact[0]; ++turn) {
+            for (int turn = 0; turn <= (exact ? 1 : 0); ++turn) {
                 if (turn == 1) replace_lower(P.high, scores_low, by);
                 add_lower_transposed<Left::both, Format>(sums, d, P.high);
             }

@@ -66,6 +66,11 @@ HEADRACE_DEVICE void store_matrix(std::uint32_t row, const std::uint32_t (&m)[4]
                  "r"(m[2]), "r"(m[3])
                  : "memory");
 }
+HEADRACE_DEVICE void store_matrix_transposed(std::uint32_t row, const std::uint32_t (&m)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(m[0]),
+                 "r"(m[1]), "r"(m[2]), "r"(m[3])
+                 : "memory");
+}
 
 // d += a b, a 16 x 16, b 16 x 8, sums in fp32. a: (g, 2t..), (g+8, 2t..), (g, 2t+8..), (g+8, 2t+8..); b: (2t.., g),
 // (2t+8.., g); d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).

@@ -174,7 +174,7 @@ struct SweepWalk {
     }
     HEADRACE_DEVICE void save_or_leave(std::uint16_t* to, const TokenSums& sums, std::int64_t place, int first) const {
         if constexpr (saves_apart) {
-            own_patch().store(sums);
+            own_patch().store_lines(sums);
             ptx::arrive_threads(left_rows_barrier, 2 * walking_threads);
         } else {
             save(to, sums, place, first);

@@ -67,6 +67,10 @@ struct WalkerOps {
 
     // values = v + x S
     HEADRACE_DEVICE void add_read(Tile, Tile v, Decayed x, State) {
+        TokenFactors of_rows;
+        TransposedRows of_v;
+        if constexpr (loads_early)
+            of_rows = TokenFactors::load(x.factors), of_v = TransposedRows::load(v.matrix, first_value());
         const auto factors = Format::RowFactors::of(state);
         if (waits) ptx::meet_threads(taken_barrier, 2 * walking_threads);
         if (leaves) left.leave_factors(factors);
@@ -75,12 +79,8 @@ struct WalkerOps {
             if (leaves) left.leave_state(step, a);
             return a;
         };
-        TokenFactors of_rows;
-        TransposedRows of_v;
         const auto meanwhile = [&] {
             if (leaves) ptx::arrive_threads(left_state_barrier, 2 * walking_threads);
-            if constexpr (loads_early)
-                of_rows = TokenFactors::load(x.factors), of_v = TransposedRows::load(v.matrix, first_value());
         };
         if (exact_reads) {
             read_of<Left::both, K, Format>(values, of_state, x.x.matrix, factors, meanwhile);

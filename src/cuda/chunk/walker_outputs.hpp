@@ -8,17 +8,44 @@
 
 namespace headrace::cuda {
 
-// What a warp's outputs pass through on their way to rows of values: 16 values of 64 tokens. Values lie in such rows
-// that the four pairs which a matrix is loaded from, and the eight values that a store has, lie in all banks.
+// What a warp's outputs pass through on their way to rows of values: 16 values of 64 tokens. Where a warp stores
+// matrices at once they are turned on the way: a token's values lie in two pieces, which change places every four tokens
+// so that eight lie in all banks. Elsewhere, and where lines of values are wanted, values lie in such rows that the four
+// pairs which a matrix is loaded from, and the eight values that a store has, lie in all banks.
 struct OutputPatch {
-    Matrix<64> matrix;  // [16,64]
+    static constexpr bool turns = ptx::stores_matrices;
+    static constexpr std::uint32_t token_bytes = 32;
+    Matrix<64> matrix;  // [16,64], or [64,16]
 
     // Of a warp with values, of all those of a block.
     HEADRACE_DEVICE static OutputPatch of(Matrix<64> patches, int warp) { return {{patches.data + warp * 16 * 64}}; }
     HEADRACE_DEVICE static int row(int value) { return value ^ (value / 8 * 2); }
+    // Of a token's pieces.
+    HEADRACE_DEVICE std::uint32_t place(int token, int piece) const {
+        return ptx::shared_address(matrix.data) + token_bytes * token + 16 * (piece ^ (token / 4 % 2));
+    }
     template <class Format = Bf16>
     HEADRACE_DEVICE void store(const TokenSums& sums) const {
-        if constexpr (ptx::stores_matrices) return store_matrices<Format>(sums);
+        if constexpr (turns) {
+            const int own = lane_here();
+            const std::uint32_t first = place(own / 16 * 8 + own % 8, own / 8 % 2);
+            each_matrix<Format>(sums, [&](int tile, const std::uint32_t(&pairs)[4]) {
+                ptx::store_matrix_transposed(first + token_bytes * 8 * tile, pairs);
+            });
+        } else {
+            store_lines<Format>(sums);
+        }
+    }
+    // As lines of values.
+    template <class Format = Bf16>
+    HEADRACE_DEVICE void store_lines(const TokenSums& sums) const {
+        if constexpr (ptx::stores_matrices) {
+            const int own = lane_here();
+            const std::uint32_t first = matrix.piece(row(own % 16), own / 16 * 8);
+            return each_matrix<Format>(sums, [&](int tile, const std::uint32_t(&pairs)[4]) {
+                ptx::store_matrix(first ^ static_cast<std::uint32_t>(16 * tile), pairs);
+            });
+        }
         const LanePlace at(lane_here());  // or its places fill registers
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -29,11 +56,32 @@ struct OutputPatch {
                            Format::round(sums[tile][2 * half], sums[tile][2 * half + 1]));
         }
     }
-    // Four matrices of eight values and tokens at once.
+    // Of one token, the two values that this lane's quad has.
     template <class Format>
-    HEADRACE_DEVICE void store_matrices(const TokenSums& sums) const {
-        const int own = lane_here();  // of a matrix the row that this lane has the address of
-        const std::uint32_t first = matrix.piece(row(own % 16), own / 16 * 8);
+    HEADRACE_DEVICE void store_token(int i, float first, float second) const {
+        const int own = lane_here(), half = own % 4;
+        if (half >= 2) return;
+        const auto rounded = static_cast<std::uint16_t>(Format::round(half == 0 ? first : second, 0));
+        if constexpr (turns) {
+            const std::uint32_t at = token_bytes * i + 16 * (half ^ (i / 4 % 2));
+            matrix.data[at / 2 + own / 4] = rounded;
+        } else {
+            matrix.at(row(own / 4 + 8 * half), i) = rounded;
+        }
+    }
+    // Values [4 t, 4 t + 4), t = lane % 4, of tokens 16 step + g and 16 step + 8 + g, g = lane / 4: registers 0 and 1,
+    // 2 and 3.
+    HEADRACE_DEVICE void load(std::uint32_t (&values)[4], int step, int own) const {  // of the lane
+        const int of_matrix = own % 8, which = own / 8;
+        const int value = of_matrix / 2 * 4 + which % 2 * 2 + of_matrix % 2;
+        ptx::load_matrix_transposed(values, matrix.piece(row(value), 16 * step + which / 2 * 8));
+    }
+
+  private:
+    // f(tile, pairs) for each four matrices of eight values and tokens, from a tile of tokens on: of the first eight
+    // values and the others, then the same of the next tile. Lane 8 m + n has the address of row n of matrix m.
+    template <class Format, class F>
+    HEADRACE_DEVICE static void each_matrix(const TokenSums& sums, F f) {
 #pragma unroll
         for (int tile = 0; tile < token_tiles; tile += 2) {
             std::uint32_t pairs[4];
@@ -42,23 +90,8 @@ struct OutputPatch {
                 const float(&of)[4] = sums[tile + which / 2];
                 pairs[which] = Format::round(of[which % 2 * 2], of[which % 2 * 2 + 1]);
             }
-            ptx::store_matrix(first ^ static_cast<std::uint32_t>(16 * tile), pairs);
+            f(tile, pairs);
         }
-    }
-    // Of one token, the two values that this lane's quad has.
-    template <class Format>
-    HEADRACE_DEVICE void store_token(int i, float first, float second) const {
-        const int own = lane_here(), half = own % 4;
-        if (half < 2)
-            matrix.at(row(own / 4 + 8 * half), i) =
-                static_cast<std::uint16_t>(Format::round(half == 0 ? first : second, 0));
-    }
-    // Values [4 t, 4 t + 4), t = lane % 4, of tokens 16 step + g and 16 step + 8 + g, g = lane / 4: registers 0 and 1,
-    // 2 and 3.
-    HEADRACE_DEVICE void load(std::uint32_t (&values)[4], int step, int own) const {  // of the lane
-        const int of_matrix = own % 8, which = own / 8;
-        const int value = of_matrix / 2 * 4 + which % 2 * 2 + of_matrix % 2;
-        ptx::load_matrix_transposed(values, matrix.piece(row(value), 16 * step + which / 2 * 8));
     }
 };
 
@@ -76,8 +109,9 @@ struct ChunkOutputs {
     // roundings, of rows that were multiplied by `factors`.
     template <class State>
     HEADRACE_DEVICE void read_state(TokenSums& sums, State state, const typename Format::RowFactors& factors) const {
-        read_of<Left::high, K, Format>(sums, state, q, factors);
-        scale_tokens(sums, read);
+        TokenFactors of_rows;
+        read_of<Left::high, K, Format>(sums, state, q, factors, [&] { of_rows = TokenFactors::load(read); });
+        scale_tokens(sums, of_rows);
     }
     // Then P d, of left operands d(step).
     template <class D>

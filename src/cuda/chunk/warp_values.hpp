@@ -65,6 +65,23 @@ HEADRACE_DEVICE void store_values(const Strided& tensor, const float (&state)[ti
 // bytes of a token together.
 HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPatch patch, int length, int count,
                                    int first = 16 * warp()) {
+    if constexpr (OutputPatch::turns) {
+        const int own = lane_here(), token = own / 2, column = first + own % 2 * 8;
+        char* to = tensor.data + (o.first - tensor.data) + 2 * column + token * o.step;
+        const uint4* const from = reinterpret_cast<const uint4*>(patch.matrix.data) + 2 * token +
+                                  (own % 2 ^ (token / 4 % 2));
+        const int left = column < count ? length - token : 0;  // tokens from the lane's first on
+        if (length == tensor_chunk && count - first >= 16) {   // of all lanes
+#pragma unroll
+            for (int turn = 0; turn < token_steps; ++turn, to += 16 * o.step)
+                *reinterpret_cast<uint4*>(to) = from[turn * 32];
+            return;
+        }
+        HEADRACE_ROLLED
+        for (int turn = 0; turn < token_steps; ++turn, to += 16 * o.step)
+            if (16 * turn < left) *reinterpret_cast<uint4*>(to) = from[turn * 32];
+        return;
+    }
     const int own = lane_here(), column = first + own % 4 * 4;
     // From the tensor's address as the kernel got it, so that stores are known to be to global memory.
     char* to = tensor.data + (o.first - tensor.data) + 2 * column + own / 4 * o.step;

@@ -74,18 +74,26 @@ struct WalkerOps {
         const auto factors = Format::RowFactors::of(state);
         if (waits) ptx::meet_threads(taken_barrier, 2 * walking_threads);
         if (leaves) left.leave_factors(factors);
-        const auto of_state = [&](int step) {
+        // Upper halves, which all chunks need, are found before it is known which this is.
+        constexpr bool upper_first = loads_early && !Format::splits_scores;
+        const auto leave = [&](int step) {
             const SplitA a = left_operand<Format>(state, step, factors);
             if (leaves) left.leave_state(step, a);
             return a;
+        };
+        SplitA upper[K / 16] = {};
+        if constexpr (upper_first) each_step(upper, leave);
+        const auto operand = [&](int step) {
+            return upper_first ? left_operand<Format>(state, step, factors) : leave(step);
         };
         const auto meanwhile = [&] {
             if (leaves) ptx::arrive_threads(left_state_barrier, 2 * walking_threads);
         };
         if (exact_reads) {
-            read_of<Left::both, K, Format>(values, of_state, x.x.matrix, factors, meanwhile);
+            read_of<Left::both, K, Format>(values, operand, x.x.matrix, factors, meanwhile);
         } else {
-            read_of<Left::high, K, Format>(values, of_state, x.x.matrix, factors, meanwhile);
+            const auto known = [&](int step) { return upper_first ? upper[step] : leave(step); };
+            read_of<Left::high, K, Format>(values, known, x.x.matrix, factors, meanwhile);
         }
         if constexpr (!loads_early)
             of_rows = TokenFactors::load(x.factors), of_v = TransposedRows::load(v.matrix, first_value());

@@ -218,7 +218,7 @@ struct WalkerStages {
         const char *q_line, *k_line, *v_line, *prepared_line;      // of the next chunk, by a third group
         std::int64_t place;
         Columns columns;
-        bool whole;  // whether all rows of the chunk are there
+        int whole_chunks;  // of the sequence, up to which all rows are copied in one way
 
         // With outputs, of one group that walks.
         HEADRACE_DEVICE Arriving(const WalkerStages& of, const Stage& to, std::int64_t chunk, Columns of_columns)
@@ -235,7 +235,8 @@ struct WalkerStages {
             };
             solve_high = image(from.solve_high), solve_low = image(from.solve_low), scores = image(from.scores);
             scores_low = Format::splits_scores ? image(from.scores_low) : nullptr;
-            whole = is_whole(of, static_cast<int>(chunk));
+            const bool rows_are = of.rows->whole && columns.values() >= tensor_values;
+            whole_chunks = rows_are ? static_cast<int>(of.rows->tokens / tensor_chunk) : 0;
             if constexpr (has_third_group) {
                 const int own = thread_here() - first;
                 q_line = line_of<K>(of.rows->q.from(chunk * tensor_chunk), own);
@@ -251,12 +252,9 @@ struct WalkerStages {
                 prepared_line += own % image_lines * 128;
             }
         }
-        HEADRACE_DEVICE bool is_whole(const WalkerStages& of, int chunk) const {
-            return of.rows->whole && columns.values() >= tensor_values && of.length_of(chunk) == tensor_chunk;
-        }
         HEADRACE_DEVICE void queue(const WalkerStages& of, int chunk) {
             const Stage to = of.stage_of(chunk);
-            if (whole) {
+            if (chunk < whole_chunks) {
                 const auto behind =
                     static_cast<std::uint32_t>(of.turn_of(chunk)) * static_cast<std::uint32_t>(of.stage_bytes);
                 q.copy(behind), k.copy(behind), v.copy(behind);
@@ -274,11 +272,11 @@ struct WalkerStages {
             place += of.args.HV;
             const std::int64_t images = 2 * LowerImage::size * of.args.HV;
             for (const char** image : {&solve_high, &solve_low, &scores, &scores_low}) *image += images;
-            whole = is_whole(of, chunk + 1);
-            if constexpr (has_third_group) ask_ahead(images, std::int64_t{16} * tensor_chunk * of.args.HV);
+            if constexpr (has_third_group)
+                ask_ahead(chunk + 1 < whole_chunks, images, std::int64_t{16} * tensor_chunk * of.args.HV);
         }
         // For the next chunk's lines, where it is whole; what was prepared of it is as far behind this one's as said.
-        HEADRACE_DEVICE void ask_ahead(std::int64_t images, std::int64_t factors) {
+        HEADRACE_DEVICE void ask_ahead(bool whole, std::int64_t images, std::int64_t factors) {
             const int own = thread_here() - first;
             q_line += q.rows(), k_line += k.rows(), v_line += v.rows();
             prepared_line += own < 3 * image_lines ? images : factors;

@@ -14,9 +14,9 @@ constexpr double tensor_cores = 4;                                       // of a
 constexpr double bytes_of_cycle = 128;  // that a multiprocessor's load/store units move: 32 banks of 4 bytes
 constexpr double schedulers = 4;        // of a multiprocessor, each could issue an instruction in a cycle, ibid.
 // What one did issue of the kernels whose instructions were measured, with the one to three warps that their registers
-// leave it, most of which wait for what came before or for instructions to arrive: 0.25 to 0.43 on an H200
+// leave it, most of which wait for what came before or for instructions to arrive: 0.30 to 0.49 on an H200
 // (docs/performance.md).
-constexpr double issued_of_cycle = 0.32;
+constexpr double issued_of_cycle = 0.41;
 
 // Sources. Shared memory: CUDA C++ Programming Guide. Multiprocessors, clock and peaks (dense): NVIDIA's papers on H100
 // and A100, the H200's data sheet. Of the H200 bandwidth and matrix_flop are measured figures: 4.3 of 4.8 TB/s, 790 of

@@ -417,8 +417,7 @@ struct AdditiveKernel {
         if (lane() != 0) return;
         to.whole = decay.whole, to.part = decay.part;
         if (!of_keys()) return;
-        const double last = accepted(args, tokens.last);
-        to.crossing = static_cast<float>(of.through() * exp(last));
+        to.crossing = expf(static_cast<float>(of.total + static_cast<double>(accepted(args, tokens.last))));
     }
     HEADRACE_DEVICE Tokens tokens_of(int chunk) const {
         const ChunkRange range = range_of(chunk);
@@ -430,26 +429,30 @@ struct AdditiveKernel {
         const int i = 2 * lane();
         return {{gate(i, late()), gate(i + 1, late())}, of_keys() ? gate(range.length - 1, 0) : 0.0f};
     }
-    // The same of whole chunks one after the other, but for the sequence's first, by an address found once. Where terms
-    // cross a chunk, or the last token of a walk that goes back has none, they do not serve.
+    // The same of whole chunks one after the other, but for the sequence's first, by addresses found once.
     struct GatesAhead {
-        const char* from;
+        const char *from, *last;
         std::int64_t step;
 
-        HEADRACE_DEVICE explicit GatesAhead(const AdditiveKernel& of) : from(nullptr), step(0) {
+        HEADRACE_DEVICE explicit GatesAhead(const AdditiveKernel& of) : from(nullptr), last(nullptr), step(0) {
             const Strided& gates = of.args.log_decays;
-            if (!gates.given || of.of_keys()) return;
+            if (!gates.given) return;
             const ChunkRange range = of.range_of(of.course->first_chunk + 1);
             const auto at = [&](int i) {
                 return gates.data + 4 * offset_of(gates, range.row, range.token(i), of.course->head);
             };
             const int i = 2 * lane_here() - tensor_chunk - of.late();
             from = at(i), step = at(i + 1) - from;
+            if (of.of_keys()) last = at(-1);
         }
         HEADRACE_DEVICE bool serve() const { return from != nullptr; }
-        HEADRACE_DEVICE void advance() { from += tensor_chunk * step; }
+        HEADRACE_DEVICE void advance() {
+            from += tensor_chunk * step;
+            if (leaves_terms && last != nullptr) last += tensor_chunk * step;
+        }
         HEADRACE_DEVICE Tokens load() const {
-            return {{*reinterpret_cast<const float*>(from), *reinterpret_cast<const float*>(from + step)}, 0};
+            const auto gate = [](const char* at) { return *reinterpret_cast<const float*>(at); };
+            return {{gate(from), gate(from + step)}, leaves_terms && last != nullptr ? gate(last) : 0.0f};
         }
     };
     HEADRACE_DEVICE static int score_thread() { return static_cast<int>(threadIdx.x) - block_threads; }
@@ -498,7 +501,10 @@ struct AdditiveKernel {
         const int at = turn_of(chunk) * of_values * tensor_chunk * tensor_chunk;
         return {{first_scores.data + at}, {first_scores_low.data + at}};
     }
-    HEADRACE_DEVICE ChunkRange range_of(int chunk) const { return walked_range(args, course->sequence, chunk); }
+    HEADRACE_DEVICE ChunkRange range_of(int chunk) const {
+        return of_backward ? walked_range(args, course->sequence, chunk)
+                           : chunk_range(args, course->sequence, chunk);
+    }
     // What a thread of a third group copies of a chunk whose rows are whole, found once; with terms there are no
     // registers for all places.
     struct Arriving {

@@ -94,10 +94,7 @@ struct ChannelWalk {
     }
 
   private:
-    // The first of the warps that fetch what comes prepared: those that have time, which are those that walk where two
-    // groups decay rows.
-    static constexpr int fetching = delta && !has_third_group ? block_warps : 0;
-    HEADRACE_DEVICE static Warps fetchers() { return {fetching, block_warps}; }
+    static constexpr int fetching = delta ? block_warps : 0;  // the first of the warps that fetch: those that have time
     HEADRACE_DEVICE static bool walks() { return !delta || warp() < block_warps; }
     // The delta rule, which has no segments, lays stages out in one way only.
     __host__ __device__ bool with_outputs() const { return delta || wants_outputs(); }
@@ -147,15 +144,9 @@ struct ChannelWalk {
             ptx::sync_warp();
             store(chunk);
         };
-        if constexpr (has_third_group) {
-            const LowerPieces lower(fetchers());
-            each_chunk<false, true>(first_chunk, compute_and_store, [&](int chunk) {
-                const Stage to = stage_of(chunk);
-                fetch_values(to, chunk);
-                fetch_prepared(to, place_of(chunk), lower);
-            });
-        } else if constexpr (delta) {
-            each_chunk<false, false>(first_chunk, compute_and_store, [](int) {});
+        const auto nothing = [](int) {};
+        if constexpr (delta) {
+            each_chunk<false, false>(first_chunk, compute_and_store, nothing);
         } else {
             each_chunk<states, true>(first_chunk, compute_and_store, [&](int chunk) { fetch(chunk); });
         }
@@ -164,23 +155,21 @@ struct ChannelWalk {
     HEADRACE_DEVICE void decay_all() const {
         const OwnRows of{inputs(), shared_of_rows};
         // What a thread copies, found once: this is on the way of every chunk.
-        WholePieces<64> v(stage_of(0).v, rows->v, fetching * warp_lanes);
-        const LowerPieces lower(fetchers());
+        WholePieces<64, decaying> v(stage_of(0).v, rows->v, fetching * warp_lanes);
+        const LowerPieces lower(warps_from(fetching));
         const bool whole = rows->v.near() && args.V - rows->first >= tensor_values;
         const auto fetch_and_decay = [&](int chunk) {
             typename OwnRows::Own own;
             of.load(own, first_token(chunk), length_of(chunk), place_of(chunk));
             // while these rows arrive
             const Stage to = stage_of(ptx::not_before(chunk));
-            if constexpr (!has_third_group) {
-                if (whole && length_of(chunk) == tensor_chunk) {
-                    v.copy(number_of(chunk) * static_cast<std::uint32_t>(stage_bytes));
-                } else {
-                    fetch_values(to, chunk);
-                }
-                v.advance();
-                fetch_prepared(to, place_of(chunk), lower);
+            if (whole && length_of(chunk) == tensor_chunk) {
+                v.copy(number_of(chunk) * static_cast<std::uint32_t>(stage_bytes));
+            } else {
+                fetch_values(to, chunk);
             }
+            v.advance();
+            fetch_prepared(to, place_of(chunk), lower);
             const int next = ptx::not_before(chunk) + 1;
             if (next < rows->end_chunk) of.inputs.template prefetch<K, decaying>(first_token(next), length_of(next));
             of.decay({to.reads, to.erases, to.writes}, own);
@@ -348,11 +337,11 @@ struct ChannelWalk {
     }
     HEADRACE_DEVICE void fetch_values(const Stage& to, int chunk) const {
         copy_rows(to.v, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk, args.V - rows->first,
-                  args.value_columns, fetchers());
+                  args.value_columns, warps_from(fetching));
     }
     HEADRACE_DEVICE void fetch_prepared(const Stage& to, std::int64_t place, const LowerPieces& pieces) const {
         const Prepared& from = args.prepared;
-        const Warps by = fetchers();
+        const Warps by = warps_from(fetching);
         pieces.copy(to.solve.high, from.solve_high, place), pieces.copy(to.solve.low, from.solve_low, place),
             pieces.copy(to.scores, from.scores, place);
         copy_bytes<8 * K>(to.decay, from.decay + place * 2 * K, by);

@@ -14,14 +14,14 @@ struct CountedAdditiveOps : CountedWarpOps {
 
     void read_and_score(Tile, Decayed, State, Tile, Tile) {
         read_state(K, 0);
-        products.add(split ? 3 * lower : lower, (split ? lower : lower / 2) + steps, split ? 2 : 1);
-        if (diagonal_apart) products.add(0, steps, 0), products.access(tiles, 0);
+        products.add(split ? 3 * lower : lower, split ? lower : lower / 2, split ? 2 : 1);
+        if (diagonal_apart) products.access(tiles, 0);
         constexpr double shuffles = 8 + 4 + 2;
         if (terms) products.add(0, 2 * steps, 2), products.access(2 * (shuffles + 2), 6);
         products.access(2 * tiles, 0);
     }
     void decay_and_write(State, State, Decayed, Tile) {
-        products.add(0, steps, 1);
+        products.add(0, steps, 1);  // rows of values, once for all that is made of them
         write_state(K, 0);
     }
 };

@@ -2,6 +2,7 @@
 // their gradients back, by warps that own 16 values each. They leave SweptChunks, d_v and the initial state's gradient.
 // With more than 64 channels warps beside them fetch, and compute what no gradient of a state enters; where there are
 // four more, these fetch, and save what those that walk leave them.
+// over 400 lines: both walks, whose roles hand each other chunk after chunk.
 #pragma once
 
 #include "cuda/chunk/sweep_walk.hpp"

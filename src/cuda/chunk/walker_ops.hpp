@@ -67,10 +67,6 @@ struct WalkerOps {
 
     // values = v + x S
     HEADRACE_DEVICE void add_read(Tile, Tile v, Decayed x, State) {
-        TokenFactors of_rows;
-        TransposedRows of_v;
-        if constexpr (loads_early)
-            of_rows = TokenFactors::load(x.factors), of_v = TransposedRows::load(v.matrix, first_value());
         const auto factors = Format::RowFactors::of(state);
         if (waits) ptx::meet_threads(taken_barrier, 2 * walking_threads);
         if (leaves) left.leave_factors(factors);
@@ -86,8 +82,12 @@ struct WalkerOps {
         const auto operand = [&](int step) {
             return upper_first ? left_operand<Format>(state, step, factors) : leave(step);
         };
+        TokenFactors of_rows;
+        TransposedRows of_v;
         const auto meanwhile = [&] {
             if (leaves) ptx::arrive_threads(left_state_barrier, 2 * walking_threads);
+            if constexpr (loads_early)
+                of_rows = TokenFactors::load(x.factors), of_v = TransposedRows::load(v.matrix, first_value());
         };
         if (exact_reads) {
             read_of<Left::both, K, Format>(values, operand, x.x.matrix, factors, meanwhile);

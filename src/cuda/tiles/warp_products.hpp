@@ -186,7 +186,8 @@ HEADRACE_DEVICE void add_read(TokenSums& sums, State state, Matrix<K> rows) {
         multiply_tiles<left, Format>(sums, state(d / 16), 0, token_tiles,
                                      [&](auto& b, int j) { ptx::load_matrix(b, from.at(j, d)); });
 }
-// sums = S^T rows^T, of a state whose rows were multiplied by `factors`; meanwhile() while products of groups go on.
+// sums = S^T rows^T, of a state whose rows were multiplied by `factors`; meanwhile() while products of groups go on, or
+// behind others, in any case when all of state(step) has been asked for.
 template <Left left, int K, class Format = Bf16, class State, class Meanwhile = group_products::Nothing>
 HEADRACE_DEVICE void read_of(TokenSums& sums, State state, Matrix<K> rows, const typename Format::RowFactors& factors,
                              Meanwhile meanwhile = {}) {
@@ -195,9 +196,9 @@ HEADRACE_DEVICE void read_of(TokenSums& sums, State state, Matrix<K> rows, const
         each_step(a, state);
         group_products::read<left, Format>(sums, a, rows, meanwhile);
     } else {
-        meanwhile();
         clear(sums);
         add_read<left, Format>(sums, state, rows);
+        meanwhile();
     }
     factors.take_back(sums);
 }
@@ -218,7 +219,6 @@ HEADRACE_DEVICE void multiply_lower_rows(TokenSums& sums, A a, Matrix<K> rows, i
         each_step(of, a);
         group_products::read<Left::high, Format>(sums, of, rows, meanwhile);
     } else {
-        meanwhile();
         clear(sums);
         const auto from = OperandAt<K>::across(rows);
 #pragma unroll
@@ -231,6 +231,7 @@ HEADRACE_DEVICE void multiply_lower_rows(TokenSums& sums, A a, Matrix<K> rows, i
                                                    [&](auto& b, int j) { ptx::load_matrix(b, from.at(j, d)); });
             }
         }
+        meanwhile();
     }
 }
 
@@ -334,7 +335,6 @@ HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, SplitMatrix m, b
         each_step(of, a);
         group_products::add_lower_transposed(sums, of, m.high, m.low, add, meanwhile);
     } else {
-        meanwhile();
         if (!add) clear(sums);
         const auto high = OperandAt<64>::across(m.high), low = OperandAt<64>::across(m.low);
 #pragma unroll
@@ -345,6 +345,7 @@ HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, SplitMatrix m, b
             multiply_tiles<Left::both>(sums, left, 2 * step, token_tiles,
                                        [&](auto& b, int i) { ptx::load_matrix(b, high.at(i, 16 * step)); });
         }
+        meanwhile();
     }
 }
 template <Left left_of_high = Left::both, class Format = Bf16, class A>

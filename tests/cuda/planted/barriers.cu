@@ -1,5 +1,6 @@
 // Planted bugs of barriers and of what passes between the lanes of a warp.
 #include "planted.hpp"
+#include "cuda/tiles/hand_over.hpp"
 #include "cuda/tiles/tile_ops.hpp"
 
 namespace headrace::planted {
@@ -167,6 +168,51 @@ void step_missing_in_sum() {
     require_on_device(out, {528.0F});
 }
 
+// One group of threads fills stages, another reads them and gives them back.
+enum class Handed { well, read_unfilled, filled_unread, given_unread };
+template <Handed handed>
+__global__ void pass_stages(float* out, const float* in, int chunks) {
+    constexpr int stages = 2;
+    using Filled = HandOver<4, 2 * threads>;
+    using Emptied = HandOver<4 + most_stages, 2 * threads>;
+    __shared__ float stage[stages][threads];
+    const int own = static_cast<int>(threadIdx.x) % threads;
+    HEADRACE_ROLLED
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        const int turn = chunk % stages;
+        if (static_cast<int>(threadIdx.x) < threads) {
+            if (chunk >= stages && handed != Handed::filled_unread) Emptied::take(turn);
+            stage[turn][own] = in[chunk * threads + own];
+            Filled::give(turn);
+            continue;
+        }
+        const bool returned = chunk + stages < chunks && handed != Handed::filled_unread;
+        if (handed != Handed::read_unfilled) Filled::take(turn);
+        if (returned && handed == Handed::given_unread) Emptied::give(turn);
+        out[chunk * threads + own] = stage[turn][threads - 1 - own];
+        if (returned && handed != Handed::given_unread) Emptied::give(turn);
+    }
+}
+template <Handed handed>
+void stages_of(int chunks) {
+    const auto count = static_cast<std::size_t>(chunks);
+    float* out = empty_on_device<float>(count * threads);
+    pass_stages<handed><<<1, 2 * threads>>>(out, on_device(numbers(count * threads)), chunks);
+    require_on_device(out, reversed(count, threads));
+}
+template <bool bug>
+void stage_before_it_is_filled() {
+    stages_of<bug ? Handed::read_unfilled : Handed::well>(2);
+}
+template <bool bug>
+void stage_filled_before_it_is_read() {
+    stages_of<bug ? Handed::filled_unread : Handed::well>(5);
+}
+template <bool bug>
+void stage_given_before_it_is_read() {
+    stages_of<bug ? Handed::given_unread : Handed::well>(5);
+}
+
 }  // namespace
 
 std::vector<Pair> pairs_of_barriers() {
@@ -178,6 +224,9 @@ std::vector<Pair> pairs_of_barriers() {
         HEADRACE_PAIR(return_before_barrier, "threads of the tail return before the barrier"),
         HEADRACE_PAIR(count_of_named_barrier, "a named barrier with a warp too many"),
         HEADRACE_PAIR_THAT_SHOWS(shared_name_of_barrier, sometimes, "two groups of warps with one named barrier"),
+        HEADRACE_PAIR(stage_before_it_is_filled, "a stage is read without waiting for those that fill it"),
+        HEADRACE_PAIR(stage_filled_before_it_is_read, "a stage is filled again without waiting for those that read it"),
+        HEADRACE_PAIR(stage_given_before_it_is_read, "a stage is given back before it is read"),
         HEADRACE_PAIR(lane_missing_in_shuffle, "a shuffle without the lane of the tail"),
         HEADRACE_PAIR(step_missing_in_sum, "a warp's sum without its first step"),
     };

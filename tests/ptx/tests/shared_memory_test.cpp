@@ -136,6 +136,24 @@ TEST(SharedMemory, ArrivingReleasesAndWaitingAcquires) {
     EXPECT_NO_THROW(memory.load(0, 4, 0, 0, 7));
 }
 
+// Lanes that have parted arrive one after the other; what each part has written before is released.
+TEST(SharedMemory, ArrivingInParts) {
+    SharedMemory memory(64, 2, true);
+    memory.store(0, 4, 0, 0, 1);
+    memory.arrive(0, 5);
+    memory.store(8, 4, 0, 20, 2);
+    memory.arrive(0, 5);
+    memory.store(16, 4, 0, 20, 3);
+    memory.barrier({0, 1}, {1}, 5);
+    EXPECT_NO_THROW(memory.load(0, 4, 1, 0, 4));
+    EXPECT_NO_THROW(memory.load(8, 4, 1, 0, 5));
+    EXPECT_FAULT(memory.load(16, 4, 1, 0, 6), "warp 0 lane 20 wrote at line 3");
+    memory.store(24, 4, 0, 0, 7);
+    memory.arrive(0, 5);  // none of the former arrivals is left
+    memory.barrier({0, 1}, {1}, 5);
+    EXPECT_NO_THROW(memory.load(24, 4, 1, 0, 8));
+}
+
 TEST(SharedMemory, Atomics) {
     SharedMemory memory(64, 2, true);
     memory.store(0, 4, 0, 0, 1);

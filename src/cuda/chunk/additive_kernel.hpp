@@ -236,10 +236,10 @@ struct AdditiveKernel {
     HEADRACE_DEVICE void fetch_all(bool outputs) {
         const int end = course->end_chunk, first = course->first_chunk;
         // The chunk that has not all rows, where there is one.
-        const int short_chunk = first >= end                                   ? -1
-                                : range_of(first).length < tensor_chunk        ? first
+        const int short_chunk = first >= end                              ? -1
+                                : range_of(first).length < tensor_chunk   ? first
                                 : range_of(end - 1).length < tensor_chunk ? end - 1
-                                                                               : -1;
+                                                                          : -1;
         const bool copies_whole = course->whole;
         GatesAhead gates(*this);
         Tokens next{};
@@ -489,7 +489,9 @@ struct AdditiveKernel {
     // Of what is known of chunks.
     HEADRACE_DEVICE int known_turn(int chunk) const { return has_third_group ? turn_of(chunk) : chunk % 2; }
     HEADRACE_DEVICE Keys keys_of(int chunk) const {
-        const int turn = has_third_group ? turn_of(chunk) : args.stages == 2 ? chunk % 3 : 0,
+        const int turn = has_third_group    ? turn_of(chunk)
+                         : args.stages == 2 ? chunk % 3
+                                            : 0,
                   at = turn * 2 * tensor_chunk * K;
         return {{first_keys.q.data + at}, {first_keys.k.data + at}};
     }
@@ -502,8 +504,7 @@ struct AdditiveKernel {
         return {{first_scores.data + at}, {first_scores_low.data + at}};
     }
     HEADRACE_DEVICE ChunkRange range_of(int chunk) const {
-        return of_backward ? walked_range(args, course->sequence, chunk)
-                           : chunk_range(args, course->sequence, chunk);
+        return of_backward ? walked_range(args, course->sequence, chunk) : chunk_range(args, course->sequence, chunk);
     }
     // What a thread of a third group copies of a chunk whose rows are whole, found once; with terms there are no
     // registers for all places.
@@ -603,7 +604,8 @@ struct AdditiveKernel {
         const int i = score_thread();
         const auto sum = [](float a, float b, float c, float d) { return (a + b) + (c + d); };
         if (i == tensor_chunk && of_keys())
-            to.crossing[chunk_place(chunk)] = sum(of.crossing[0], of.crossing[1], of.crossing[2], of.crossing[3]) * of.decay;
+            to.crossing[chunk_place(chunk)] =
+                sum(of.crossing[0], of.crossing[1], of.crossing[2], of.crossing[3]) * of.decay;
         if (i >= range.length) return;
         const std::int64_t token = range.row * args.T + range.token(i),
                            place = course->first_value / tensor_values * args.key_gradient.tokens + token,

@@ -54,7 +54,8 @@ struct AdditiveScores {
         const int first_row = own_row();
         const ScalarDecays::Power middle = decays.at(first_row);
         ScalarDecays::Power own[2];
-        float rows[2], below[2];  // factors; below the diagonal's block they are decays too, which meet at the first row
+        // Factors; below the diagonal's block they are decays too, which meet at the first row.
+        float rows[2], below[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int i = first_row + at.row + 8 * half;
@@ -74,8 +75,7 @@ struct AdditiveScores {
             each_column(first_row + 8 * tile + at.column, [&](int odd, ScalarDecays::Power at_j, float norm_of_j) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    own_weights[tile][2 * half + odd] =
-                        rows[half] * norm_of_j * ScalarDecays::between(own[half], at_j);
+                    own_weights[tile][2 * half + odd] = rows[half] * norm_of_j * ScalarDecays::between(own[half], at_j);
             });
         }
     }

@@ -146,7 +146,8 @@ struct ChannelSweep : SweepWalk<K, Bf16, false> {
                 add_rest_of_rows(sums, now.erases);
             }
             add_transposed(sums, now.rows, value_in_rows());
-            this->solve_residuals(sums, now.solve, now.beta, *now.overlap, [&] { return found_again(turn); }, place, first);
+            this->solve_residuals(
+                sums, now.solve, now.beta, *now.overlap, [&] { return found_again(turn); }, place, first);
             now = found_again(turn);
             const auto left = [&](int step) { return left_operand(sums, step); };
             decay_and_add<Left::both, K, Format>(state, left, now.writes, decay_of(now));
@@ -168,7 +169,8 @@ struct ChannelSweep : SweepWalk<K, Bf16, false> {
         }
         Base::add_lower_of_rows(y, now.rows, value_in_rows(), now.scores);
         if constexpr (delta) {
-            this->solve_gradients(y, now.solve, now.beta, *now.overlap, [&] { return found_again(turn); }, place_of(chunk), first);
+            this->solve_gradients(
+                y, now.solve, now.beta, *now.overlap, [&] { return found_again(turn); }, place_of(chunk), first);
         }
         this->store_rows(y, chunk, first);
         now = found_again(turn);

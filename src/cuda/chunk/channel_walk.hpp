@@ -174,7 +174,8 @@ struct ChannelWalk {
             if (next < rows->end_chunk) of.inputs.template prefetch<K, decaying>(first_token(next), length_of(next));
             of.decay({to.reads, to.erases, to.writes}, own);
         };
-        each_chunk<false, true>(0, [](int) {}, fetch_and_decay);
+        each_chunk<false, true>(
+            0, [](int) {}, fetch_and_decay);
     }
     // Of this warp, found where it is needed, as registers are few.
     HEADRACE_DEVICE OutputPatch patch() const { return {{patches.data + 16 * warp_here() * 64}}; }

@@ -82,8 +82,9 @@ struct PrepareKernel {
         // The first three warps have rows behind 48, 32 and 16 tokens, the last two of these also their own block.
         const LowerBlock block(1, warp_of_blocks());
         if (lane() == 0)
-            ops.most_overlap[warp()] =
-                most_overlap(args, block.new_rows ? 16 : block.row < 48 ? block.row + 16 : block.row);
+            ops.most_overlap[warp()] = most_overlap(args, block.new_rows   ? 16
+                                                          : block.row < 48 ? block.row + 16
+                                                                           : block.row);
         ops.multiply_rows(q, k, e);
         if (args.l2norm) ops.normalise(q_norm, k_norm, e_norm);
         ops.finish_products(static_cast<float>(args.scale));

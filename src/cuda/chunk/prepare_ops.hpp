@@ -195,8 +195,7 @@ struct PrepareOps {
             const float all = squares[0][half] + squares[1][half] + squares[2][half];
 #pragma unroll
             for (int turn = 0; turn < 2; ++turn) {
-                if (sum_of_quad(own_rows ? squares[turn][half] : all) > most)
-                    overlaps |= 1u << (2 * turn + half);
+                if (sum_of_quad(own_rows ? squares[turn][half] : all) > most) overlaps |= 1u << (2 * turn + half);
             }
         }
         return ptx::any_of_warp(overlaps != 0);

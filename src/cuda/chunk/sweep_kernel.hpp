@@ -226,7 +226,8 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
         });
         scale_tokens(sums, of_rows);
         rows.add_to(sums);
-        this->solve_residuals(sums, now.solve, beta, overlap, [&] { return now; }, place_of(chunk), first);
+        this->solve_residuals(
+            sums, now.solve, beta, overlap, [&] { return now; }, place_of(chunk), first);
         scale_tokens(sums, now.write);
         const SplitDecay<float> decay{now.decay[0], now.decay[1]};
         decay_and_add<Left::both, K, Format>(
@@ -248,7 +249,8 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
         } else {
             Base::add_lower_of_rows(y, now.rows, warp_value(), now.P);
         }
-        this->solve_gradients(y, now.solve, beta, overlap, [&] { return now; }, place_of(chunk), first);
+        this->solve_gradients(
+            y, now.solve, beta, overlap, [&] { return now; }, place_of(chunk), first);
         if constexpr (saves_apart) {
             OutputPatch::of(left_d_v, warp_here()).store(y);
             ptx::arrive_threads(left_d_v_barrier, 2 * walking_threads);
@@ -288,7 +290,8 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
         if constexpr (has_others) {
             meet(reads_barrier);
 #pragma unroll
-            for (int group = 0; group < groups; ++group) take_sums(sums[group], left_sums(left_reads(now, group), warp()));
+            for (int group = 0; group < groups; ++group)
+                take_sums(sums[group], left_sums(left_reads(now, group), warp()));
         } else {
             read_queries(sums, now, warp_value());
         }

@@ -102,11 +102,11 @@ struct SweepWalk {
 
     // With N of `solve` (math.md, section 5): from what a chunk's tokens find to its residuals r = x + N Diag(beta) x,
     // and from gradients y' of what is written to y = (I + Diag(beta) l)^-T y' = y' + N^T Diag(beta) y'. They are left
-    // for the gradients, and become d = beta r and z = beta y. `overlap`, a KeyOverlap, says whether N has a rest, which
-    // takes the place of its lower part; find() finds the stage again for it, as registers are few.
+    // for the gradients, and become d = beta r and z = beta y. `overlap`, a KeyOverlap, says whether N has a rest,
+    // which takes the place of its lower part; find() finds the stage again for it, as registers are few.
     template <class Beta, class Find>
-    HEADRACE_DEVICE void solve_residuals(TokenSums& x, const SplitMatrix& solve, const Beta& beta,
-                                         std::int32_t overlap, Find find, std::int64_t place, int first) const {
+    HEADRACE_DEVICE void solve_residuals(TokenSums& x, const SplitMatrix& solve, const Beta& beta, std::int32_t overlap,
+                                         Find find, std::int64_t place, int first) const {
         TokenSums scaled;
         scale_into(scaled, x, beta);
         const auto left = [&](int step) { return left_operand(scaled, step); };
@@ -122,8 +122,8 @@ struct SweepWalk {
         scale_tokens(x, beta);
     }
     template <class Beta, class Find>
-    HEADRACE_DEVICE void solve_gradients(TokenSums& y, const SplitMatrix& solve, const Beta& beta,
-                                         std::int32_t overlap, Find find, std::int64_t place, int first) const {
+    HEADRACE_DEVICE void solve_gradients(TokenSums& y, const SplitMatrix& solve, const Beta& beta, std::int32_t overlap,
+                                         Find find, std::int64_t place, int first) const {
         TokenSums scaled;
         scale_into(scaled, y, beta);
         const auto left = [&](int step) { return left_operand(scaled, step); };

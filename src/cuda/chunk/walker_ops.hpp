@@ -104,8 +104,7 @@ struct WalkerOps {
     HEADRACE_DEVICE void solve(Tile, Tile solver) {
         TokenSums solved;
         const auto meanwhile = [&] {
-            if constexpr (loads_early)
-                own_beta = TokenFactors::load(beta), own_writes = TokenFactors::load(write);
+            if constexpr (loads_early) own_beta = TokenFactors::load(beta), own_writes = TokenFactors::load(write);
         };
         add_lower_transposed<Format>(
             solved, [&](int step) { return left_operand(values, step); }, solver.split, false, meanwhile);
@@ -132,9 +131,12 @@ struct WalkerOps {
         } else {
             const auto factors = Format::RowFactors::of(state);
             TokenSums sums;
-            const ChunkOutputs<K, Format> outputs{
-                x.x.matrix,      x.factors, P.split, exact[0] != 0, scores_low + ptx::not_before(place) * LowerImage::size,
-                {0, block_warps}};
+            const ChunkOutputs<K, Format> outputs{x.x.matrix,
+                                                  x.factors,
+                                                  P.split,
+                                                  exact[0] != 0,
+                                                  scores_low + ptx::not_before(place) * LowerImage::size,
+                                                  {0, block_warps}};
             outputs.read_state(
                 sums, [&](int step) { return left_operand<Format>(state, step, factors); }, factors);
             outputs.add_scores(sums, d);

@@ -9,9 +9,9 @@
 namespace headrace::cuda {
 
 // What a warp's outputs pass through on their way to rows of values: 16 values of 64 tokens. Where a warp stores
-// matrices at once they are turned on the way: a token's values lie in two pieces, which change places every four tokens
-// so that eight lie in all banks. Elsewhere, and where lines of values are wanted, values lie in such rows that the four
-// pairs which a matrix is loaded from, and the eight values that a store has, lie in all banks.
+// matrices at once they are turned on the way: a token's values lie in two pieces, which change places every four
+// tokens so that eight lie in all banks. Elsewhere, and where lines of values are wanted, values lie in such rows that
+// the four pairs which a matrix is loaded from, and the eight values that a store has, lie in all banks.
 struct OutputPatch {
     static constexpr bool turns = ptx::stores_matrices;
     static constexpr std::uint32_t token_bytes = 32;
@@ -101,7 +101,7 @@ struct ChunkOutputs {
     Matrix<K> q;
     const float* read;   // [C] factors of its rows
     SplitMatrix P;       // low of f16
-    bool exact;                       // Prepared::exact
+    bool exact;          // Prepared::exact
     const std::uint16_t* scores_low;  // LowerImage, read where `exact` says that it is there
     Warps by;                         // that compute outputs of this block
 

@@ -243,12 +243,11 @@ struct WalkerStages {
                 k_line = line_of<K>(of.rows->k.from(chunk * tensor_chunk), own);
                 v_line = line_of<64>(of.rows->v.from(chunk * tensor_chunk), own % tensor_chunk);
                 const int which = own / image_lines;
-                prepared_line =
-                    which == 3 ? reinterpret_cast<const char*>(from.factors + 4 * tensor_chunk * place)
-                               : reinterpret_cast<const char*>((which == 0   ? from.solve_high
-                                                                : which == 1 ? from.solve_low
-                                                                             : from.scores) +
-                                                               place * LowerImage::size);
+                prepared_line = which == 3 ? reinterpret_cast<const char*>(from.factors + 4 * tensor_chunk * place)
+                                           : reinterpret_cast<const char*>((which == 0   ? from.solve_high
+                                                                            : which == 1 ? from.solve_low
+                                                                                         : from.scores) +
+                                                                           place * LowerImage::size);
                 prepared_line += own % image_lines * 128;
             }
         }

@@ -68,8 +68,8 @@ HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPat
     if constexpr (OutputPatch::turns) {
         const int own = lane_here(), token = own / 2, column = first + own % 2 * 8;
         char* to = tensor.data + (o.first - tensor.data) + 2 * column + token * o.step;
-        const uint4* const from = reinterpret_cast<const uint4*>(patch.matrix.data) + 2 * token +
-                                  (own % 2 ^ (token / 4 % 2));
+        const uint4* const from =
+            reinterpret_cast<const uint4*>(patch.matrix.data) + 2 * token + (own % 2 ^ (token / 4 % 2));
         const int left = column < count ? length - token : 0;  // tokens from the lane's first on
         if (length == tensor_chunk && count - first >= 16) {   // of all lanes
 #pragma unroll

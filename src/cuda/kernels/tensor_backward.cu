@@ -33,13 +33,14 @@ TensorBackwardKernels kernels_of() {
     using Chunk = PrepareKernel<K, Bf16, true>;
     constexpr int of_sweeps = registers_allowed(sweep_threads<K> + fetching_threads(K), 1),
                   of_gradients = registers_allowed(tensor_threads, 1);
-    return {{"tensor_prepare", reinterpret_cast<const void*>(&tensor_prepare<Chunk>),
-             registers_allowed(block_threads, prepare_blocks<Chunk>), &shared_memory_of<Chunk>, &tensor_prepare_work<K>},
-            {"tensor_sweeps", reinterpret_cast<const void*>(&tensor_sweeps<K>), of_sweeps,
-             &shared_memory_of<SweepKernel<K, ByGroup<Bf16>>>, &tensor_sweeps_work<K>, fetching_threads(K),
-             left_to_third_group(K)},
-            {"tensor_gradients", reinterpret_cast<const void*>(&tensor_gradients<K, comba>), of_gradients,
-             &shared_memory_of<GradientKernel<K, comba>>, &tensor_gradients_work<K, comba>}};
+    return {
+        {"tensor_prepare", reinterpret_cast<const void*>(&tensor_prepare<Chunk>),
+         registers_allowed(block_threads, prepare_blocks<Chunk>), &shared_memory_of<Chunk>, &tensor_prepare_work<K>},
+        {"tensor_sweeps", reinterpret_cast<const void*>(&tensor_sweeps<K>), of_sweeps,
+         &shared_memory_of<SweepKernel<K, ByGroup<Bf16>>>, &tensor_sweeps_work<K>, fetching_threads(K),
+         left_to_third_group(K)},
+        {"tensor_gradients", reinterpret_cast<const void*>(&tensor_gradients<K, comba>), of_gradients,
+         &shared_memory_of<GradientKernel<K, comba>>, &tensor_gradients_work<K, comba>}};
 }
 
 TensorBackwardKernels tensor_backward_kernels(std::int64_t K, bool comba) {

@@ -1,7 +1,7 @@
 // Planted bugs of barriers and of what passes between the lanes of a warp.
-#include "planted.hpp"
 #include "cuda/tiles/hand_over.hpp"
 #include "cuda/tiles/tile_ops.hpp"
+#include "planted.hpp"
 
 namespace headrace::planted {
 namespace {

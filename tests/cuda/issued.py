@@ -119,7 +119,10 @@ class Runs:
                 for kernel, its in counts.items()}
 
     def planned(self, problem):
-        done = subprocess.run([self.headrace, "plan", problem, "--json"], capture_output=True, text=True, check=True)
+        # Launches depend on the GPU that is there: on the one that executes them.
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(self.runtime), "HEADRACE_PTX_CAPABILITY": str(CAPABILITY)}
+        done = subprocess.run([self.headrace, "plan", problem, "--json"], env=environment, capture_output=True,
+                              text=True, check=True)
         return json.loads(done.stdout)["gpu"]["launches"]
 
 

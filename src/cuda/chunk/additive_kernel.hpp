@@ -235,27 +235,31 @@ struct AdditiveKernel {
     }
     HEADRACE_DEVICE void fetch_all(bool outputs) {
         const int end = course->end_chunk, first = course->first_chunk;
-        // The chunk that has not all rows, where there is one.
-        const int short_chunk = first >= end                              ? -1
-                                : range_of(first).length < tensor_chunk   ? first
-                                : range_of(end - 1).length < tensor_chunk ? end - 1
-                                                                          : -1;
+        if (first >= end) return;
+        int short_chunk = -1;  // the chunk that has not all rows, where there is one
+        HEADRACE_ROLLED        // here and below, the same code for several: what is new to a multiprocessor is slow
+            for (int chunk = first; chunk < end;
+                 chunk = chunk < end - 1 ? end - 1 : end) if (range_of(chunk).length < tensor_chunk) short_chunk =
+                chunk;
         const bool copies_whole = course->whole;
-        GatesAhead gates(*this);
+        const std::int64_t first_token = this->first_token();
+        Arriving arriving(*this, first_token);
+        GatesAhead gates(*this, first_token);
         Tokens next{};
-        if (knows_decays() && first < end) next = tokens_of(first);
-        Arriving arriving(*this);
         HEADRACE_ROLLED
-        for (int chunk = first; chunk < end; ++chunk) {
+        for (int chunk = first - 1; chunk < end; ++chunk, gates.advance()) {
             const Tokens now = next;  // those of the next chunk arrive meanwhile
-            const bool more = chunk + 1 < end, next_whole = chunk + 1 != short_chunk;
-            gates.advance();
-            if (knows_decays() && more) next = next_whole && gates.serve() ? gates.load() : tokens_of(chunk + 1);
+            const int behind = chunk + 1;
+            const bool more = behind < end, next_whole = behind != short_chunk;
+            if (knows_decays() && more)
+                next = next_whole && behind > first && gates.serve() ? gates.load() : tokens_of(behind);
+            if (chunk < first) continue;
             if (chunk - args.stages >= first) Emptied::take(turn_of(chunk));
             if (copies_whole && chunk != short_chunk) {
                 arriving.copy(turn_of(chunk), outputs);
             } else {
-                fetch_keys(chunk, outputs), fetch_values(chunk);
+                const ChunkRange range = range_of(chunk);
+                fetch_keys(chunk, range, outputs), fetch_values(chunk, range);
             }
             ptx::end_copies();
             arriving.advance(copies_whole && more && next_whole, outputs);
@@ -313,8 +317,8 @@ struct AdditiveKernel {
         const int prepared = chunk + lead(), arriving = prepared + lead();
         end_copies_of_block();
         if constexpr (fetches) {
-            if (there(arriving)) fetch_keys(arriving, outputs);
-            if (there(prepared)) fetch_values(prepared);
+            if (there(arriving)) fetch_keys(arriving, range_of(arriving), outputs);
+            if (there(prepared)) fetch_values(prepared, range_of(prepared));
             ptx::end_copies();
         }
         if (lead() == 0) end_copies_of_block();
@@ -434,16 +438,18 @@ struct AdditiveKernel {
         const char *from, *last;
         std::int64_t step;
 
-        HEADRACE_DEVICE explicit GatesAhead(const AdditiveKernel& of) : from(nullptr), last(nullptr), step(0) {
+        HEADRACE_DEVICE GatesAhead(const AdditiveKernel& of, std::int64_t first_token)
+            : from(nullptr), last(nullptr), step(0) {
             const Strided& gates = of.args.log_decays;
             if (!gates.given) return;
-            const ChunkRange range = of.range_of(of.course->first_chunk + 1);
+            const TokenRange& s = of.course->sequence;
+            const ChunkRange range{s.row, s.begin, s.end, first_token, tensor_chunk, tensor_chunk, of.args.reverse};
             const auto at = [&](int i) {
                 return gates.data + 4 * offset_of(gates, range.row, range.token(i), of.course->head);
             };
-            const int i = 2 * lane_here() - tensor_chunk - of.late();
+            const int i = 2 * lane_here() - of.late();
             from = at(i), step = at(i + 1) - from;
-            if (of.of_keys()) last = at(-1);
+            if (of.of_keys()) last = at(tensor_chunk - 1);
         }
         HEADRACE_DEVICE bool serve() const { return from != nullptr; }
         HEADRACE_DEVICE void advance() {
@@ -516,16 +522,16 @@ struct AdditiveKernel {
         WholePieces<64> partner;
         const char *q_line, *k_line, *v_line;  // of the next chunk
 
-        HEADRACE_DEVICE explicit Arriving(const AdditiveKernel& of)
-            : q(of.first_keys.q, of.course->q.from(of.first_token()), first_fetching_thread),
-              k(of.first_keys.k, of.course->k.from(of.first_token()), first_fetching_thread),
-              v(of.first_values.v, of.course->v.from(of.first_token()), first_fetching_thread),
-              partner(of.first_values.partner, of.course->partner.from(of.first_token()), first_fetching_thread) {
+        HEADRACE_DEVICE Arriving(const AdditiveKernel& of, std::int64_t first_token)
+            : q(of.first_keys.q, of.course->q.from(first_token), first_fetching_thread),
+              k(of.first_keys.k, of.course->k.from(first_token), first_fetching_thread),
+              v(of.first_values.v, of.course->v.from(first_token), first_fetching_thread),
+              partner(of.first_values.partner, of.course->partner.from(first_token), first_fetching_thread) {
             const int own = thread_here() - first_fetching_thread;
-            q_line = line_of<K>(of.course->q.from(of.first_token()), own);
-            k_line = line_of<K>(of.course->k.from(of.first_token()), own);
+            q_line = line_of<K>(of.course->q.from(first_token), own);
+            k_line = line_of<K>(of.course->k.from(first_token), own);
             // with terms also the partner's
-            v_line = line_of<64>((own < tensor_chunk ? of.course->v : of.course->partner).from(of.first_token()),
+            v_line = line_of<64>((own < tensor_chunk ? of.course->v : of.course->partner).from(first_token),
                                  own % tensor_chunk);
         }
         HEADRACE_DEVICE void copy(int turn, bool outputs) const {
@@ -548,10 +554,10 @@ struct AdditiveKernel {
     };
     // From which whole chunks follow one another: where the walk goes back, the first one may be shorter.
     HEADRACE_DEVICE std::int64_t first_token() const { return range_of(course->first_chunk + 1).first - tensor_chunk; }
-    HEADRACE_DEVICE void fetch_keys(int chunk, bool outputs) const {
+    // Of a third group those that Arriving does not serve.
+    HEADRACE_DEVICE void fetch_keys(int chunk, const ChunkRange& range, bool outputs) const {
         const Keys to = keys_of(chunk);
-        const ChunkRange range = range_of(chunk);
-        if (range.length == tensor_chunk && course->whole) {
+        if (!has_third_group && range.length == tensor_chunk && course->whole) {
             if (outputs) copy_whole(to.q, course->q.from(range.first), first_fetching_thread);
             copy_whole(to.k, course->k.from(range.first), first_fetching_thread);
             return;
@@ -562,11 +568,10 @@ struct AdditiveKernel {
             copy_rows<K, 0>(which == 0 ? to.q : to.k, from, range.length, tensor_chunk, args.K, K, fetching);
         }
     }
-    HEADRACE_DEVICE void fetch_values(int chunk) const {
+    HEADRACE_DEVICE void fetch_values(int chunk, const ChunkRange& range) const {
         const Values to = values_of(chunk);
-        const ChunkRange range = range_of(chunk);
         const int count = args.V - course->first_value;
-        const bool whole = range.length == tensor_chunk && course->whole;
+        const bool whole = !has_third_group && range.length == tensor_chunk && course->whole;
         const auto copy = [&](Matrix<64> matrix, TokenRows rows) {
             whole ? copy_whole(matrix, rows, first_fetching_thread)
                   : copy_rows<64, 0>(matrix, rows, range.length, tensor_chunk, count, tensor_values, fetching);

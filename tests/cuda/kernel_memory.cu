@@ -112,7 +112,7 @@ void print_scalar(const std::string& size) {
     print_walk.template operator()<AdditiveWalk::gradient>("tensor_states,");
     print_tensor<PrepareKernel<K, Format, false>>(("tensor_prepare," + size).c_str(), true, true);
     print_tensor<WalkerKernel<K, Format>>(("tensor_walk," + size).c_str(), true, true);
-    print_tensor<WalkerKernel<K, Format>>(("tensor_walk_states," + size).c_str(), true, false);
+    print_tensor<WalkerKernel<K, Format, false>>(("tensor_walk_states," + size).c_str(), true, false);
 }
 // Under channel gates, and of the delta rule's backward.
 template <int K>

@@ -114,6 +114,7 @@ def short_name(symbol):
         return symbol
     name, arguments = function[1], function[2] or ""
     arguments = re.sub(r"(ChannelWalk<\d+, \w+), \w+>", r"\1>", arguments)  # gives_outputs
+    arguments = re.sub(r"(WalkerKernel<\d+, [\w:]+<[\w:]+ ?>), \w+>", r"\1>", arguments)  # to_outputs
     blocks = "AdditiveKernel|KeyGradientKernel|PrepareKernel|WalkerKernel|ChannelPrepare|ChannelWalk|channel_(?:estimate|sweeps|gradients(?:_low)?|key_sums)|tensor_\\w+"
     sizes = re.findall(rf"(?:(?:{blocks})<|true, |false, )(\d+)", name + arguments)
     words = [name, *(f"k{value}" for value in sizes)]

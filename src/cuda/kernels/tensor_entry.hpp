@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(tensor_threads_of<Kernel>, 1) tensor_states(co
 }
 
 // Chunks of the delta rule, and blocks of args.value_columns values that walk them. Of a forward's chunks as many at
-// once as shared memory lets onto a multiprocessor of 9.0 and 10.0.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+// once as shared memory lets onto a multiprocessor of 9.0; for others ptxas has no registers for so many.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 inline constexpr int most_prepare_blocks = 3;
 #else
 inline constexpr int most_prepare_blocks = 4;

@@ -13,7 +13,7 @@ constexpr int registers = 65536, most_threads = 2048, most_blocks = 32;  // of a
 constexpr double tensor_cores = 4;                                       // of a multiprocessor, ibid.
 constexpr double bytes_of_cycle = 128;  // that a multiprocessor's load/store units move: 32 banks of 4 bytes
 constexpr double schedulers = 4;        // of a multiprocessor, each could issue an instruction in a cycle, ibid.
-// What one did issue of the kernels whose instructions were measured, with the one to three warps that their registers
+// What one did issue of the kernels whose instructions were measured, with the one to four warps that their registers
 // leave it, most of which wait for what came before or for instructions to arrive: 0.30 to 0.49 on an H200
 // (docs/performance.md).
 constexpr double issued_of_cycle = 0.41;

@@ -29,9 +29,9 @@ struct AdditiveKernel {
     using Ops = AdditiveOps<K, Format>;
     using Scores = AdditiveScores<K, Format>;
     static constexpr int values_of_block = tensor_values, score_threads = tensor_threads / 2, score_barrier = 1;
-    using Filled = HandOver<7, 2 * block_threads>;
-    using Scored = HandOver<7 + most_stages, 2 * block_threads>;
-    using Emptied = HandOver<7 + 2 * most_stages, 2 * block_threads>;
+    using Filled = HandOver<0, 2 * block_threads>;
+    using Scored = HandOver<1, 2 * block_threads>;
+    using Emptied = HandOver<2, 2 * block_threads>;
     // Matrices of 64 columns that a turn has: values and scores.
     static constexpr int of_values = 2 + (leaves_terms ? 1 : 0) + (Format::splits_scores ? 1 : 0);
 
@@ -198,7 +198,7 @@ struct AdditiveKernel {
 
     // ---- turns: while some warps walk a chunk, the others compute the scores of the next one, and the rows of the one
     // behind that arrive, of chunks that are there. With one stage a turn does all of one chunk, one after the other.
-    // Decays are found with the scores, or by a third group one turn before.
+    // Where a third group fetches, there are no turns: it finds decays while rows arrive, and hands stages on.
 
     HEADRACE_DEVICE int lead() const { return args.stages == 2 ? 1 : 0; }
     HEADRACE_DEVICE bool there(int chunk) const { return chunk >= course->first_chunk && chunk < course->end_chunk; }
@@ -236,11 +236,12 @@ struct AdditiveKernel {
     HEADRACE_DEVICE void fetch_all(bool outputs) {
         const int end = course->end_chunk, first = course->first_chunk;
         if (first >= end) return;
-        int short_chunk = -1;  // the chunk that has not all rows, where there is one
-        HEADRACE_ROLLED        // here and below, the same code for several: what is new to a multiprocessor is slow
-            for (int chunk = first; chunk < end;
-                 chunk = chunk < end - 1 ? end - 1 : end) if (range_of(chunk).length < tensor_chunk) short_chunk =
-                chunk;
+        int short_chunk = -1;  // the chunk that has not all rows, where there is one: the first or the last
+        // Here and below the same code for several: what is new to a multiprocessor is slow.
+        HEADRACE_ROLLED
+        for (int chunk = first; chunk < end; chunk = chunk < end - 1 ? end - 1 : end) {
+            if (range_of(chunk).length < tensor_chunk) short_chunk = chunk;
+        }
         const bool copies_whole = course->whole;
         const std::int64_t first_token = this->first_token();
         Arriving arriving(*this, first_token);

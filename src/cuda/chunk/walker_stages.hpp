@@ -20,8 +20,8 @@ struct WalkerStages {
     static constexpr bool has_third_group = cuda::has_third_group<K>;
     // Stages of a third group: that have arrived, for the first group of warps and, `beside` it, for the second; that
     // both have read.
-    using Filled = HandOver<7, 2 * block_threads>;
-    using Emptied = HandOver<7 + 2 * most_stages, 3 * block_threads>;
+    using Filled = HandOver<0, 2 * block_threads>;
+    using Emptied = HandOver<2, 3 * block_threads>;
     static constexpr int beside = most_stages;
 
     // What has arrived of a chunk.

@@ -173,8 +173,8 @@ enum class Handed { well, read_unfilled, filled_unread, given_unread };
 template <Handed handed>
 __global__ void pass_stages(float* out, const float* in, int chunks) {
     constexpr int stages = 2;
-    using Filled = HandOver<4, 2 * threads>;
-    using Emptied = HandOver<4 + most_stages, 2 * threads>;
+    using Filled = HandOver<0, 2 * threads>;
+    using Emptied = HandOver<1, 2 * threads>;
     __shared__ float stage[stages][threads];
     const int own = static_cast<int>(threadIdx.x) % threads;
     HEADRACE_ROLLED

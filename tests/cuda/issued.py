@@ -26,12 +26,14 @@ TABLE = pathlib.Path(__file__).resolve().parents[2] / "src" / "cuda" / "plumbing
 ROWS = re.compile(r"(?<=    // begin\n).*?(?=    // end\n)", re.DOTALL)
 # Of the compute capability whose code the table is of: where products of groups of warps take the place of many others.
 CAPABILITY = "9.0"
-# Without K; the first of each form is one that a comparison runs. Blocks have whole chunks and 16 values for each warp.
-FORWARDS = {"gated_delta_rule": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 v64", "t1088 h1 v192"],
+# Without K; the first of each form is one that a comparison runs, and those in segments. Blocks have whole chunks and 16
+# values for each warp, sequences whole segments.
+FORWARDS = {"gated_delta_rule": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 v64", "t2048 h1 v192", "t3072 h1 v192"],
             "comba": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 v64"],
-            "simple_gla": ["t256 h1 v64", "t128 h1 v64", "t1088 h1 v64"],
+            "simple_gla": ["t256 h1 v64", "t128 h1 v64", "t1536 h1 v64"],
             "kda": ["t256 h1 v64", "t128 h1 v64"],
-            "gla": ["t256 h1 v64", "t128 h1 v64", "t1088 h1 v64"]}
+            "gla": ["t256 h1 v64", "t128 h1 v64", "t1536 h1 v64"]}
+IN_SEGMENTS = ("t2048", "t1536")
 SWEPT = ["t128 h4 hv8 v64", "t192 h8 v64", "t128 h8 v64", "t64 h8 v128", "t64 h34 v128"]
 BACKWARDS = {"gated_delta_rule": SWEPT, "comba": SWEPT, "kda": SWEPT, "gla": SWEPT,
              "simple_gla": ["t128 h8 v{K}", "t192 h8 v{K}", "t64 h8 v{K}", "t64 h1 hv8 v{K}", "t128 h4 hv8 v{K}"]}
@@ -47,9 +49,9 @@ BESIDE, STEP, HEAD, VALUES, BLOCK = range(5)
 NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_key_gradient": (STEP, HEAD),
            **dict.fromkeys(("tensor_gradients", "channel_gradients", "split_gradients"), (STEP, HEAD, VALUES)),
            "channel_sweeps": (BESIDE, STEP, BLOCK),
-           **dict.fromkeys(("tensor_walk", "tensor_sweeps", "tensor_forward", "tensor_forward_gradient",
-                            "tensor_forward_terms", "channel_walk", "channel_estimate", "walk_forward",
-                            "split_sweeps"), (BESIDE, STEP))}
+           **dict.fromkeys(("tensor_walk", "tensor_walk_states", "tensor_join_transitions", "tensor_sweeps",
+                            "tensor_forward", "tensor_forward_gradient", "tensor_forward_terms", "channel_walk",
+                            "channel_estimate", "walk_forward", "split_sweeps"), (BESIDE, STEP))}
 PREPARED_HEADS = 4
 WITH_FETCHING, FETCHING = ("tensor_walk", "tensor_sweeps"), 4  # kernels with more than 64 channels; warps
 GROUP, THREE_GROUPS = 4, 384  # warps; threads of blocks that have a third group, which the table leaves out
@@ -86,7 +88,7 @@ def problems(quick):
                   for K in (128, 64) for dtype in ("bf16", "f16")
                   for direction, forms in (("fwd", FORWARDS), ("bwd", BACKWARDS)) for operator, all_sizes in forms.items()
                   if dtype == "bf16" or (operator, direction) in IN_F16
-                  for sizes in (all_sizes[:1] + [sizes for sizes in all_sizes if "t1088" in sizes] if quick else all_sizes)]
+                  for sizes in (all_sizes[:1] + [sizes for sizes in all_sizes if sizes.startswith(IN_SEGMENTS)] if quick else all_sizes)]
     return on_16_bits + [(operator, direction, K, sizes, "f64", form) for K in (128, 64) for operator in DOUBLE_OPERATORS
                          for direction, (form, all_sizes) in IN_DOUBLE.items()
                          for sizes in (all_sizes[:1] if quick else all_sizes)]

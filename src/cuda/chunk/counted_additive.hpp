@@ -148,7 +148,7 @@ BlockWork tensor_key_gradient_work(const KernelArgs& args, std::size_t /*shared_
 }
 
 BlockWork decay_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    BlockWork work = join_work(args);
+    BlockWork work = join_work(args, decay_columns);
     work.step.saved_bytes += 8;
     work.step.memory_waits = 1;
     return work;

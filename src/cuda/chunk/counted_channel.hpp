@@ -162,7 +162,7 @@ BlockWork channel_states_work(const KernelArgs& args, std::size_t /*shared_limit
 }
 
 BlockWork channel_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    BlockWork work = join_work(args);
+    BlockWork work = join_work(args, decay_columns);
     work.step.saved_bytes += 8 * args.K;
     work.step.memory_waits = 1;
     return work;

@@ -176,31 +176,28 @@ BlockWork tensor_walk_states_work(const KernelArgs& args, std::size_t /*shared_l
     return {block, walk_chunk_work<K>(args, args.V / blocks, false, transitions)};
 }
 
-// Of a segment: a thread has places of [K, join_columns].
-inline BlockWork join_work(const KernelArgs& args) {
-    const double places = args.K * join_columns;
+// Of a segment: a thread has places of [K, columns].
+inline BlockWork join_work(const KernelArgs& args, int columns) {
+    const double places = args.K * columns;
     KernelWork block, step;
     block.input_bytes = bytes_of(args.initial_state, places);
     block.memory_waits = 1;
     step.saved_bytes = 2 * 4 * places;
     return {block, step};
 }
-// Of TransitionJoin at a segment: a thread has two rows of the transition, which arrives by halves, the next one
-// meanwhile.
+// Of TransitionJoin at a segment: three products of tf32, which have half the depth of those of bf16 and half their
+// rate, of each piece of a warp's rows, of which it splits all numbers, as that of the state that it writes.
 template <int K>
 BlockWork transition_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    constexpr double warps = join_threads(true, K) / double{warp_lanes},
-                     columns = join_columns * K / 2.0 / (warps * warp_lanes);
-    const double channels = quotient_up(args.K, 4) * 4;
-    BlockWork work = join_work(args);
+    constexpr double warps = join_threads(true, K) / double{warp_lanes}, pieces = K / 8, split = 3, sums = 12;
+    BlockWork work = join_work(args, transition_columns);
     KernelWork& step = work.step;
-    step.saved_bytes += 4 * args.K * channels;
-    step.fma_flop = 2 * warps * warp_lanes * 2 * columns * channels;
-    // pieces as copies write them; those of two rows four by four; of the state, the same in all lanes of a warp
-    step.tile_bytes =
-        4 * args.K * channels + warps * channels * (2 * 512.0 / 4 + columns / 4 * 128) + warps * 2 * columns * 128;
-    step.tile_waits = 4;
-    step.barriers = 4;
+    step.saved_bytes += 4 * args.K * quotient_up(args.K, 4) * 4;
+    step.tensor_flop = warps * 3 * pieces * WarpProducts::flop_of_product;
+    step.fma_flop = warps * (split * 4 * pieces + split * 4 + sums) * 2 * warp_lanes;
+    step.tile_bytes = warps * 128 * (2 * pieces * 2 + 2 * 4);
+    step.tile_waits = 1;
+    step.barriers = 1;
     return work;
 }
 

@@ -1,9 +1,10 @@
-// segment_join: from what leaves the segments of a sequence n, of one head and join_columns values from `first` on, to
+// segment_join: from what leaves the segments of a sequence n, of one head and a block's values from `first` on, to
 // what enters them (math.md, section 9):
 //     S_in of the next = M S_in + what leaves this one, M its transition, or its decay.
 #pragma once
 
 #include "cuda/chunk/segments.hpp"
+#include "cuda/tiles/matrices.hpp"
 
 namespace headrace::cuda {
 
@@ -26,11 +27,11 @@ struct JoinedSegments {
 };
 
 // The additive rule; per_channel: a decay of a segment for each key channel. A thread has the same places of [K,
-// join_columns] in all segments, and the next segment's numbers arrive meanwhile.
+// columns] in all segments, and the next segment's numbers arrive meanwhile.
 template <bool per_channel>
 struct DecayJoin {
-    static constexpr int threads = join_threads(false),
-                         places = 128 * join_columns / threads;  // of up to 128 channels
+    static constexpr int threads = join_threads(false), columns = decay_columns,
+                         places = 128 * columns / threads;  // of up to 128 channels
 
     const KernelArgs& args;
 
@@ -75,109 +76,141 @@ struct DecayJoin {
     HEADRACE_DEVICE void each_place(int first, F f) const {
 #pragma unroll
         for (int own = 0; own < places; ++own) {
-            const int place = static_cast<int>(threadIdx.x) + own * threads, c = place / join_columns,
-                      j = place % join_columns;
+            const int place = static_cast<int>(threadIdx.x) + own * threads, c = place / columns, j = place % columns;
             if (c < args.K && first + j < args.V) f(own, c, j);
         }
     }
 };
 
-// The delta rule: a thread has two rows of M, K / 2 apart, and some columns. M arrives by halves of its columns, two at
-// a time.
+// The delta rule: M S on tensor cores, as three products of upper and lower parts of 11 bits (tf32). A warp has 16 rows
+// of M, which arrive in its registers a segment ahead; the state is in shared memory, twice, as the next one is written
+// while others read.
 template <int K>
 struct TransitionJoin {
-    static constexpr int threads = join_threads(true, K), columns = join_columns * K / 2 / threads,  // of a thread
-        half = K / 2, row = half + 4;  // of a half; rows four banks apart
-    static_assert(columns % 4 == 0);
+    static constexpr int threads = join_threads(true, K), columns = transition_columns, windows = K / 16,
+                         row = K + 16,  // of shared memory: pieces of two columns are in different banks
+        part = columns * row, state = 2 * part;
+    static_assert(threads == 2 * K && columns == 8);
 
     const KernelArgs& args;
-    float* halves;  // [2,K,row]
-    float* S;       // [K,join_columns]
+    float* S;  // [2,2,columns,row], columns one behind the other: upper and lower parts
 
-    __host__ __device__ TransitionJoin(const KernelArgs& arguments, Arena& arena) : args(arguments) {
-        halves = arena.take<float>(2 * K * row);
-        S = arena.take<float>(K * join_columns);
-    }
+    __host__ __device__ TransitionJoin(const KernelArgs& arguments, Arena& arena)
+        : args(arguments), S(arena.take<float>(2 * state)) {}
     HEADRACE_DEVICE void join(std::int64_t n, std::int64_t head, int first) {
         const JoinedSegments segments(args, n, head);
-        const int c = static_cast<int>(threadIdx.x) % (K / 2),
-                  column = static_cast<int>(threadIdx.x) / (K / 2) * columns;
-        const auto each_own = [&](auto f) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                for (int j = 0; j < columns; ++j) f(i, j, c + i * (K / 2), column + j);
-        };
-        const auto inside = [&](int row, int j) { return row < args.K && first + j < args.V; };
-        float entering[2][columns], sums[2][columns];
-        each_own([&](int i, int j, int row, int value) {
-            entering[i][j] = inside(row, value) ? segments.initial(row, first + value) : 0.0f;
-            S[row * join_columns + value] = entering[i][j];
-        });
-        fetch(segments, 0), fetch(segments, 1);
+        float entering[4] = {}, leaving[4];
+        each_place(first, [&](int own, int row, int j) { entering[own] = segments.initial(row, first + j); });
+        Rows rows = {};
+        OwnRows transition(args, segments);
+        if (segments.count > 1) {
+            load(leaving, segments, 0, first);
+            each_window([&](int window) { transition.load(rows, window); });
+        }
         HEADRACE_ROLLED
         for (std::int64_t segment = 0; segment < segments.count; ++segment) {
-            const bool last = segment + 1 == segments.count;
             float* const states = args.segments.states + segments.place(segment) * args.K * args.V + first;
-            if (!last) {
-                each_own([&](int i, int j, int row, int value) {
-                    sums[i][j] = inside(row, value) ? states[row * args.V + value] : 0.0f;
-                });
-                HEADRACE_ROLLED
-                for (int part = 0; part < 2; ++part) {
-                    ptx::wait_for_copies<1>();
-                    ptx::sync_block();
-                    add_product(sums, c, column, part);
-                    ptx::sync_block();
-                    fetch(segments, 2 * (segment + 1) + part);
-                }
-            }
-            each_own([&](int i, int j, int row, int value) {
-                if (inside(row, value)) states[row * args.V + value] = entering[i][j];
-                if (last) return;
-                entering[i][j] = sums[i][j];
-                S[row * join_columns + value] = sums[i][j];
+            each_place(first, [&](int own, int row, int j) { states[row * args.V + j] = entering[own]; });
+            if (segment + 1 == segments.count) return;
+            // nothing is needed of the last segment
+            const std::int64_t next = segment + 2 < segments.count ? segment + 1 : segment;
+            float* const shared = S + segment % 2 * state;
+            write(shared, entering);
+            ptx::sync_block();
+            if (next > segment) transition.advance();
+            Sums upper = {}, lower = {};
+            each_window([&](int window) {
+                multiply(upper, lower, rows, shared, window);
+                transition.load(rows, window);
             });
+#pragma unroll
+            for (float& of : entering) of = 0;
+            each_place(first, [&](int own, int, int) {
+                entering[own] = (lower[0][own] + lower[1][own]) + (upper[0][own] + upper[1][own]) + leaving[own];
+            });
+            load(leaving, segments, next, first);
         }
     }
 
   private:
-    HEADRACE_DEVICE void fetch(const JoinedSegments& segments, std::int64_t number) const {
-        const std::int64_t segment = number / 2;
-        const int first = static_cast<int>(number % 2) * half, all = round_up(args.K, 4);
-        if (segment + 1 < segments.count) {
-            const float* const from = args.segments.transitions + segments.place(segment) * args.K * all + first;
-            const std::uint32_t to = ptx::shared_address(halves + number % 2 * K * row);
-            each(args.K * (half / 4), [&](int piece) {
-                const int c = piece / (half / 4), m = piece % (half / 4) * 4;
-                if (first + m < all) ptx::copy_16(to + 4 * (c * row + m), from + c * all + m, 16);
-            });
-        }
-        ptx::end_copies();
+    using Rows = float4[windows][2];  // of the lane's rows c and c + 8 its four of 16 columns
+    using Sums = float[2][4];         // of every other eight of M's columns
+
+    HEADRACE_DEVICE static int own_row() { return 16 * warp() + LanePlace().row; }  // c
+    template <class F>
+    HEADRACE_DEVICE static void each_window(F f) {
+#pragma unroll
+        for (int window = 0; window < windows; ++window) f(window);
     }
-    // sums += M S, of a half of M's columns. Rows of M that are not there count for nothing.
-    HEADRACE_DEVICE void add_product(float (&sums)[2][columns], int c, int column, int part) const {
-        const float* const x = S + part * half * join_columns + column;
-        const int count = args.K - part * half < half ? args.K - part * half : half;
-        const float* M[2];
+    // f(which of the lane's, row, j), of those that the state has: as sums of products lie in lanes
+    template <class F>
+    HEADRACE_DEVICE void each_place(int first, F f) const {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) M[i] = halves + (part * K + (c + i * (K / 2) < args.K ? c + i * (K / 2) : 0)) * row;
-#pragma unroll(K > 64 ? 2 : 1)
-        for (int m = 0; m < count; m += 4) {
-            const float4 upper = *reinterpret_cast<const float4*>(M[0] + m),
-                         lower = *reinterpret_cast<const float4*>(M[1] + m);
-            const float left[2][4] = {{upper.x, upper.y, upper.z, upper.w}, {lower.x, lower.y, lower.z, lower.w}};
-#pragma unroll
-            for (int step = 0; step < 4; ++step) {
-#pragma unroll
-                for (int j = 0; j < columns; j += 4) {
-                    const float4 of = *reinterpret_cast<const float4*>(x + (m + step) * join_columns + j);
-                    const float right[4] = {of.x, of.y, of.z, of.w};
-#pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        for (int k = 0; k < 4; ++k) sums[i][j + k] = fmaf(left[i][step], right[k], sums[i][j + k]);
-                }
-            }
+        for (int own = 0; own < 4; ++own) {
+            const int row = own_row() + own / 2 * 8, j = LanePlace().column + own % 2;
+            if (row < args.K && first + j < args.V) f(own, row, j);
         }
+    }
+    // What leaves a segment that no state enters.
+    HEADRACE_DEVICE void load(float (&leaving)[4], const JoinedSegments& segments, std::int64_t segment,
+                              int first) const {
+#pragma unroll
+        for (float& of : leaving) of = 0;
+        const float* const states = args.segments.states + segments.place(segment) * args.K * args.V + first;
+        each_place(first, [&](int own, int row, int j) { leaving[own] = states[row * args.V + j]; });
+    }
+    // The lane's of a segment's transition. Rows that are not there are the first one, as nobody stores their sums.
+    struct OwnRows {
+        int columns;  // of which the lane's first is one
+        const float *upper, *lower;
+        std::int64_t step;
+        HEADRACE_DEVICE OwnRows(const KernelArgs& args, const JoinedSegments& segments) {
+            const int all = round_up(args.K, 4), c = own_row(), first = lane() % 4 * 4;
+            columns = all - first, step = args.HV * args.K * all;
+            const float* const transition = args.segments.transitions + segments.place(0) * args.K * all + first;
+            upper = transition + (c < args.K ? c : 0) * all, lower = transition + (c + 8 < args.K ? c + 8 : 0) * all;
+        }
+        HEADRACE_DEVICE void advance() { upper += step, lower += step; }
+        HEADRACE_DEVICE void load(Rows& rows, int window) const {
+            if (16 * window >= columns) return;
+            rows[window][0] = *reinterpret_cast<const float4*>(upper + 16 * window);
+            rows[window][1] = *reinterpret_cast<const float4*>(lower + 16 * window);
+        }
+    };
+    HEADRACE_DEVICE void write(float* shared, const float (&entering)[4]) const {
+#pragma unroll
+        for (int own = 0; own < 4; ++own) {
+            const Parts of = parts_of(entering[own]);
+            float* const to = shared + (LanePlace().column + own % 2) * row + own_row() + own / 2 * 8;
+            to[0] = __uint_as_float(of.upper), to[part] = __uint_as_float(of.lower);
+        }
+    }
+    // x = upper + lower, of which tensor cores read 11 bits each.
+    struct Parts {
+        std::uint32_t upper, lower;
+    };
+    HEADRACE_DEVICE static Parts parts_of(float x) {
+        const std::uint32_t upper = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+        return {upper, __float_as_uint(x - __uint_as_float(upper))};
+    }
+    // Sums over 16 columns of M, in any order: what products take for columns t and t + 4 are neighbours of a lane.
+    HEADRACE_DEVICE static void multiply(Sums& upper, Sums& lower, const Rows& rows, const float* shared, int window) {
+        const float* const from = shared + lane() / 4 * row + 16 * window + lane() % 4 * 4;
+        const float4 uppers = *reinterpret_cast<const float4*>(from),
+                     lowers = *reinterpret_cast<const float4*>(from + part);
+        const float4 &above = rows[window][0], &below = rows[window][1];
+        const auto add = [&](int half, const float(&left)[4], const float(&high)[2], const float(&low)[2]) {
+            const Parts of[4] = {parts_of(left[0]), parts_of(left[1]), parts_of(left[2]), parts_of(left[3])};
+            const std::uint32_t left_upper[4] = {of[0].upper, of[1].upper, of[2].upper, of[3].upper},
+                                left_lower[4] = {of[0].lower, of[1].lower, of[2].lower, of[3].lower},
+                                right_upper[2] = {__float_as_uint(high[0]), __float_as_uint(high[1])},
+                                right_lower[2] = {__float_as_uint(low[0]), __float_as_uint(low[1])};
+            ptx::multiply_tf32(lower[half], left_lower, right_upper);
+            ptx::multiply_tf32(lower[half], left_upper, right_lower);
+            ptx::multiply_tf32(upper[half], left_upper, right_upper);
+        };
+        add(0, {above.x, below.x, above.y, below.y}, {uppers.x, uppers.y}, {lowers.x, lowers.y});
+        add(1, {above.z, below.z, above.w, below.w}, {uppers.z, uppers.w}, {lowers.z, lowers.w});
     }
 };
 

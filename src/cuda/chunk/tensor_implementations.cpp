@@ -112,7 +112,7 @@ class Tensor : public PreparingImplementation {
                               std::vector<Launch>& launches) {
         const int tokens = join.args.segments.tokens;
         const std::int64_t heads = problem.N * problem.HV, blocks = states.args.segments.blocks,
-                           joined = heads * ((join.args.V + join_columns - 1) / join_columns);
+                           joined = heads * blocks_of(join.args.V, join_columns(join.args.delta));
         Steps of_states = steps_along(problem, tensor_chunk, heads * blocks),
               segments = steps_along(problem, tokens, joined);
         steps.longest = of_states.longest = tokens / tensor_chunk;

@@ -20,9 +20,9 @@ __global__ void __launch_bounds__(Block::threads, states_blocks) channel_states(
 __global__ void __launch_bounds__(join_threads(false)) channel_join(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     DecayJoin<true> join(args, arena);
-    const std::int64_t blocks = (args.V + join_columns - 1) / join_columns;
+    const std::int64_t blocks = (args.V + DecayJoin<true>::columns - 1) / DecayJoin<true>::columns;
     const Task task = task_of(blockIdx.x, args.HV, blocks);
-    join.join(task.place, task.head, task.part * join_columns);
+    join.join(task.place, task.head, task.part * DecayJoin<true>::columns);
 }
 
 template <int K>

@@ -72,8 +72,9 @@ constexpr int key_gradient_threads(std::int64_t K) { return K <= 64 ? launched_t
 constexpr int fetching_threads(std::int64_t K) { return K <= 64 ? 0 : launched_threads; }
 // prepare: a block of launched_threads has a chunk of so many value heads of a key head.
 inline constexpr int prepared_heads = 4;
-// join: a block has join_columns values of a head and goes through the segments one by one, by so many threads.
-inline constexpr int join_columns = 16;
+// join: a block has so many values of a head and goes through the segments one by one, by so many threads.
+inline constexpr int decay_columns = 16, transition_columns = 8;
+constexpr int join_columns(bool delta) { return delta ? transition_columns : decay_columns; }
 constexpr int join_threads(bool delta, std::int64_t K = 0) {
     return !delta ? 4 * launched_threads : K <= 64 ? launched_threads : 2 * launched_threads;
 }

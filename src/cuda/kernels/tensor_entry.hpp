@@ -94,16 +94,16 @@ template <class Join>
 __device__ void join_segments(const KernelArgs& args) {
     Arena arena = block_arena();
     Join join(args, arena);
-    const std::int64_t blocks = (args.V + join_columns - 1) / join_columns;
+    const std::int64_t blocks = (args.V + Join::columns - 1) / Join::columns;
     const Task task = task_of(blockIdx.x, args.HV, blocks);
-    join.join(task.place, task.head, task.part * join_columns);
+    join.join(task.place, task.head, task.part * Join::columns);
 }
 template <class Join>
 __global__ void __launch_bounds__(join_threads(false)) tensor_join(const __grid_constant__ KernelArgs args) {
     join_segments<Join>(args);
 }
 template <int K>
-__global__ void __launch_bounds__(join_threads(true, K), 1)
+__global__ void __launch_bounds__(join_threads(true, K), 2)
     tensor_join_transitions(const __grid_constant__ KernelArgs args) {
     join_segments<TransitionJoin<K>>(args);
 }

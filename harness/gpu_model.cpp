@@ -25,13 +25,14 @@ constexpr double issued_of_cycle = 0.41;
 // H100 (Chips and Cheese) and of an A100. Latencies of shared memory, L2 and device memory: Luo et al., with four
 // cycles for the multiply-add behind the load of a tile. Barrier and launch: rounded; they hardly matter.
 constexpr double T = 1e12;
+constexpr GpuLimits hopper{90, 227 << 10}, ampere{80, 163 << 10};
 const std::vector<Gpu> all = {
-    {"h200", "NVIDIA H200", 132, 1.83e9, 228 << 10, 4.3 * T, 5.5 * T, 790 * T, 0.62 * 989 * T, 66.9 * T, 33.5 * T,
-     66.9 * T, 33, 263, 480, 30, 1.5e-6},
-    {"h100", "NVIDIA H100 SXM", 132, 1.83e9, 228 << 10, 3.0 * T, 5.5 * T, 790 * T, 0.62 * 989 * T, 66.9 * T, 33.5 * T,
-     66.9 * T, 33, 263, 480, 30, 1.5e-6},
-    {"a100", "NVIDIA A100 SXM 80 GB", 108, 1.41e9, 164 << 10, 1.83 * T, 4.0 * T, 249 * T, 249 * T, 19.5 * T, 9.7 * T,
-     19.5 * T, 33, 262, 466, 30, 1.5e-6},
+    {"h200", "NVIDIA H200", 132, 1.83e9, 228 << 10, hopper, 4.3 * T, 5.5 * T, 790 * T, 0.62 * 989 * T, 66.9 * T,
+     33.5 * T, 66.9 * T, 33, 263, 480, 30, 1.5e-6},
+    {"h100", "NVIDIA H100 SXM", 132, 1.83e9, 228 << 10, hopper, 3.0 * T, 5.5 * T, 790 * T, 0.62 * 989 * T, 66.9 * T,
+     33.5 * T, 66.9 * T, 33, 263, 480, 30, 1.5e-6},
+    {"a100", "NVIDIA A100 SXM 80 GB", 108, 1.41e9, 164 << 10, ampere, 1.83 * T, 4.0 * T, 249 * T, 249 * T, 19.5 * T,
+     9.7 * T, 19.5 * T, 33, 262, 466, 30, 1.5e-6},
 };
 
 double up(double count, double size) { return std::ceil(count / size); }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "headrace/headrace.hpp"
 #include "headrace/launches.hpp"
 
 namespace headrace::harness {
@@ -16,6 +17,7 @@ struct Gpu {
     int multiprocessors;
     double clock;                    // cycles
     std::size_t shared;              // bytes of a multiprocessor that blocks share
+    GpuLimits limits;
     double bandwidth, l2_bandwidth;  // bytes
     double matrix_flop;              // bf16 products of large matrices: what the bound counts with
     double tensor_flop;              // the same by mma.sync, which the kernels use

@@ -266,6 +266,8 @@ TEST(Interface, I2_BadOptionsWriteNothing) {
         expect_refused({"gla:fwd t20 h2 k16", "chunk", [=](CallTensors& m) { m.call.options.chunk = chunk; }});
     }
     expect_refused({"gla:bwd t20 h2 k16", "num_steps", [](CallTensors& m) { m.call.options.num_steps = -1; }});
+    static constexpr GpuLimits gpu{90, 227 << 10};
+    expect_refused({"gla:fwd t20 h2 k16", "planned_gpu", [](CallTensors& m) { m.call.options.planned_gpu = &gpu; }});
     expect_refused({"gla:bwd t20 h2 k16", "threads", [](CallTensors& m) { m.call.options.threads = -1; }});
     expect_refused({"gla:bwd t20 h2 k16", "scale", [](CallTensors& m) { m.call.options.scale = std::nan(""); }});
     expect_refused(

@@ -145,6 +145,13 @@ struct Piece {
 // Numbers that describe the roundings in one state of K key channels.
 constexpr std::int64_t roundings_size(std::int64_t key_dim) { return (key_dim + 15) / 16 * 16 + 16; }
 
+// Limits of a GPU that plan(), workspace_size(), explain() and plan_launches() are for, in place of the tensors' GPU or
+// the current one (where there is none: an H200).
+struct GpuLimits {
+    int capability = 0;            // compute capability, 90 for 9.0
+    std::size_t shared_bytes = 0;  // of shared memory, that a block may ask for
+};
+
 struct Options {
     std::optional<double> scale;                // of q at the read-out; default K^(-1/2)
     bool reverse = false;                       // run each sequence from its last token to its first
@@ -161,6 +168,7 @@ struct Options {
     const char* force = nullptr;                // name of the implementation to use (see explain); overrides HEADRACE_FORCE
     const Piece* piece = nullptr;               // the call is a piece of a larger problem; not in step
     void* stream = nullptr;                     // of CUDA tensors: the cudaStream_t that the call is queued on; null: the default
+    const GpuLimits* planned_gpu = nullptr;     // not in a call that runs
 };
 
 // Memory that a call may use. Not given (bytes 0): the library allocates what it needs and frees it before returning.

@@ -52,13 +52,15 @@ void take(const Call& call, Problem& problem) {
 
 }  // namespace
 
-bool check_options(Problem& problem, Fault& fault) {
+bool check_options(Problem& problem, Contents contents, Fault& fault) {
     const Options& options = problem.options;
     problem.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(problem.K)));
     if (!std::isfinite(problem.scale)) return fault("scale: expected a finite number, got ", problem.scale);
     if (options.gate_form == GateForm::bounded && !(options.lower_bound >= -5 && options.lower_bound < 0)) {
         return fault("lower_bound: expected a number in [-5, 0), got ", options.lower_bound);
     }
+    if (options.planned_gpu != nullptr && contents == Contents::check)
+        return fault("planned_gpu: expected null in a call that runs, got one to plan for");
     if (!is_one_of_chunks(options.chunk)) {
         return fault("chunk: expected 0 or a power of two from 16 to 256, got ", options.chunk);
     }
@@ -111,11 +113,12 @@ Status make_problem(const Call& call, Contents contents, Problem* problem) {
     const std::vector<NamedView> views = named_views(*problem);
     const std::string as_keys = std::string(" as ") + problem->keys_name();
     problem->device = problem->keys().device;
-    const bool good = check_each_view(views, contents, fault) && check_presence(*problem, fault) &&
-                      check_devices(views, problem->device, as_keys.c_str(), fault) && check_dtypes(views, *problem, fault) &&
-                      check_shapes(*problem, fault) && check_options(*problem, fault) && check_sequences(*problem, fault) &&
-                      check_piece(*problem, fault) && check_aliasing(views, fault) &&
-                      (contents == Contents::ignore || problem->device != Device::cpu || check_contents(*problem, fault));
+    const bool good =
+        check_each_view(views, contents, fault) && check_presence(*problem, fault) &&
+        check_devices(views, problem->device, as_keys.c_str(), fault) && check_dtypes(views, *problem, fault) &&
+        check_shapes(*problem, fault) && check_options(*problem, contents, fault) && check_sequences(*problem, fault) &&
+        check_piece(*problem, fault) && check_aliasing(views, fault) &&
+        (contents == Contents::ignore || problem->device != Device::cpu || check_contents(*problem, fault));
     return good ? Status() : Status(Code::invalid_argument, fault.message());
 }
 

@@ -62,7 +62,7 @@ bool check_presence(Problem& problem, Fault& fault);
 bool check_shapes(Problem& problem, Fault& fault);
 
 // Options; resolves their defaults.
-bool check_options(Problem& problem, Fault& fault);
+bool check_options(Problem& problem, Contents contents, Fault& fault);
 
 // cu_seqlens, whose contents are read in either case; sets the list of sequences.
 bool check_sequences(Problem& problem, Fault& fault);

@@ -22,6 +22,7 @@ import unittest
 LAUNCH = re.compile(r"launch \d+ (\S+) grid (\d+),1,1 block (\d+),1,1 shared \d+\+(\d+)")
 BYTES = {"u16": 2, "f32": 4, "b32": 4, "u32": 4, "f64": 8, "b64": 8, "u64": 8}
 EXACT, APART = 0.01, 0.15
+HERE = pathlib.Path(__file__).resolve().parent
 COUNTED = ("tensor_flop", "fma_flop", "tile_bytes", "input_bytes", "output_bytes", "saved_bytes", "barriers")
 
 
@@ -50,8 +51,9 @@ class Plan(unittest.TestCase):
                     for kernel, blocks, threads, shared in LAUNCH.findall(done.stdout + done.stderr)]
         return launches, counts
 
-    def planned(self, problem):
-        done = subprocess.run([self.program, "plan", problem, "--json"], capture_output=True, text=True, check=False)
+    def planned(self, problem, **environment):
+        done = subprocess.run([self.program, "plan", problem, "--json"], env={**os.environ, **environment},
+                              capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return json.loads(done.stdout)["gpu"]["launches"]
 
@@ -170,6 +172,23 @@ class Plan(unittest.TestCase):
         for operator in ("simple_gla", "gated_delta_rule", "gla"):
             launch = self.compared(f"{operator}:bwd t64 h2 hv4 k64 v64 bf16 force=cuda.walk cuda", below=APART)
             self.assertGreater(launch["saved_bytes"], 0)
+
+    def test_of_a_named_gpu(self):
+        """Its limits count, not those of the GPU that is there, or of none; all launches have room there."""
+        problems = [line for line in (HERE.parent.parent / "problems/gpu.txt").read_text(encoding="utf-8").splitlines()
+                    if line and not line.startswith("#")]
+        elsewhere = [{"HEADRACE_PTX_CAPABILITY": "8.0", "HEADRACE_PTX_SHARED": "99"},
+                     {"HEADRACE_PTX_CAPABILITY": "9.0"}, {"HEADRACE_PTX_DEVICES": "0"}]
+        for gpu, threads in (("h200", 384), ("a100", 256)):
+            for problem in problems:
+                named = re.sub(r"\bcuda\b", f"cuda={gpu}", problem)
+                plans = [self.planned(named, **its) for its in elsewhere]
+                self.assertEqual(plans[0], plans[1], named)
+                self.assertEqual(plans[0], plans[2], named)
+                for launch in plans[0]:
+                    self.assertGreater(launch["blocks_at_once"], 0, f"{named}: {launch}")
+            walk = self.planned(f"comba:fwd t8192 h32 k128 bf16 cuda={gpu}")[-1]
+            self.assertEqual((walk["kernel"], walk["threads"]), ("tensor_walk", threads))
 
     def test_small_launches(self):
         """The sequences' offsets before, the sums of parameters behind."""

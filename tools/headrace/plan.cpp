@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <memory>
 
-#include "harness/tensors.hpp"
 #include "tools/headrace/plan_gpu.hpp"
 #include "tools/headrace/plan_ranks.hpp"
 #include "tools/headrace/table.hpp"
@@ -24,7 +23,7 @@ struct Plan {
 };
 
 Plan make_plan(const ProblemLine& line) {
-    const harness::CallTensors shapes = harness::make_shapes(line);
+    const harness::CallTensors shapes = planned_shapes(line);
     Plan result;
     require(plan(shapes.call, &result.entries));
     for (const PlanEntry& entry : result.entries) result.bytes += static_cast<double>(entry.bytes);

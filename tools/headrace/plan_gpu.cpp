@@ -5,7 +5,6 @@
 #include <cstdio>
 
 #include "harness/measure.hpp"
-#include "harness/tensors.hpp"
 #include "tools/headrace/table.hpp"
 
 namespace headrace::cli {
@@ -123,11 +122,17 @@ std::string against(const harness::PeerTime& peer, double seconds) {
 
 }  // namespace
 
+harness::CallTensors planned_shapes(const ProblemLine& line) {
+    harness::CallTensors shapes = harness::make_shapes(line);
+    if (!line.gpu.empty()) shapes.call.options.planned_gpu = &harness::find_gpu(line.gpu)->limits;
+    return shapes;
+}
+
 GpuPlan plan_on_gpu(const ProblemLine& line) {
     GpuPlan result;
     result.line = line;
     result.gpu = harness::find_gpu(line.gpu);
-    const harness::CallTensors shapes = harness::make_shapes(line);
+    const harness::CallTensors shapes = planned_shapes(line);
     require(line, plan_launches(shapes.call, &result.launches));
     result.implementation = implementation_of(shapes.call);
     const harness::CallBytes bytes = bytes_of(shapes.call);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "harness/gpu_bound.hpp"
+#include "harness/tensors.hpp"
 #include "tools/headrace/common.hpp"
 
 namespace headrace::cli {
@@ -19,6 +20,9 @@ struct GpuPlan {
     std::vector<harness::PeerTime> peers;
     double seconds = 0;  // of all launches
 };
+
+// A call to be described, for the GPU that the line names.
+harness::CallTensors planned_shapes(const ProblemLine& line);
 
 // Throws where nothing serves the problem, in a build without CUDA say. A line whose GPU has no name means the first.
 GpuPlan plan_on_gpu(const ProblemLine& line);

@@ -35,7 +35,7 @@ class TensorBackward : public PreparingImplementation {
         args.stages = 1;
         args.delta = problem.rule == Rule::delta;
         const TensorBackwardKernels backward = of(problem);
-        const std::size_t most = shared_memory_limit(named_views(problem));
+        const std::size_t most = shared_memory_limit(problem);
         const bool low = problem.channel_gate && args.delta;
         if (shared(backward.sweeps, args) > most || shared(backward.gradients, args) > most ||
             (low && shared(channel_gradients_low_kernel(problem.K), args) > most))
@@ -118,9 +118,8 @@ class TensorBackward : public PreparingImplementation {
     static std::size_t shared(const Kernel& kernel, const KernelArgs& args) { return kernel.memory(args, 0).shared; }
     static KernelArgs staged(const Problem& problem, const Kernel& kernel, KernelArgs args) {
         args.stages = 2;
-        const bool more = kernel.more_shared > 0 && takes(kernel.function, three_groups);
-        if (shared(kernel, args) + (more ? kernel.more_shared : 0) > shared_memory_limit(named_views(problem)))
-            args.stages = 1;
+        const bool more = kernel.more_shared > 0 && takes(kernel.function, three_groups, problem.options.planned_gpu);
+        if (shared(kernel, args) + (more ? kernel.more_shared : 0) > shared_memory_limit(problem)) args.stages = 1;
         return args;
     }
     // Under channel gates two blocks of 64 channels fit onto a multiprocessor if each has one stage, and those of up to

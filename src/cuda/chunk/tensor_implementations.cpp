@@ -131,7 +131,7 @@ class Tensor : public PreparingImplementation {
     static std::size_t shared(const TensorKernels& tensor, const KernelArgs& args) {
         return forward_of(tensor, args).memory(args, 0).shared;
     }
-    static std::size_t memory_limit(const Problem& problem) { return shared_memory_limit(named_views(problem)); }
+    static std::size_t memory_limit(const Problem& problem) { return shared_memory_limit(problem); }
     static std::int64_t blocks_of(std::int64_t columns, int of_block = tensor_values) {
         return (columns + of_block - 1) / of_block;
     }
@@ -155,12 +155,14 @@ class Tensor : public PreparingImplementation {
         const TensorKernels kernels = tensor(problem, args.K);
         const std::int64_t values = blocks_of(args.V, args.value_columns);
         const int threads = args.delta ? 2 * args.value_columns + fetching_threads(args.K) : tensor_threads;
-        args.stages = stages_of(problem, forward_of(kernels, args), args,
-                                has_third_group(forward_of(kernels, args), threads) ? 3 : 2);
+        args.stages =
+            stages_of(problem, forward_of(kernels, args), args,
+                      has_third_group(forward_of(kernels, args), threads, problem.options.planned_gpu) ? 3 : 2);
         KernelArgs of_states = args;
         of_states.o = {}, of_states.value_columns = tensor_values;
         // A third group of warps fetches for two that walk.
-        const bool pairs = args.delta && fetching_threads(args.K) > 0 && takes(kernels.states.function, three_groups);
+        const bool pairs = args.delta && fetching_threads(args.K) > 0 &&
+                           takes(kernels.states.function, three_groups, problem.options.planned_gpu);
         of_states.segments.groups = pairs ? 2 : 1;
         of_states.segments.blocks =
             blocks_of(blocks_of(args.V) + (args.delta ? blocks_of(args.K) : 0), of_states.segments.groups);

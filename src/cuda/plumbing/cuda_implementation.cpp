@@ -57,10 +57,10 @@ std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) con
         all.push_back(plan_of_numbers());
     for (Launch& each : kernels(problem, args)) {
         if (each.blocks == 0) continue;
-        if (wants_more(problem, each)) each.raise(shared_memory_limit(named_views(problem)));
+        if (wants_more(problem, each)) each.raise(shared_memory_limit(problem));
         BlockWork work = each.kernel.work(each.args, each.args.shared_limit);
         set_issued(work, each.kernel, each.args, computes_in_double(problem), each.threads);
-        const BlockSize block = each.block();
+        const BlockSize block = each.block(problem.options.planned_gpu);
         all.push_back({each.kernel.name, each.blocks, block.threads, each.kernel.registers, block.shared,
                        computes_in_double(problem) ? DType::f64 : DType::f32, each.steps.longest, each.steps.all,
                        work.block, work.step});

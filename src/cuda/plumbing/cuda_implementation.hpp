@@ -57,9 +57,9 @@ class CudaImplementation : public Implementation {
     std::vector<LaunchPlan> launches(const Problem& problem) const final;
 
   protected:
-    // Whether the kernel's code for the current GPU has more threads than these.
-    static bool has_third_group(const Kernel& kernel, int threads) {
-        return kernel.more_threads > 0 && takes(kernel.function, threads + kernel.more_threads);
+    // Whether the kernel's code for the GPU has more threads than these (takes()).
+    static bool has_third_group(const Kernel& kernel, int threads, const GpuLimits* planned) {
+        return kernel.more_threads > 0 && takes(kernel.function, threads + kernel.more_threads, planned);
     }
     // Of the block with the most, one after another; of all blocks, where a last, shorter step counts by its tokens.
     struct Steps {
@@ -75,9 +75,9 @@ class CudaImplementation : public Implementation {
         int threads;
         Steps steps;
         BlockMemory memory() const { return kernel.memory(args, args.shared_limit); }
-        // With a third group where the kernel's code for the current GPU has one.
-        BlockSize block() const {
-            const bool more = has_third_group(kernel, threads);
+        // With a third group where the kernel's code for the GPU has one.
+        BlockSize block(const GpuLimits* planned = nullptr) const {
+            const bool more = has_third_group(kernel, threads, planned);
             return {threads + (more ? kernel.more_threads : 0), memory().shared + (more ? kernel.more_shared : 0)};
         }
         // As much of a block in shared memory as that has room for: what lies where is no part of a result, and what

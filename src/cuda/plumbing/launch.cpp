@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "cuda/plumbing/blocking.hpp"
+
 namespace headrace::cuda {
 namespace {
 
@@ -33,7 +35,7 @@ void give_back(void* memory, void* stream) {
     if (cudaFree(memory) != cudaSuccess) cudaGetLastError();
 }
 
-constexpr int least_capability = 80;
+constexpr int least_capability = 80, capability_of_groups = 90;
 
 Status check_capability(int device) {
     int major = 0, minor = 0;
@@ -47,7 +49,8 @@ Status check_capability(int device) {
 
 }  // namespace
 
-bool takes(const void* kernel, int threads) {
+bool takes(const void* kernel, int threads, const GpuLimits* planned) {
+    if (planned != nullptr) return planned->capability == capability_of_groups;
     cudaFuncAttributes code{};
     if (cudaFuncGetAttributes(&code, kernel) == cudaSuccess) return code.maxThreadsPerBlock >= threads;
     cudaGetLastError();
@@ -73,9 +76,10 @@ Status launch(const void* kernel, const char* name, std::int64_t blocks, BlockSi
     return error == cudaSuccess ? Status() : failed(error, std::string("launch of ") + name);
 }
 
-std::size_t shared_memory_limit(const std::vector<NamedView>& views) {
+std::size_t shared_memory_limit(const Problem& problem) {
+    if (const GpuLimits* planned = problem.options.planned_gpu; planned != nullptr) return planned->shared_bytes;
     int device = -1, bytes = 0;
-    for (const NamedView& named : views) {
+    for (const NamedView& named : named_views(problem)) {
         if (named.view->device != Device::cuda || named.view->data == nullptr) continue;
         if (device_of(named.name, named.view->data, &device).ok()) break;
     }
@@ -84,7 +88,7 @@ std::size_t shared_memory_limit(const std::vector<NamedView>& views) {
         bytes > 0)
         return static_cast<std::size_t>(bytes);
     cudaGetLastError();
-    return ~std::size_t{0};
+    return most_shared_bytes;
 }
 
 Status clear(void* memory, std::size_t bytes, void* stream) {

@@ -9,8 +9,9 @@
 
 namespace headrace::cuda {
 
-// Whether the kernel's code for the current GPU takes so many threads (__launch_bounds__); so it is without a GPU.
-bool takes(const void* kernel, int threads);
+// Whether the kernel's code takes so many threads (__launch_bounds__): that for the GPU that is planned for, of which
+// those of compute capability 9.0 have third groups of warps, or for the current one; so it is without a GPU.
+bool takes(const void* kernel, int threads, const GpuLimits* planned);
 
 struct BlockSize {
     int threads;
@@ -21,8 +22,9 @@ struct BlockSize {
 Status launch(const void* kernel, const char* name, std::int64_t blocks, BlockSize block, void* parameters,
               void* stream);
 
-// The most that a block may ask for on the GPU where the tensors lie, or on the current one; without a GPU any size.
-std::size_t shared_memory_limit(const std::vector<NamedView>& views);
+// The most that a block may ask for on the GPU that is planned for, or where the tensors lie, or on the current one;
+// without a GPU what those of compute capability 9.0 have.
+std::size_t shared_memory_limit(const Problem& problem);
 
 // Queues zeros.
 Status clear(void* memory, std::size_t bytes, void* stream);

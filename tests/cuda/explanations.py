@@ -22,6 +22,12 @@ def other_barrier(mutant, _problems, _checks):
     return mutant.title == "no barrier"
 
 
+def other_wait(mutant, _problems, _checks):
+    """Without this wait or fence the interpreter, which knows what is in flight, sees no fault: another one is enough."""
+    waits = re.search(r"wait_group|wgmma\.fence|fence\.proxy|commit", mutant.original)
+    return bool(waits) and mutant.title in ("left out", "waits for one less")
+
+
 def rounding(mutant, _problems, _checks):
     """One operation rounds another way: half a unit in the last place, which the bars leave free."""
     return mutant.title.endswith("rounds to zero")
@@ -98,8 +104,8 @@ def within_the_bars(mutant, problems, checks):
 
 def reason_of(mutant, problems, checks):
     """The text of the first rule that holds, or ''."""
-    for rule in (unread_result, other_barrier, rounding, first_lane, library, division, skipped_zeros, padding_column,
-                 forbidden_gate, not_entered, same_value, within_the_bars):
+    for rule in (unread_result, other_barrier, other_wait, rounding, first_lane, library, division, skipped_zeros,
+                 padding_column, forbidden_gate, not_entered, same_value, within_the_bars):
         if rule(mutant, problems, checks):
             return rule.__doc__.split(":", 1)[0].rstrip(".")
     return ""

@@ -34,12 +34,12 @@ LEFT_ALONE = ("cvta", "bra.uni", "ret")
 class Checks:
     """Runs of `headrace check`, and of test programs, on the interpreter."""
 
-    def __init__(self, headrace, runtime, scratch):
+    def __init__(self, headrace, runtime, scratch, capability):
         self.headrace, self.scratch = headrace, scratch
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
         # A call says what values it refused.
         self.environment = {**kept, "LD_LIBRARY_PATH": str(runtime), "HEADRACE_PTX_MEMORY": str(1 << 30),
-                            "HEADRACE_DEBUG_NAN": "1"}
+                            "HEADRACE_DEBUG_NAN": "1", "HEADRACE_PTX_CAPABILITY": capability}
 
     def run(self, problems, limit, **settings):
         """What is wrong, or '': over the problems, lines in one process, and paths of programs."""
@@ -218,6 +218,7 @@ def main():
     parser.add_argument("--programs", type=pathlib.Path, nargs="*", default=[], help="tests to run beside the problems")
     parser.add_argument("--problems", type=pathlib.Path, default=HERE / "mutation_problems.txt")
     parser.add_argument("--every", type=int, default=1, help="take one problem of so many: quicker, notices less")
+    parser.add_argument("--capability", default="8.0", help="of the GPU that the interpreter is; 9.0 has code of its own")
     parser.add_argument("--kernels", default="", help="a regular expression: mutate those with such a name")
     parser.add_argument("--mutants", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
@@ -226,7 +227,8 @@ def main():
     parser.add_argument("--verbose", action="store_true", help="print the noticed ones too")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        checks = Checks(arguments.headrace.resolve(), arguments.runtime.resolve(), pathlib.Path(scratch))
+        checks = Checks(arguments.headrace.resolve(), arguments.runtime.resolve(), pathlib.Path(scratch),
+                        arguments.capability)
         problems, texts = problems_and_texts(checks, arguments.problems, arguments.every, arguments.programs,
                                              arguments.jobs)
         mutants, states = draw_mutants(texts, problems, arguments), []

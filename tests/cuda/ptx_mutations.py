@@ -71,8 +71,26 @@ def moved(opcode, operands):
     if words[0] == "shfl":
         kinds = {"bfly": "down", "idx": "bfly", "up": "down", "down": "up"}
         yield "shfl of another kind", ".".join(kinds.get(word, word) for word in words), operands
-    if words[:2] == ["bar", "sync"] or words[0] == "barrier":
+    if words[0] in ("ldmatrix", "stmatrix"):
+        transposed = [word for word in words if word != "trans"]
+        at = transposed.index("shared")
+        yield "transposed", ".".join(words[:at] + ["trans"] + words[at:] if transposed == words else transposed), operands
+
+
+# Statements that leave no result in a register: what they store, copy, order or wait for.
+EFFECTS = ("st.", "stmatrix", "cp.async", "wgmma.fence", "wgmma.commit", "wgmma.wait", "fence.", "barrier.arrive", "red.")
+
+
+def ordered(opcode, operands):
+    words = opcode.split(".")
+    if words[:2] == ["bar", "sync"] or words[:2] == ["barrier", "sync"]:
         yield "no barrier", "", None
+    if opcode.startswith(EFFECTS) and "param" not in words:
+        yield "left out", "", None
+    if "wait_group" in words:
+        yield "waits for one less", opcode, [str(int(operands[0]) + 1)]
+    if words[0] == "barrier" and operands[0].isdigit():  # where some arrive and others wait
+        yield "another barrier", opcode, [str((int(operands[0]) + 1) % 16), *operands[1:]]
 
 
 def element_bytes(opcode):
@@ -153,7 +171,8 @@ def mutations_of(line, nearby, random):
     if ";" in text:
         return []
     operands = split_operands(text)
-    found = [(title, guard, *rest) for make in (swapped_opcode, fused, compared, multiplied, moved, addressed, constant)
+    found = [(title, guard, *rest) for make in (swapped_opcode, fused, compared, multiplied, moved, ordered, addressed,
+                                                               constant)
              for title, *rest in make(opcode, operands)]
     found += [(title, guard, *rest) for title, *rest in registers(opcode, operands, nearby, random)]
     found += list(guarded(guard, opcode, operands))

@@ -169,7 +169,7 @@ void step_missing_in_sum() {
 }
 
 // One group of threads fills stages, another reads them and gives them back.
-enum class Handed { well, read_unfilled, filled_unread, given_unread };
+enum class Handed { well, read_unfilled, filled_unread, given_unread, given_for_nothing };
 template <Handed handed>
 __global__ void pass_stages(float* out, const float* in, int chunks) {
     constexpr int stages = 2;
@@ -190,7 +190,7 @@ __global__ void pass_stages(float* out, const float* in, int chunks) {
         if (handed != Handed::read_unfilled) Filled::take(turn);
         if (returned && handed == Handed::given_unread) Emptied::give(turn);
         out[chunk * threads + own] = stage[turn][threads - 1 - own];
-        if (returned && handed != Handed::given_unread) Emptied::give(turn);
+        if ((returned && handed != Handed::given_unread) || handed == Handed::given_for_nothing) Emptied::give(turn);
     }
 }
 template <Handed handed>
@@ -212,6 +212,10 @@ template <bool bug>
 void stage_given_before_it_is_read() {
     stages_of<bug ? Handed::given_unread : Handed::well>(5);
 }
+template <bool bug>
+void stage_given_to_nobody() {
+    stages_of<bug ? Handed::given_for_nothing : Handed::well>(5);
+}
 
 }  // namespace
 
@@ -227,6 +231,7 @@ std::vector<Pair> pairs_of_barriers() {
         HEADRACE_PAIR(stage_before_it_is_filled, "a stage is read without waiting for those that fill it"),
         HEADRACE_PAIR(stage_filled_before_it_is_read, "a stage is filled again without waiting for those that read it"),
         HEADRACE_PAIR(stage_given_before_it_is_read, "a stage is given back before it is read"),
+        HEADRACE_PAIR(stage_given_to_nobody, "a stage is given back that nobody fills again"),
         HEADRACE_PAIR(lane_missing_in_shuffle, "a shuffle without the lane of the tail"),
         HEADRACE_PAIR(step_missing_in_sum, "a warp's sum without its first step"),
     };

@@ -45,10 +45,13 @@ inline Space resolve(Space space, std::uint64_t& address) {
     return Space::global;
 }
 
+// Into a block's own shared memory.
 inline std::uint32_t shared_offset(const Block& block, std::uint64_t address) {
     if (block.shared == nullptr) throw_fault("the block has no shared memory");
     if (address > 0xffffffffU) throw_fault("shared offset ", address, " reaches outside the block's shared memory");
-    return static_cast<std::uint32_t>(address);
+    if (address < first_shared)
+        throw_fault("touches shared address ", address, ", below ", first_shared, ", where the block's begin");
+    return static_cast<std::uint32_t>(address - first_shared);
 }
 
 // f(lane) for the lanes of a mask; a Fault that it throws gets the lane's number.

@@ -136,8 +136,8 @@ bool load_together(Warp& warp, const Step& step, const std::uint64_t* addresses,
         for (int lane = 0; lane < lanes; ++lane) same |= static_cast<Mask>(addresses[lane] == offset) << lane;
         same &= rest;
         if ((same == first && active != first) || resolve(step.space, offset) != Space::shared) return false;
-        const std::byte* at =
-            warp.block->shared->load_together(offset, sizeof(T) * width, warp.index, same, step.statement->line);
+        const std::byte* at = warp.block->shared->load_together(offset - first_shared, sizeof(T) * width, warp.index,
+                                                                same, step.statement->line);
         if (at == nullptr) return false;
         put_all<T, width>(warp, step, same, at, /*stride=*/0);
         rest &= ~same;
@@ -155,7 +155,8 @@ bool load_row(Warp& warp, const Step& step, const std::uint64_t* addresses, Mask
     for (int i = 0; is_row && i < count; ++i)
         is_row = addresses[first + i] == offset + static_cast<std::uint64_t>(i) * bytes;
     if (!is_row || resolve(step.space, offset) != Space::shared) return false;
-    const std::byte* at = warp.block->shared->load_row(offset, bytes, warp.index, first, count, step.statement->line);
+    const std::byte* at =
+        warp.block->shared->load_row(offset - first_shared, bytes, warp.index, first, count, step.statement->line);
     if (at != nullptr) put_all<T, width>(warp, step, active, at, bytes);
     return at != nullptr;
 }

@@ -81,6 +81,12 @@ void Barriers::after_exit() {
     }
 }
 
+void Barriers::check_ended() const {
+    for (unsigned barrier = 0; barrier < count; ++barrier) {
+        if (uses_[barrier].open) throw_fault("the block ends with ", missing(barrier));
+    }
+}
+
 std::string Barriers::missing(unsigned barrier) const {
     const Use& use = uses_[barrier];
     std::string text = "barrier " + std::to_string(barrier);

@@ -31,6 +31,9 @@ class Barriers {
     void arrive(const Arriving& arriving);
     // Lanes have exited: a barrier of all threads may be complete without them.
     void after_exit();
+    // All lanes have exited. Throws Fault where some had arrived, without waiting, at a barrier that was never
+    // complete.
+    void check_ended() const;
     // What is missing at a barrier, for a message.
     std::string missing(unsigned barrier) const;
 

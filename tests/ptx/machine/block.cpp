@@ -116,6 +116,7 @@ void BlockRun::run(std::uint32_t number) {
     } else {
         run_in_order();
     }
+    barriers_.check_ended();
     check_register_counts(block_);
 }
 

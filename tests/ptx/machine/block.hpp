@@ -23,6 +23,9 @@ struct AsyncProducts;
 // Generic addresses: shared and local windows lie where no device address can (the first GiB); cvta adds the base.
 inline constexpr std::uint64_t shared_window = std::uint64_t{1} << 24, local_window = std::uint64_t{1} << 25,
                                window_bytes = std::uint64_t{1} << 24;
+// Where a block's own shared memory begins: CUDA keeps the first KiB for itself (CUDA C++ Programming Guide, compute
+// capabilities 8.x and 9.0), and an address without its beginning is nobody's.
+inline constexpr std::uint32_t first_shared = 1024;
 
 class Block {
   public:

@@ -6,6 +6,7 @@
 #include <map>
 #include <tuple>
 
+#include "machine/block.hpp"
 #include "machine/control_graph.hpp"
 
 namespace headrace::ptx {
@@ -148,7 +149,8 @@ class FunctionDecoder : public Decoder {
         const bool on_device = found->space == Space::global || found->space == Space::constant;
         if (on_device && bytes_of(type) != 8) throw_fault("the address of ", operand.name, " has 64 bits");
         if (bytes_of(type) < 4) throw_fault("an address in ", 8 * bytes_of(type), " bits");
-        return on_device ? address_of_(operand.name) : found->offset;
+        if (on_device) return address_of_(operand.name);
+        return found->offset + (found->space == Space::shared ? first_shared : 0);
     }
 
     int special(const Operand& operand, Type type) {

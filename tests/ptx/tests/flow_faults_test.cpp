@@ -49,6 +49,7 @@ TEST(Faults, BarrierOperands) {
                  {"barrier 1"});
     expect_words(fault_of_body("bar.arrive 1, 64;\nbar.sync 1, 64;"), {"arrives again"});
     expect_words(fault_of_body("mov.u32 %r1, %r0;\nbar.sync %r1, 64;"), {"name different barriers"});
+    expect_words(fault_of_body("bar.arrive 1, 64;"), {"block ends", "barrier 1", "32 of 64"});
 }
 
 TEST(Faults, TrapsEndsAndWrongBranches) {

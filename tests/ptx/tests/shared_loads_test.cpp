@@ -203,7 +203,7 @@ TEST(SharedLoads, Faults) {
     EXPECT_FAULT(loaded("ld.shared.u32 %r11, [%r7+128];"), "lane 0 reads shared offset 128, which nothing wrote");
     EXPECT_FAULT(loaded("ld.shared.u32 %r11, [%r9+16];"), "lane 28 reads shared offset 128, which nothing wrote");
     EXPECT_FAULT(loaded("ld.shared.u32 %r11, [%r7+256];"), "lane 0 touches 4 bytes at shared offset 256, outside");
-    EXPECT_FAULT(loaded("ld.shared.u32 %r11, [%r9+-12];"), "lane 0 touches 4 bytes at shared offset 4294967284");
+    EXPECT_FAULT(loaded("ld.shared.u32 %r11, [%r9+-12];"), "lane 0 touches shared address 1012, below 1024");
     EXPECT_FAULT(loaded("ld.shared.u32 %r11, [%r7+2];"), "lane 0 touches shared offset 2, which is not aligned");
     EXPECT_FAULT(loaded("ld.shared.u32 %r11, [%r7+20];", ""), "lane 0 race: reads shared offset 20, which warp 0");
     EXPECT_FAULT(loaded("ld.shared.u32 %r11, [%r9+4];", ""), "lane 0 race: reads shared offset 4, which warp 0 lane 1");

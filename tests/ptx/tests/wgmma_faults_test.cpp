@@ -180,10 +180,10 @@ TEST(WgmmaFaults, Warpgroup) {
     kernel.before_commit = "SKIP:";
     for (const Settings& settings : orders()) EXPECT_FAULT(kernel.run(settings), "for all lanes of the warp");
     kernel = {};
-    kernel.before_product = "setp.lt.u32 %p2, %r0, 32; @%p2 mov.u64 %rd20, 4611686293305294850;";
+    kernel.before_product = "setp.lt.u32 %p2, %r0, 32; @%p2 add.u64 %rd20, %rd20, 2;";
     kernel.stride = 1024;
     expect_fault(kernel, "has another descriptor than that of warp ");
-    kernel.before_product = "setp.eq.u32 %p2, %r0, 5; @%p2 mov.u64 %rd20, 4611686293305294850;";
+    kernel.before_product = "setp.eq.u32 %p2, %r0, 5; @%p2 add.u64 %rd20, %rd20, 2;";
     expect_fault(kernel, "have different descriptors of B");
     kernel.before_product = "setp.lt.u32 %p1, %r0, 32;";
     expect_fault(kernel, "has another scale-d than that of warp ");

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "machine/block.hpp"
 #include "tests/faults.hpp"
 #include "tests/kernel.hpp"
 
@@ -40,7 +41,9 @@ struct Warpgroup {
                list("d", first_d, columns / 2) + ", " + list("r", first_a, 4) + ", %rd20, %p1, 1, 1, " +
                (by_rows ? "1;" : "0;");
     }
-    std::uint64_t descriptor() const { return start >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | more_bits; }
+    std::uint64_t descriptor() const {
+        return (first_shared + start) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | more_bits;
+    }
 
     // %r1: the shared memory. %r30: the thread's first place in it. %rd12: its place in the image.
     std::string text() const {

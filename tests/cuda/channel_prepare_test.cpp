@@ -1,4 +1,5 @@
 // What chunks under channel gates prepare for their walks, against the formulas of docs/math.md, section 4, in double.
+// over 400 lines: all that a chunk prepares follows from the same rows.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -16,22 +17,6 @@ namespace {
 
 constexpr int C = cuda::tensor_chunk;
 constexpr double inf = std::numeric_limits<double>::infinity();
-
-template <class T>
-class Managed {
-  public:
-    explicit Managed(std::size_t count) : memory_(count * sizeof(T)), values(count) {}
-    T* data() const { return static_cast<T*>(memory_.data()); }
-    char* bytes() const { return static_cast<char*>(memory_.data()); }
-    void upload() const { transfer(memory_.data(), values.data(), memory_.bytes()); }
-    void download() { transfer(values.data(), memory_.data(), memory_.bytes()); }
-
-  private:
-    DeviceMemory memory_;
-
-  public:
-    std::vector<T> values;
-};
 
 struct Case {
     int T, H, HV, K;
@@ -122,7 +107,7 @@ class Chunks {
         if (of_.rows()) to.reads = reads_.data(), to.erases = erases_.data(), to.writes = writes_.data();
         const auto matrices = {&scores_, &scores_low_, &high_, &low_, &rest_, &reads_, &erases_, &writes_};
         for (Managed<std::uint16_t>* all : matrices) all->upload();
-        factors_.upload(), decay_.upload(), numbers_.upload(), exact_.upload(), overlap_.upload();
+        factors_.upload(), decay_.upload(), numbers_.upload(), exact_.upload(), overlap_.upload(), added_.upload();
         q_.upload(), k_.upload(), g_.upload(), beta_.upload(), refused_.upload();
         const cuda::Kernel kernel =
             (of_.delta ? cuda::channel_kernels<true>(of_.K) : cuda::channel_kernels<false>(of_.K)).prepare;
@@ -136,6 +121,7 @@ class Chunks {
                     "cudaLaunchKernel");
         for (Managed<std::uint16_t>* all : matrices) all->download();
         factors_.download(), decay_.download(), numbers_.download(), exact_.download(), overlap_.download();
+        added_.download();
     }
     void expect_right() const {
         for (int chunk = 0; chunk * C < of_.T; ++chunk)
@@ -143,6 +129,7 @@ class Chunks {
     }
 
   private:
+    using Doubles = std::vector<double>;
     // What operands leave of scores. Of one, against the root of the sum of the squares of its terms: an operand of 11
     // bits is off by 2^-12.3 on the mean of squares, either way, each by itself, and a term has two; five times that.
     static constexpr double term_of_11_bits = 0x1.8p-10;
@@ -194,8 +181,7 @@ class Chunks {
         const std::size_t place = static_cast<std::size_t>(chunk * of_.HV + head);
         const std::string where = "chunk " + std::to_string(chunk) + " head " + std::to_string(head);
         // decay[j][i][c] = e^{G_i - G_j}
-        std::vector<double> q_norm(C), k_norm(C), beta(C), P(C * C), squares(C * C), l(C * C), start(C * of_.K),
-            end(C * of_.K, 1);
+        Doubles q_norm(C), k_norm(C), beta(C), P(C * C), squares(C * C), l(C * C), start(C * of_.K), end(C * of_.K, 1);
         for (int i = 0; i < C; ++i) {
             const int at = token(chunk, i);
             q_norm[i] = norm(q_, at, head), k_norm[i] = norm(k_, at, head);
@@ -253,6 +239,7 @@ class Chunks {
             }
         }
         if (!of_.delta) return;
+        expect_estimates(chunk, head, beta, k_norm, end, where);
         if (of_.backward) {
             expect_solve(l, beta, mean_reflection(chunk, head, beta, k_norm), place, where);
         } else {
@@ -260,7 +247,33 @@ class Chunks {
             expect_inverse(l, beta, place, where);
         }
     }
-    using Doubles = std::vector<double>;
+    // What roundings of the chunk's reads leave in each channel of the state, about, and how much of what was there it
+    // keeps: decision 3, "Reads that come back".
+    void expect_estimates(int chunk, int head, const Doubles& beta, const Doubles& k_norm, const Doubles& end,
+                          const std::string& where) const {
+        double energy = 0, squares = 0, kept = 1, mean = 0;
+        Doubles written(C), k_k(C);
+        for (int c = 0; c < of_.K; ++c) {
+            double of_channel = 0;
+            for (int i = 0; i < C; ++i) of_channel += std::pow(row(k_, token(chunk, i), head, c), 2);
+            energy += of_channel, squares += of_channel * of_channel;
+        }
+        const double share = squares / (energy * energy);
+        for (int i = 0; i < C; ++i) {
+            for (int c = 0; c < of_.K; ++c) k_k[i] += std::pow(row(k_, token(chunk, i), head, c) * k_norm[i], 2);
+            written[i] = std::pow(beta[i] * k_k[i], 2);
+            kept *= std::fmin(1, 1 - (2 * beta[i] * k_k[i] - written[i]) * share);
+        }
+        const std::size_t place = static_cast<std::size_t>(chunk * of_.HV + head);
+        for (int c = 0; c < columns_; ++c) {
+            double added = 0;
+            for (int i = 0; i < C && c < of_.K; ++i) added += written[i] * std::pow(end[i * of_.K + c], 2) * share;
+            mean += added / of_.K;
+            EXPECT_NEAR(added_.values[place * columns_ + c], added, 1e-4 * added + smallest) << where << " added " << c;
+        }
+        EXPECT_NEAR(numbers_.values[4 * place], kept, 1e-4 * kept) << where << " kept";
+        EXPECT_NEAR(numbers_.values[4 * place + 3], mean, 1e-4 * mean) << where << " mean of added";
+    }
     // On the mean of the chunk's tokens, what their beta k.e is above 1.
     double mean_reflection(int chunk, int head, const Doubles& beta, const Doubles& k_norm) const {
         double sum = 0, length = 0;

@@ -46,6 +46,23 @@ class DeviceMemory {
     std::size_t bytes_;
 };
 
+// An array on the host and its copy on the device.
+template <class T>
+class Managed {
+  public:
+    explicit Managed(std::size_t count) : memory_(count * sizeof(T)), values(count) {}
+    T* data() const { return static_cast<T*>(memory_.data()); }
+    char* bytes() const { return static_cast<char*>(memory_.data()); }
+    void upload() const { transfer(memory_.data(), values.data(), memory_.bytes()); }
+    void download() { transfer(values.data(), memory_.data(), memory_.bytes()); }
+
+  private:
+    DeviceMemory memory_;
+
+  public:
+    std::vector<T> values;
+};
+
 class DeviceTensors {
   public:
     CallTensors host;               // what uploads copy from and written() copies to

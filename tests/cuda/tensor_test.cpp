@@ -108,6 +108,24 @@ TEST(CudaTensor, StatesBeyondTheRangeOfF16) {
     }
 }
 
+// Of each value of a state one channel is far larger than the others, each of them for some value: no other decides by
+// which power of two the row is scaled.
+TEST(CudaTensor, StatesWithOneLargeChannel) {
+    for (const std::string text :
+         {"simple_gla:fwd t130 h1 k64 v64", "simple_gla:fwd t130 h1 k128 v128", "gated_delta_rule:fwd t130 h1 k64 v64",
+          "gated_delta_rule:fwd t130 h1 k128 v128", "comba:fwd t130 h1 k128 v128"}) {
+        const std::string line = text + " l2norm gates=lasting state=inout f16 force=cuda.tensor cuda";
+        CallTensors made = harness::make_tensors(line_of(line));
+        harness::Tensor& state = made.tensors.at("initial_state");  // [1,1,K,V]
+        const TensorView& view = made.call.in.initial_state;
+        const std::int64_t K = view.shape[2], V = view.shape[3];
+        for (std::int64_t value = 0; value < V; ++value) state.set((value * 37 % K) * V + value, 2000);
+        const harness::Expected expected = harness::expect(made.call);
+        run_there(made);
+        expect_within_bars(made.call, expected.outputs, line, expected.terms);
+    }
+}
+
 // Keys that repeat: what is written and read of them are small differences of what a chunk's products are made of. With
 // betas of 2 each token reflects the state, which keeps all that was ever rounded.
 TEST(CudaTensor, KeysOfFewDirections) {

@@ -1,10 +1,12 @@
 """Why a mutant of a PTX statement that nobody noticed is right too: one rule for each reason."""
+import itertools
 import pathlib
 import re
 import tempfile
 
 SOURCES = pathlib.Path(__file__).resolve().parents[2] / "src" / "cuda"
-LIBRARY_CALL = re.compile(r"\b(exp|expm1|log1p|exponential|frexp|ldexp|sqrt)\(")
+LIBRARY_CALL = re.compile(r"\b(exp|expm1|log1p|exponential|frexp|ldexp|sqrt)f?\(")
+MOST_COPIES = 12
 BITS = {"r": "b32", "rd": "b64", "rs": "b16", "f": "b32", "fd": "b64"}
 
 
@@ -73,6 +75,50 @@ def forbidden_gate(mutant, _problems, _checks):
     return any(test in source_line(mutant) for test in ("positive_gates ?", "most <= 0"))
 
 
+def offset_sign(mutant, _problems, _checks):
+    """The sign of a 32-bit offset of a sequence: none is negative."""
+    return "low >> 31" in source_line(mutant)
+
+
+def trapped(mutant, problems, checks, condition, on):
+    """Whether a run traps where the predicate %stops, which `condition` sets, is `on` at the statement as it was."""
+    with tempfile.NamedTemporaryFile(dir=checks.scratch, suffix=".ptx") as file:
+        path = pathlib.Path(file.name)
+        mutant.written(path, f"{{ .reg .pred %stops; {condition} @{'' if on else '!'}%stops trap; {mutant.original} }}")
+        return bool(checks.run([problem.text for problem in mutant.reaching(problems)], 600, TEXT=path))
+
+
+def zero_addend(mutant, problems, checks):
+    """The addend is 0 at each execution: shared memory begins there in the interpreter."""
+    found = re.search(r"m(?:ad|ul)[\w.]*\s+\S+,\s*\S+,\s*\S+,\s*%([a-z]+)(\d+);", mutant.original)
+    if mutant.title != "the addend left out" or not found or found.group(1) not in BITS:
+        return False
+    differs = f"setp.ne.{BITS[found.group(1)]} %stops, %{found.group(1)}{found.group(2)}, 0;"
+    return found.group(1) not in ("f", "fd") and not trapped(mutant, problems, checks, differs, on=True)
+
+
+def never_chosen(mutant, problems, checks):
+    """It changes what is chosen at no execution: there is no trap where it is."""
+    found = re.search(r"selp\.\w+\s+\S+,\s*(\S+),\s*(\S+),\s*(%p\d+);", mutant.original)
+    changed = found and re.search(r"selp\.\w+\s+\S+,\s*(\S+),\s*(\S+),\s*(%p\d+);", mutant.changed)
+    if not changed or changed.group(3) != found.group(3) or found.group(1) != changed.group(1) and \
+            found.group(2) != changed.group(2):
+        return False
+    return not trapped(mutant, problems, checks, f"mov.pred %stops, {found.group(3)};",
+                       on=found.group(1) != changed.group(1))
+
+
+def positive_exponent(mutant, problems, checks):
+    """It takes the exponential of a positive number, at which exponentials_test.py stops."""
+    found = re.search(r"ex2\.approx\.ftz\.f32\s+%f\d+,\s*(%f\d+);", mutant.changed)
+    return bool(found) and trapped(mutant, problems, checks, f"setp.gt.f32 %stops, {found.group(1)}, 0f00000000;", on=True)
+
+
+def other_copy(mutant, problems, checks):
+    """It is noticed in another copy that inlining or unrolling made of the source's statement: no slip changes one."""
+    return any(copy.noticed(problems, checks) for copy in itertools.islice(mutant.copies(), MOST_COPIES))
+
+
 def not_entered(mutant, problems, _checks):
     """It takes away the guard of a branch past which no problem goes: coverage counts what lies there."""
     return mutant.tried_by_none(problems)
@@ -85,12 +131,8 @@ def same_value(mutant, problems, checks):
         return False
     kind, one, other = names.groups()
     one, other = f"%{kind}{one}", f"%{kind}{other}"
-    compared = f"{'xor.pred' if kind == 'p' else 'setp.ne.' + BITS[kind]} %differs, {one}, {other};"
-    with tempfile.NamedTemporaryFile(dir=checks.scratch, suffix=".ptx") as file:
-        path = pathlib.Path(file.name)
-        mutant.written(path, f"{{ .reg .pred %differs; {compared} @%differs trap; {mutant.original} }}")
-        reaching = mutant.reaching(problems)
-        return not checks.run([problem.text for problem in reaching], 600, TEXT=path)
+    compared = f"{'xor.pred' if kind == 'p' else 'setp.ne.' + BITS[kind]} %stops, {one}, {other};"
+    return not trapped(mutant, problems, checks, compared, on=True)
 
 
 def within_the_bars(mutant, problems, checks):
@@ -105,7 +147,8 @@ def within_the_bars(mutant, problems, checks):
 def reason_of(mutant, problems, checks):
     """The text of the first rule that holds, or ''."""
     for rule in (unread_result, other_barrier, other_wait, rounding, first_lane, library, division, skipped_zeros,
-                 padding_column, forbidden_gate, not_entered, same_value, within_the_bars):
+                 padding_column, forbidden_gate, offset_sign, not_entered, same_value, zero_addend, never_chosen,
+                 positive_exponent, within_the_bars, other_copy):
         if rule(mutant, problems, checks):
             return rule.__doc__.split(":", 1)[0].rstrip(".")
     return ""

@@ -81,6 +81,17 @@ class Checks:
         return f"exit code {result.returncode}: {result.stdout.strip()[:300]}" if result.returncode != 0 else ""
 
 
+def nearby_of(statements, i):
+    around = statements[max(0, i - NEARBY):i] + statements[i + 1:i + 1 + NEARBY]
+    return [name for other in around for name in ptx_mutations.REGISTER.findall(other.text)]
+
+
+def where_changed(original, changed):
+    """The numbers of the words that differ."""
+    words = [re.findall(r"[^\s,;{}]+", text) for text in (original, changed)]
+    return [i for i, (one, other) in enumerate(zip(*words)) if one != other] + [len(words[1]) - len(words[0])]
+
+
 class Problem:
     """A line or a program, its time and the statements that it executes: {kernel: {line of the text}}."""
 
@@ -113,6 +124,30 @@ class Mutant:
         before = [statement.line for statement in self.text.kernels[self.kernel] if statement.line < self.line][-1:]
         lines = {self.line, *(before if self.original.startswith("@") else [])}
         return [problem for problem in problems if not lines.isdisjoint(problem.executed.get(self.kernel, ()))]
+
+    def noticed(self, problems, checks):
+        """What noticed it, or ''."""
+        path = pathlib.Path(tempfile.mkdtemp(dir=checks.scratch)) / "mutant.ptx"
+        self.written(path)
+        reaching = self.reaching(problems)
+        for batch in (reaching[:1], reaching[1:4], reaching[4:]):
+            limit = 5 + 20 * sum(problem.seconds for problem in batch)
+            wrong = checks.run([problem.text for problem in batch], limit, TEXT=path) if batch else ""
+            if wrong:
+                return wrong
+        return ""
+
+    def copies(self):
+        """The like mutations of the other copies that inlining and unrolling made of the source line's statement."""
+        statements, opcode = self.text.kernels[self.kernel], self.original.split()[0]
+        for i, other in enumerate(statements):
+            place = " < ".join(place for place in (other.place, other.caller) if place)
+            if place != self.place or other.line == self.line or other.text.split()[0] != opcode:
+                continue
+            for title, changed in ptx_mutations.mutations_of(other.text, nearby_of(statements, i), random.Random(i)):
+                like = title.split("%")[0] == self.title.split("%")[0]
+                if like and where_changed(other.text, changed) == where_changed(self.original, self.changed):
+                    yield Mutant(self.text, self.kernel, other, title, changed)
 
     def tried_by_none(self, problems):
         """Whether it takes away the guard of a branch that no problem went past: of the problems, not of the kernel."""
@@ -159,25 +194,10 @@ def draw_mutants(texts, problems, arguments):
         statements = text.kernels[kernel]
         if statements[i].text.startswith(LEFT_ALONE):
             continue
-        around = statements[max(0, i - NEARBY):i] + statements[i + 1:i + 1 + NEARBY]
-        nearby = [name for other in around for name in ptx_mutations.REGISTER.findall(other.text)]
-        found = ptx_mutations.mutations_of(statements[i].text, nearby, rng)
+        found = ptx_mutations.mutations_of(statements[i].text, nearby_of(statements, i), rng)
         if found:
             mutants.append(Mutant(text, kernel, statements[i], *rng.choice(found)))
     return mutants
-
-
-def verdict(mutant, problems, checks):
-    """What noticed it, or ''."""
-    path = pathlib.Path(tempfile.mkdtemp(dir=checks.scratch)) / "mutant.ptx"
-    mutant.written(path)
-    reaching = mutant.reaching(problems)
-    for batch in (reaching[:1], reaching[1:4], reaching[4:]):
-        limit = 5 + 20 * sum(problem.seconds for problem in batch)
-        wrong = checks.run([problem.text for problem in batch], limit, TEXT=path) if batch else ""
-        if wrong:
-            return wrong
-    return ""
 
 
 NOTICED = ("does not end", "fault", "miss", "death")
@@ -204,7 +224,7 @@ def report(states, bar):
 
 
 def judged(mutant, problems, checks):
-    wrong = verdict(mutant, problems, checks)
+    wrong = mutant.noticed(problems, checks)
     if wrong:
         return kind_of(wrong)
     why = explanations.reason_of(mutant, problems, checks)

@@ -72,7 +72,7 @@ def padding_column(mutant, _problems, _checks):
 
 def forbidden_gate(mutant, _problems, _checks):
     """The acceptance of gates: no line has a NaN or a positive one, the tests of the interface and of numbers have."""
-    return any(test in source_line(mutant) for test in ("positive_gates ?", "most <= 0"))
+    return any(test in source_line(mutant) for test in ("positive_gates ?", "most <= 0", "log_decay < 0 ?"))
 
 
 def offset_sign(mutant, _problems, _checks):
@@ -86,15 +86,6 @@ def trapped(mutant, problems, checks, condition, on):
         path = pathlib.Path(file.name)
         mutant.written(path, f"{{ .reg .pred %stops; {condition} @{'' if on else '!'}%stops trap; {mutant.original} }}")
         return bool(checks.run([problem.text for problem in mutant.reaching(problems)], 600, TEXT=path))
-
-
-def zero_addend(mutant, problems, checks):
-    """The addend is 0 at each execution: shared memory begins there in the interpreter."""
-    found = re.search(r"m(?:ad|ul)[\w.]*\s+\S+,\s*\S+,\s*\S+,\s*%([a-z]+)(\d+);", mutant.original)
-    if mutant.title != "the addend left out" or not found or found.group(1) not in BITS:
-        return False
-    differs = f"setp.ne.{BITS[found.group(1)]} %stops, %{found.group(1)}{found.group(2)}, 0;"
-    return found.group(1) not in ("f", "fd") and not trapped(mutant, problems, checks, differs, on=True)
 
 
 def never_chosen(mutant, problems, checks):
@@ -147,7 +138,7 @@ def within_the_bars(mutant, problems, checks):
 def reason_of(mutant, problems, checks):
     """The text of the first rule that holds, or ''."""
     for rule in (unread_result, other_barrier, other_wait, rounding, first_lane, library, division, skipped_zeros,
-                 padding_column, forbidden_gate, offset_sign, not_entered, same_value, zero_addend, never_chosen,
+                 padding_column, forbidden_gate, offset_sign, not_entered, same_value, never_chosen,
                  positive_exponent, within_the_bars, other_copy):
         if rule(mutant, problems, checks):
             return rule.__doc__.split(":", 1)[0].rstrip(".")

@@ -117,8 +117,7 @@ TEST(CudaTensor, StatesWithOneLargeChannel) {
         const std::string line = text + " l2norm gates=lasting state=inout f16 force=cuda.tensor cuda";
         CallTensors made = harness::make_tensors(line_of(line));
         harness::Tensor& state = made.tensors.at("initial_state");  // [1,1,K,V]
-        const TensorView& view = made.call.in.initial_state;
-        const std::int64_t K = view.shape[2], V = view.shape[3];
+        const std::int64_t K = made.call.in.initial_state.shape[2], V = made.call.in.initial_state.shape[3];
         for (std::int64_t value = 0; value < V; ++value) state.set((value * 37 % K) * V + value, 2000);
         const harness::Expected expected = harness::expect(made.call);
         run_there(made);

@@ -138,9 +138,10 @@ class Mutant:
         return ""
 
     def copies(self):
-        """The like mutations of the other copies that inlining and unrolling made of the source line's statement."""
+        """The like mutations of the other copies that inlining and unrolling made of the source line's statement: of none
+        where that is not known."""
         statements, opcode = self.text.kernels[self.kernel], self.original.split()[0]
-        for i, other in enumerate(statements):
+        for i, other in enumerate(statements if self.place else ()):
             place = " < ".join(place for place in (other.place, other.caller) if place)
             if place != self.place or other.line == self.line or other.text.split()[0] != opcode:
                 continue

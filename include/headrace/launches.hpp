@@ -49,9 +49,10 @@ struct LaunchPlan {
     KernelWork total() const { return block * static_cast<double>(blocks) += step * all_steps; }
 };
 
-// The launches of a call in their order; empty for one on CPU tensors. Views need shapes, strides and dtypes; data
-// pointers are not read, except that of cu_seqlens on the host. Where cu_seqlens lies on the device, the longest
-// sequence is taken to be as long as all sequences of mean length. Errors as of plan().
+// The launches of a call in their order, on the GPU of Options::planned_gpu where that is given; empty for one on CPU
+// tensors. Views need shapes, strides and dtypes; data pointers are not read, except that of cu_seqlens on the host.
+// Where cu_seqlens lies on the device, the longest sequence is taken to be as long as all sequences of mean length.
+// Errors as of plan().
 Status plan_launches(const Call& call, std::vector<LaunchPlan>* launches);
 
 inline KernelWork& KernelWork::operator+=(const KernelWork& other) {

@@ -171,9 +171,8 @@ def mutations_of(line, nearby, random):
     if ";" in text:
         return []
     operands = split_operands(text)
-    found = [(title, guard, *rest) for make in (swapped_opcode, fused, compared, multiplied, moved, ordered, addressed,
-                                                               constant)
-             for title, *rest in make(opcode, operands)]
+    makers = (swapped_opcode, fused, compared, multiplied, moved, ordered, addressed, constant)
+    found = [(title, guard, *rest) for make in makers for title, *rest in make(opcode, operands)]
     found += [(title, guard, *rest) for title, *rest in registers(opcode, operands, nearby, random)]
     found += list(guarded(guard, opcode, operands))
     result = []

@@ -88,12 +88,12 @@ struct DecayJoin {
 template <int K>
 struct TransitionJoin {
     static constexpr int threads = join_threads(true, K), columns = transition_columns, windows = K / 16,
-                         row = K + 16,  // of shared memory: pieces of two columns are in different banks
-        part = columns * row, state = 2 * part;
+                         stride = K + 16,  // of columns: pieces of two are in different banks
+        part = columns * stride, state = 2 * part;
     static_assert(threads == 2 * K && columns == 8);
 
     const KernelArgs& args;
-    float* S;  // [2,2,columns,row], columns one behind the other: upper and lower parts
+    float* S;  // [2,2,columns,stride]: twice upper and lower parts
 
     __host__ __device__ TransitionJoin(const KernelArgs& arguments, Arena& arena)
         : args(arguments), S(arena.take<float>(2 * state)) {}
@@ -181,11 +181,12 @@ struct TransitionJoin {
 #pragma unroll
         for (int own = 0; own < 4; ++own) {
             const Parts of = parts_of(entering[own]);
-            float* const to = shared + (LanePlace().column + own % 2) * row + own_row() + own / 2 * 8;
+            float* const to = shared + (LanePlace().column + own % 2) * stride + own_row() + own / 2 * 8;
             to[0] = __uint_as_float(of.upper), to[part] = __uint_as_float(of.lower);
         }
     }
-    // x = upper + lower, of which tensor cores read 11 bits each.
+    // x = upper + lower, of which tensor cores read 11 bits each. Where x is not finite, lower is NaN: cvt.rna.tf32,
+    // which takes care of that, is four instructions.
     struct Parts {
         std::uint32_t upper, lower;
     };
@@ -195,7 +196,7 @@ struct TransitionJoin {
     }
     // Sums over 16 columns of M, in any order: what products take for columns t and t + 4 are neighbours of a lane.
     HEADRACE_DEVICE static void multiply(Sums& upper, Sums& lower, const Rows& rows, const float* shared, int window) {
-        const float* const from = shared + lane() / 4 * row + 16 * window + lane() % 4 * 4;
+        const float* const from = shared + lane() / 4 * stride + 16 * window + lane() % 4 * 4;
         const float4 uppers = *reinterpret_cast<const float4*>(from),
                      lowers = *reinterpret_cast<const float4*>(from + part);
         const float4 &above = rows[window][0], &below = rows[window][1];

@@ -59,6 +59,16 @@ struct Problem {
 inline bool wants_states(const Problem& problem) {
     return problem.direction == Direction::backward && problem.out.final_state.given();
 }
+// Of g, or of a parameter that it is made from.
+inline bool wants_gate_gradient(const Problem& problem) {
+    const Gradients& g = problem.grads;
+    return g.d_g.given() || g.d_g_gamma.given() || g.d_A_log.given() || g.d_dt_bias.given();
+}
+// A gate's gradient is an inner product of states; that of few heads may cancel far below its terms, and then rounds in
+// nothing to 16 bits that it is made of (decision 3).
+inline bool has_few_gate_sums(const Problem& problem) {
+    return wants_gate_gradient(problem) && problem.whole.sequences * problem.whole.heads * problem.group < 8;
+}
 
 // Whether make_problem also reads tensor contents (gates, beta, pool indices), which explain and plan must not.
 enum class Contents { check, ignore };

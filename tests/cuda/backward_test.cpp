@@ -23,7 +23,13 @@ TEST(CudaBackward, B1_EachFormServesWhatItDoesBest) {
         EXPECT_EQ(served_by(of + " t64 h4 hv8 k128 v256 l2norm"), "cuda.tensor");
         EXPECT_EQ(served_by(of + " t64 h8 k32 v32"), op == "gla" ? "cuda.tensor" : "cuda.split");
     }
-    EXPECT_EQ(served_by("gated_delta_rule:bwd bf16 cuda t64 h7 k64 v32"), "cuda.split");  // d_g of few heads
+    // gates of few tokens
+    for (const std::string op : {"gated_delta_rule", "simple_gla", "kda"}) {
+        EXPECT_EQ(served_by(op + ":bwd bf16 cuda t36 h7 k64 v32"), "cuda.split");
+        EXPECT_EQ(served_by(op + ":bwd bf16 cuda t37 h7 k64 v32"), "cuda.tensor");
+        EXPECT_EQ(served_by(op + ":bwd bf16 cuda t256 h1 k64 v32"), "cuda.tensor");
+    }
+    EXPECT_EQ(served_by("delta_rule:bwd bf16 cuda t36 h7 k64 v32"), "cuda.tensor");
     for (const char* text : {"kda:bwd t16 h1 k16", "simple_gla:bwd t100 h1 k16"}) {
         const std::vector<std::string> all = {"cuda.split", "cuda.walk", "cuda.recurrent"};
         EXPECT_EQ(accepting(line_of(std::string(text) + " cuda")), all);

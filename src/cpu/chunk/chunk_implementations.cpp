@@ -21,7 +21,7 @@ class ChunkImplementation : public IsaImplementation {
     std::string refusal(const Problem& problem, const Machine& machine) const override {
         if (problem.value_gate) return "the chunk form has no value-side gate (gv)";
         if (problem.elementwise_beta) return "the chunk form needs one beta per token";
-        if (isa_.bf16_only && few_gate_sums(problem)) {
+        if (isa_.bf16_only && has_few_gate_sums(problem)) {
             return "gate gradients of fewer than 8 heads and sequences rest on too few sums to average bf16 roundings";
         }
         return chunk_refusal(problem, machine);
@@ -54,14 +54,6 @@ class ChunkImplementation : public IsaImplementation {
         const Arithmetic arithmetic = problem.wide ? Arithmetic::f64 : isa_.bf16_only ? Arithmetic::bf16 : Arithmetic::f32;
         return isa_.kernels().chunk[static_cast<int>(arithmetic)][problem.rule == Rule::delta][problem.channel_gate];
     }
-    static bool wants_gate_gradient(const Problem& problem) {
-        const Gradients& g = problem.grads;
-        return g.d_g.given() || g.d_g_gamma.given() || g.d_A_log.given() || g.d_dt_bias.given();
-    }
-    // A gate's gradient is an inner product of states; that of few heads may cancel far below its terms.
-    static bool few_gate_sums(const Problem& problem) {
-        return wants_gate_gradient(problem) && problem.whole.sequences * problem.whole.heads * problem.group < 8;
-    }
     static std::int64_t longest(const Problem& problem) {
         std::int64_t tokens = 0;
         for (const Sequence& s : problem.sequences) tokens = std::max(tokens, s.end - s.begin);
@@ -80,7 +72,7 @@ class ChunkImplementation : public IsaImplementation {
         // the roundings of saved states.
         if (problem.wide) {
             layout.args.state_dtype = DType::f64;
-        } else if (problem.direction == Direction::backward && (!problem.d_out.d_o.given() || few_gate_sums(problem))) {
+        } else if (problem.direction == Direction::backward && (!problem.d_out.d_o.given() || has_few_gate_sums(problem))) {
             layout.args.state_dtype = DType::f32;
         }
         // What keys of few directions read in the gradient of a state is far below it, and below its roundings.

@@ -63,16 +63,10 @@ class Split : public CudaImplementation {
         return g.d_q.given() || g.d_k.given() || g.d_p.given() || g.d_v.given() || g.d_beta.given() ||
                wants_gate_gradient(problem);
     }
-    static bool wants_gate_gradient(const Problem& problem) {
-        const Gradients& g = problem.grads;
-        return g.d_g.given() || g.d_g_gamma.given() || g.d_A_log.given() || g.d_dt_bias.given();
-    }
     // As on the CPU: where few sums rest on saved states there is nothing to average their roundings, and what keys of
     // few directions read in the gradient of a state of the delta rule is far below its roundings.
     static void choose_types(const Problem& problem, KernelArgs& args) {
-        const bool few_gate_sums =
-            wants_gate_gradient(problem) && problem.whole.sequences * problem.whole.heads * problem.group < 8;
-        const bool exact = !problem.d_out.d_o.given() || few_gate_sums;
+        const bool exact = !problem.d_out.d_o.given() || has_few_gate_sums(problem);
         args.state_dtype = exact ? DType::f32 : problem.state_dtype;
         if (computes_in_double(problem)) args.state_dtype = DType::f64;
         const bool exact_adjoints = args.delta && !computes_in_double(problem);

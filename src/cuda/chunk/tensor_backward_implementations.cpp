@@ -24,8 +24,9 @@ class TensorBackward : public PreparingImplementation {
         const Gradients& grads = problem.grads;
         for (const TensorView* view : {&grads.d_q, &grads.d_k, &grads.d_p, &grads.d_v})
             if (view->given() && view->dtype != DType::bf16) return "stores d_q, d_k, d_p and d_v in bf16";
-        if (wants_gate_gradient(problem) && problem.whole.sequences * problem.whole.heads * problem.group < 8)
-            return "gate gradients of fewer than 8 heads and sequences rest on too few sums to average bf16 roundings";
+        if (gates_rest_on_few_tokens(problem))
+            return "gate gradients of fewer than 256 tokens times value heads rest on too few sums to average bf16 "
+                   "roundings";
         if (!problem.d_out.d_o.given())
             return "a gradient through the final state alone may rest on too few tokens to average bf16 roundings";
         KernelArgs args{};
@@ -148,10 +149,6 @@ class TensorBackward : public PreparingImplementation {
     static bool wants_gradients(const Problem& problem) {
         const Gradients& g = problem.grads;
         return g.d_q.given() || g.d_k.given() || g.d_p.given() || g.d_beta.given() || wants_gate_gradient(problem);
-    }
-    static bool wants_gate_gradient(const Problem& problem) {
-        const Gradients& g = problem.grads;
-        return g.d_g.given() || g.d_g_gamma.given() || g.d_A_log.given() || g.d_dt_bias.given();
     }
 };
 

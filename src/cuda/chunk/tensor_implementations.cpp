@@ -140,10 +140,9 @@ class Tensor : public PreparingImplementation {
         if (problem.rule == Rule::delta) return "has no backward of the delta rule";
         for (const TensorView* view : {&grads.d_q, &grads.d_k, &grads.d_v})
             if (view->given() && view->dtype != problem.dtype) return "stores d_q, d_k and d_v in the type of q";
-        const bool gates =
-            grads.d_g.given() || grads.d_g_gamma.given() || grads.d_A_log.given() || grads.d_dt_bias.given();
-        if (gates && problem.whole.sequences * problem.whole.heads * problem.group < 8)
-            return "gate gradients of fewer than 8 heads and sequences rest on too few sums to average roundings";
+        if (gates_rest_on_few_tokens(problem))
+            return "gate gradients of fewer than 256 tokens times value heads rest on too few sums to average "
+                   "roundings";
         if (!problem.d_out.d_o.given())
             return "a gradient through the final state alone may rest on too few tokens to average roundings";
         return {};

@@ -79,8 +79,7 @@ KernelArgs make_args(const Problem& problem, Carver& carver, std::int64_t sums) 
     args.d_rate = take_sums(carver, "d_A_log sums", grads.d_A_log.given(), heads);
     args.d_bias =
         take_sums(carver, "d_dt_bias sums", grads.d_dt_bias.given(), heads * (args.bias_per_channel ? problem.K : 1));
-    args.gate_gradient =
-        grads.d_g.given() || grads.d_g_gamma.given() || grads.d_A_log.given() || grads.d_dt_bias.given();
+    args.gate_gradient = wants_gate_gradient(problem);
     args.cu_seqlens = take_sequences(problem.in.cu_seqlens, problem.N, carver);
     return args;
 }

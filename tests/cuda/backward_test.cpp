@@ -23,6 +23,14 @@ TEST(CudaBackward, B1_EachFormServesWhatItDoesBest) {
         EXPECT_EQ(served_by(of + " t64 h4 hv8 k128 v256 l2norm"), "cuda.tensor");
         EXPECT_EQ(served_by(of + " t64 h8 k32 v32"), op == "gla" ? "cuda.tensor" : "cuda.split");
     }
+    for (const char* of : {" k256 v512", " k136 v64", " k64 v256"}) {
+        for (const std::string op : {"simple_gla:bwd", "simple_gla:fwd", "gla:bwd", "gla:fwd"})
+            EXPECT_EQ(served_by(op + " bf16 cuda t64 h8" + of), "cuda.tensor");
+        EXPECT_EQ(served_by(std::string("simple_gla:bwd f16 cuda t64 h8") + of), "cuda.tensor");
+    }
+    for (const char* refused : {"simple_gla:bwd bf16 cuda t64 h8 k136 v64 l2norm", "gla:bwd bf16 cuda t64 h8 k136 v64 l2norm",
+                                "gla:bwd bf16 cuda t64 h8 k136 v64 rawgate", "kda:bwd bf16 cuda t64 h8 k136 v64"})
+        EXPECT_EQ(served_by(refused), "cuda.split") << refused;
     // gates of few tokens
     for (const std::string op : {"gated_delta_rule", "simple_gla", "kda"}) {
         EXPECT_EQ(served_by(op + ":bwd bf16 cuda t36 h7 k64 v32"), "cuda.split");

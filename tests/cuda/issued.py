@@ -46,7 +46,7 @@ RULES = {"gated_delta_rule": "delta", "kda": "delta", "comba": "comba", "simple_
 IN_F16 = {("gated_delta_rule", "fwd"), ("comba", "fwd")}
 # The numbers of a row that a kernel has; of others one is enough. BLOCK: sweeps have few or many warps with values.
 BESIDE, STEP, HEAD, VALUES, BLOCK = range(5)
-NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_key_gradient": (STEP, HEAD),
+NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_add_outputs": (STEP, HEAD),
            **dict.fromkeys(("tensor_gradients", "channel_gradients", "split_gradients"), (STEP, HEAD, VALUES)),
            "channel_sweeps": (BESIDE, STEP, BLOCK),
            **dict.fromkeys(("tensor_walk", "tensor_walk_states", "tensor_join_transitions", "tensor_sweeps",

@@ -50,7 +50,7 @@ LIMITS = {
     "tensor_forward_gradient": (255, 0, 0, (1, 1, 1)),
     "tensor_forward_terms": (255, 0, 0, (1, 1, 1)),
     "tensor_forward_terms k128 f16": (255, 0, 0, (0, 1, 1)),  # no room for its scores on sm_80
-    "tensor_key_gradient": (128, 0, 0, (2, 2, 2)),
+    "tensor_add_outputs": (128, 0, 0, (2, 2, 2)),
     "tensor_prepare": (168, 0, 0, (2, 3, 3)),
     "tensor_join": (64, 0, 0, (2, 2, 2)),
     "tensor_join_transitions": (128, 0, 0, (2, 2, 2)),
@@ -212,7 +212,7 @@ def blocks_of(name, table, memory, size):
     """Blocks on each GPU."""
     threads = 128
     if name.startswith(("tensor_forward", "tensor_states", "tensor_gradients", "channel_sweeps", "channel_gradients k128",
-                        "channel_gradients_low k128", "channel_key_sums k128", "tensor_key_gradient k128",
+                        "channel_gradients_low k128", "channel_key_sums k128", "tensor_add_outputs k128",
                         "tensor_walk k128", "tensor_sweeps k128", "tensor_join_transitions k128")) or \
             name.startswith("channel_walk") and name.endswith("delta"):
         threads = 256

@@ -93,7 +93,7 @@ class Plan(unittest.TestCase):
             return 4 if wide else 2 if instruction.endswith("f64") and launch["arithmetic"] == "f64" else 1
 
         # Written by one part of a launch and read by another; or by launches of their own.
-        saved_in = {"tensor_prepare": 0, "tensor_walk": 1, "tensor_forward_gradient": 0, "tensor_key_gradient": 1}.get(launch["kernel"], 0.5) * launch["saved_bytes"]
+        saved_in = {"tensor_prepare": 0, "tensor_walk": 1, "tensor_forward_gradient": 0, "tensor_add_outputs": 1}.get(launch["kernel"], 0.5) * launch["saved_bytes"]
         saved_out = launch["saved_bytes"] - saved_in
         tiles = r"(ld|st)(\.shared)?(\.v[24])?\.[fu](32|64)|shfl.*|ldmatrix.*|cp\.async\.c[ag]\..*"
         if launch["arithmetic"] == "f32":
@@ -144,6 +144,8 @@ class Plan(unittest.TestCase):
                                "retention:fwd t128 h2 k64 v64 bf16": 1,
                                "gated_delta_rule:bwd t64 h8 k64 v64 bf16": 3,
                                "comba:bwd t64 h8 k64 v64 gate=step+head bf16": 6,
+                               "retention:fwd t128 h1 k256 v130 bf16": 3, "gla:fwd t128 h33 k160 v64 bf16": 5,
+                               "gla:bwd t256 h1 k256 v200 bf16": 7, "simple_gla:bwd t128 h2 k256 v200 bf16": 10,
                                "simple_gla:fwd t1024 h1 k64 v64 bf16 state=inout": 3, "gla:fwd t2048 h1 k64 v64 bf16": 4,
                                "kda:bwd t64 h8 k64 v64 bf16": 6, "gla:bwd t64 h8 k64 v64 bf16": 3}.items():
             launches, _ = self.run_on_stand_in(problem + " force=cuda.tensor cuda")
@@ -156,7 +158,10 @@ class Plan(unittest.TestCase):
         """Value heads that share keys; of unit length."""
         self.compared("linear_attention:bwd t256 h2 hv6 k64 v64 bf16 force=cuda.tensor cuda")
         for heads in ("h2 hv8", "h8"):
-            self.compared(f"retention:bwd t64 {heads} k128 v128 l2norm bf16 force=cuda.tensor cuda", only="tensor_key")
+            self.compared(f"retention:bwd t64 {heads} k128 v128 l2norm bf16 force=cuda.tensor cuda", only="tensor_add")
+
+        for operator in ("retention:fwd", "linear_attention:bwd"):
+            self.compared(f"{operator} t64 h33 k256 v128 bf16 force=cuda.tensor cuda", only="tensor_add")
 
     def test_split(self):
         problem = "gated_delta_rule:bwd t128 h1 hv2 k64 v64 bf16 gate=step+head force=cuda.split cuda"

@@ -148,8 +148,8 @@ struct AdditiveKernel {
     HEADRACE_DEVICE bool of_keys() const { return leaves_terms && args.gate_walk.terms == GateTerms::of_keys; }
     HEADRACE_DEVICE bool diagonal_apart() const { return leaves_terms || walks_keys(); }
     HEADRACE_DEVICE bool walks_keys() const { return of_backward && args.key_gradient.walk; }
-    // Where they are left as fp32 sums of each value head, for a launch behind.
-    HEADRACE_DEVICE bool leaves_sums() const { return of_backward && args.key_gradient.sums != nullptr; }
+    // Where outputs are left as fp32 sums, for a launch behind.
+    HEADRACE_DEVICE bool leaves_sums() const { return of_backward && args.added.sums != nullptr; }
     HEADRACE_DEVICE bool knows_norms() const { return of_backward && args.key_gradient.row_norms != nullptr; }
     // The token whose gate decays another lies so many before it.
     HEADRACE_DEVICE int late() const { return of_backward && args.late_gate ? 1 : 0; }
@@ -336,7 +336,7 @@ struct AdditiveKernel {
         ops.crossing = nullptr;
         ops.left = {};
         if (outputs && leaves_sums())
-            ops.left.data = reinterpret_cast<char*>(args.key_gradient.sums + chunk_place(chunk) * key_sums);
+            ops.left.data = reinterpret_cast<char*>(args.added.sums + chunk_place(chunk) * added_outputs);
         if (ops.dots_wanted) {
             Terms& to = terms[known_turn(chunk)];
             if (of_keys() && threadIdx.x == 0) to.decay = of.crossing;
@@ -582,10 +582,13 @@ struct AdditiveKernel {
     }
 
     // ---- what is left of d_q and d_k, and for a gate's gradient ----
+    HEADRACE_DEVICE std::int64_t block_of_parts() const {
+        return args.added.first_block + course->first_value / tensor_values;
+    }
     // Of a chunk, counted from the sequence's first token whichever way the walk goes.
     HEADRACE_DEVICE std::int64_t chunk_place(int chunk) const {
         const TokenRange& s = course->sequence;
-        return course->first_value / tensor_values * args.key_gradient.chunks * args.HV +
+        return block_of_parts() * args.added.chunks * args.HV +
                saved_place(args, s, course->n, course->head, walked_chunk(args, s, chunk), tensor_chunk);
     }
     // The walk of d_q saves the state that enters the chunk; that of d_k, which holds the gradient of what leaves it,
@@ -614,7 +617,7 @@ struct AdditiveKernel {
                 sum(of.crossing[0], of.crossing[1], of.crossing[2], of.crossing[3]) * of.decay;
         if (i >= range.length) return;
         const std::int64_t token = range.row * args.T + range.token(i),
-                           place = course->first_value / tensor_values * args.key_gradient.tokens + token,
+                           place = block_of_parts() * args.key_gradient.tokens + token,
                            at = place * args.HV + course->head;
         const auto of_warps = [&](const float(&parts)[block_warps][tensor_chunk]) {
             return sum(parts[0][i], parts[1][i], parts[2][i], parts[3][i]);

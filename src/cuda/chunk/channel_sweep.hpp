@@ -2,6 +2,7 @@
 // the first chunk to the last, and their gradients back.
 #pragma once
 
+#include "cuda/chunk/additive_terms.hpp"
 #include "cuda/chunk/sweep_walk.hpp"
 
 namespace headrace::cuda {
@@ -172,7 +173,7 @@ struct ChannelSweep : SweepWalk<K, Bf16, false> {
             this->solve_gradients(
                 y, now.solve, now.beta, *now.overlap, [&] { return found_again(turn); }, place_of(chunk), first);
         }
-        this->store_rows(y, chunk, first);
+        leaves_sums() ? leave_sums(y, place_of(chunk), first + warp_value()) : this->store_rows(y, chunk, first);
         now = found_again(turn);
         const auto rows = [&](int step) { return left_operand(now.rows, value_in_rows(), step); };
         float sums[K / 64][8][4];
@@ -190,6 +191,17 @@ struct ChannelSweep : SweepWalk<K, Bf16, false> {
         add_all_written<Left::high, Format>(sums, rows, now.reads, delta);
 #pragma unroll
         for (int group = 0; group < K / 64; ++group) decay_and_add_tiles(state, sums[group], 8 * group, decay_of(now));
+    }
+    // Of d_v as fp32 sums, for a launch behind, in the order of a walk's threads with 64 values.
+    HEADRACE_DEVICE bool leaves_sums() const { return !delta && args.added.sums != nullptr; }
+    HEADRACE_DEVICE void leave_sums(const TokenSums& y, std::int64_t place, int value) const {
+        if (value >= args.V) return;
+        const std::int64_t block = args.added.first_block + value / tensor_values;
+        const int other_threads = (value % tensor_values / 16 - warp() % block_warps) * warp_lanes;
+        SavedTiles<token_tiles> left;
+        left.data = reinterpret_cast<char*>(args.added.sums + (block * args.added.chunks * args.HV + place) * added_outputs +
+                                            4 * other_threads);
+        left.save(y);
     }
     HEADRACE_DEVICE static auto decay_of(const Stage& now) {
         const float2* const decay = reinterpret_cast<const float2*>(now.decay) + lane() % 4 * 2;

@@ -99,6 +99,8 @@ struct ChannelWalk {
     // The delta rule, which has no segments, lays stages out in one way only.
     __host__ __device__ bool with_outputs() const { return delta || wants_outputs(); }
     __host__ __device__ bool wants_outputs() const { return gives_outputs && args.o.given; }
+    // Where outputs are left as fp32 sums, for a launch behind.
+    HEADRACE_DEVICE bool leaves_sums() const { return !delta && args.added.sums != nullptr; }
     HEADRACE_DEVICE Strided segment_states() const {
         const std::int64_t head = static_cast<std::int64_t>(args.K) * args.V;
         return {reinterpret_cast<char*>(args.segments.states), {args.HV * head, head, args.V, 1}, DType::f32, true};
@@ -140,7 +142,7 @@ struct ChannelWalk {
             const Stage stage = stage_of(chunk);
             if (states) pass(stage);
             compute(stage, chunk, outputs);
-            if (!outputs) return;
+            if (!outputs || leaves_sums()) return;
             ptx::sync_warp();
             store(chunk);
         };
@@ -211,6 +213,11 @@ struct ChannelWalk {
         ops.exact_writes = delta && stage.numbers[1] != 0, ops.exact_reads = delta && stage.numbers[2] != 0;
         ops.exact = stage.exact, ops.scores_low = args.prepared.scores_low;
         ops.decay = reinterpret_cast<const float2*>(stage.decay), ops.place = static_cast<int>(place_of(chunk));
+        if constexpr (!delta) {
+            const std::int64_t block = args.added.first_block + rows->first / tensor_values,
+                               of = block * args.added.chunks * args.HV + ops.place;
+            ops.left.data = leaves_sums() ? reinterpret_cast<char*>(args.added.sums + of * added_outputs) : nullptr;
+        }
         const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, {}, true}; };
         const algorithms::ChunkInputs<Ops> in{{stage.reads, nullptr},
                                               {stage.writes, args.prepared.writes_low},

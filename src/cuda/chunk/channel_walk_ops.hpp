@@ -3,6 +3,7 @@
 #pragma once
 
 #include "algorithms/chunk.hpp"
+#include "cuda/chunk/additive_terms.hpp"
 #include "cuda/chunk/warp_values.hpp"
 
 namespace headrace::cuda {
@@ -33,6 +34,7 @@ struct ChannelWalkOps {
     const std::uint16_t* scores_low;  // of all chunks
     const float2* decay;             // [K] SplitDecay
     int place;                       // where the chunk was prepared, of kilobytes each
+    SavedTiles<token_tiles> left;    // additive rule: outputs that are not complete, in place of those in rows, or nowhere
 
     HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
     // Else the state stays as it enters.
@@ -81,6 +83,7 @@ struct ChannelWalkOps {
         } else {
             add_lower_transposed<Left::high, Format>(
                 sums, [&](int step) { return left_operand(b.matrix, first_value(), step); }, P.matrix);
+            if (left.data != nullptr) return left.save(sums);
         }
         o.patch.store(sums);
     }

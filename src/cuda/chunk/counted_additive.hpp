@@ -69,8 +69,8 @@ KernelWork additive_chunk_work(const KernelArgs& args, double values, bool outpu
     const KeyGradient& keys = args.key_gradient;
     if (keys.row_norms != nullptr) work.saved_bytes += 4 * 2 * C;
     if (keys.left_q_norms != nullptr) work.saved_bytes += 4 * 2 * C / args.group / quotient_up(args.V, tensor_values);
-    if (keys.sums != nullptr) {
-        work.saved_bytes += 4 * key_sums;
+    if (args.added.sums != nullptr) {
+        work.saved_bytes += 4 * added_outputs;
     } else if (args.o.given) {
         ops.products.add(0, 4, 1);
         work.output_bytes = bytes_of(args.o, C * values);
@@ -113,7 +113,7 @@ BlockWork tensor_states_work(const KernelArgs& args, std::size_t /*shared_limit*
 
 // Of a chunk, whose terms one warp adds up, or of the gradients of its log decays.
 BlockWork tensor_gate_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    const double value_blocks = quotient_up(args.K, tensor_values);
+    const double value_blocks = args.gate_walk.blocks;
     KernelWork step;
     const bool added_up = args.d_log_decays.given;
     step.saved_bytes = added_up ? tensor_chunk * 4 : value_blocks * (3 * tensor_chunk + 1) * 4;
@@ -124,16 +124,18 @@ BlockWork tensor_gate_work(const KernelArgs& args, std::size_t /*shared_limit*/)
     return {{}, step};
 }
 
-// Of a chunk and key head.
+// Of a chunk and head, and up to K columns.
 template <int K>
-BlockWork tensor_key_gradient_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+BlockWork tensor_add_outputs_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
     constexpr double C = tensor_chunk, blocks = K / tensor_values, shuffles = 8 + 4 + 2;
     TileCounter counter;
     KernelWork& step = counter.work;
     WarpProducts products{counter, blocks * block_warps};
-    step.saved_bytes = blocks * args.group * 4 * key_sums;
-    step.output_bytes = bytes_of(args.o, C * args.V);
-    step.memory_waits = args.group;
+    const double summands = static_cast<double>(args.added.parts) * args.group,
+                 of_block = args.V / static_cast<double>(quotient_up(args.V, K));
+    step.saved_bytes = blocks * summands * 4 * added_outputs;
+    step.output_bytes = bytes_of(args.o, C * of_block);
+    step.memory_waits = summands;
     products.access(2 * C / 8, 1);  // through the patch
     products.add(0, C / 16, 1);
     if (!args.l2norm) return {{}, step};

@@ -134,8 +134,12 @@ KernelWork channel_walk_chunk_work(const KernelArgs& args, double values) {
     const algorithms::ChunkInputs<Ops> in{{}, {}, {}, given, nullptr, 1.0f, false};
     algorithms::chunk_states<delta>(ops, in, tiles, {}, {}, {outputs > 0});
     if (outputs > 0) {
-        counter.work.output_bytes = bytes_of(args.o, C * values);
-        ops.products.add(0, 4, 1);
+        if (args.added.sums != nullptr) {
+            counter.work.saved_bytes += 4 * C * values;
+        } else {
+            counter.work.output_bytes = bytes_of(args.o, C * values);
+            ops.products.add(0, 4, 1);
+        }
     }
     return counter.work;
 }
@@ -196,14 +200,19 @@ BlockWork channel_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit
     constexpr double rows_operands = steps * K / 16, left_operands = steps * K / 64;
     TileCounter back, on;
     copied(back, delta ? 3 : 2, delta ? 4 : 2);
-    back.work.output_bytes = bytes_of(args.d_v, C * values);
+    const bool in_rows = args.d_v.given && args.added.sums == nullptr;
+    if (in_rows) {
+        back.work.output_bytes = bytes_of(args.d_v, C * values);
+    } else if (args.d_v.given) {
+        back.work.saved_bytes += 4 * C * values;
+    }
     WarpProducts products{back, warps};
     read(products);
     products.add(2 * lower, lower + 2 * steps, 2);  // d_o^T P
     if (delta) products.add(3 * lower, lower, 2);   // solve
     write(products, delta ? 3 : 1, (delta ? 2 : 1) * rows_operands + left_operands);
-    products.access((delta ? 2 * tiles : 0) + (args.d_v.given ? 2 * tiles : 0), 0);
-    products.add(0, args.d_v.given ? steps : 0, 1);
+    products.access((delta ? 2 * tiles : 0) + (in_rows ? 2 * tiles : 0), 0);
+    products.add(0, in_rows ? steps : 0, 1);
     const auto state_bytes = [&](const Strided& tensor) { return bytes_of(tensor, args.K * values); };
     KernelWork block;
     block.input_bytes = state_bytes(args.d_final_state), block.output_bytes = state_bytes(args.d_initial_state);

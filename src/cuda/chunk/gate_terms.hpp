@@ -42,21 +42,19 @@ struct GateTermsKernel {
     // By one warp; a lane has two tokens.
     HEADRACE_DEVICE void add_up(const ChunkRange& range, std::int64_t row, std::int64_t head) const {
         const GateWalk& from = args.gate_walk;
-        const KeyGradient& keys = args.key_gradient;
-        const int blocks = (args.K + tensor_values - 1) / tensor_values;
         double closing[2] = {}, leaving[2] = {}, crossing = 0;
         HEADRACE_ROLLED
-        for (int block = 0; block < blocks; ++block) {
+        for (int block = 0; block < from.blocks; ++block) {
 #pragma unroll
             for (int token = 0; token < 2; ++token) {
                 const int i = 2 * lane() + token;
                 if (i >= range.length) continue;
                 const std::int64_t of_row = range.row * args.T + range.token(i),
-                                   place = (block * keys.tokens + of_row) * args.HV + head;
+                                   place = (block * args.key_gradient.tokens + of_row) * args.HV + head;
                 closing[token] += static_cast<double>(from.ending[place]) - from.inside[place];
                 leaving[token] += from.leaving[place];
             }
-            crossing += from.crossing[(block * keys.chunks + row) * args.HV + head];
+            crossing += from.crossing[(block * args.added.chunks + row) * args.HV + head];
         }
         // Of all tokens after this lane's, and before.
         double after = closing[0] + closing[1], before = leaving[0] + leaving[1];

@@ -74,6 +74,18 @@ class PreparingImplementation : public CudaImplementation {
         for (const KernelArgs& each : copies_out(problem, args)) copy(each);
         return launches;
     }
+    // Of so many blocks of 64 columns, of all parts of keys: AddedOutputs::sums.
+    static float* take_added(const Problem& problem, Carver& carver, std::int64_t blocks, std::int64_t chunks) {
+        return static_cast<float*>(carver.take("outputs to be added up", DType::f32,
+                                               {blocks, chunks, problem.HV, std::int64_t{added_outputs}}));
+    }
+    // Rows of args.o, behind all that left sums of them.
+    static Launch add_outputs(const Problem& problem, const KernelArgs& args) {
+        const int threads = adding_threads(args.V), columns = threads / launched_threads * tensor_values;
+        const std::int64_t blocks = args.added.chunks * args.H * ((args.V + columns - 1) / columns);
+        return {tensor_kernels<false>(args.V, problem.dtype).add_outputs, args, blocks, threads,
+                {1, static_cast<double>(blocks)}};
+    }
     static ChannelKernels channel(const Problem& problem) {
         return problem.rule == Rule::delta ? channel_kernels<true>(problem.K) : channel_kernels<false>(problem.K);
     }

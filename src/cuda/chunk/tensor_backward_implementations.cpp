@@ -1,6 +1,7 @@
 // The backward on tensor cores of the delta rule and of channel gates, for bf16 tensors: sweeps that save what lies
 // between chunks, then the chunks in any order.
 
+#include "cuda/chunk/key_parts.hpp"
 #include "cuda/chunk/prepared.hpp"
 #include "cuda/implementations.hpp"
 
@@ -17,7 +18,13 @@ class TensorBackward : public PreparingImplementation {
         if (problem.rule != Rule::delta && !problem.channel_gate) return "serves the delta rule and gates of channels";
         if (problem.dtype != DType::bf16) return "the tensor cores' products are in bf16";
         if (problem.options.allow_positive_gates) return "takes no positive gates";
-        if (problem.K > 128) return "takes up to 128 key channels";
+        if (problem.K > most_key_part) {
+            if (problem.rule == Rule::delta || problem.options.qk_l2norm)
+                return "with the delta rule or l2norm takes up to 128 key channels";
+            if (wants_gate_gradient(problem) &&
+                (problem.options.gate_form != GateForm::log_decay || problem.in.g_gamma.given()))
+                return "of gates with a formula or a part of their head's takes up to 128 key channels";
+        }
         if (problem.K < (problem.rule == Rule::delta ? 64 : 32) || problem.V < 32 || problem.whole.longest < 32)
             return "fewer than 32 tokens, values or key channels, 64 of the delta rule, are too few to average bf16 "
                    "roundings";
@@ -46,30 +53,13 @@ class TensorBackward : public PreparingImplementation {
 
   protected:
     std::vector<Launch> staged_kernels(const Problem& problem, const KernelArgs& args) const override {
-        const TensorBackwardKernels backward = of(problem);
-        const bool gradients = wants_gradients(problem);
-        const std::int64_t chunks = args.sums, value_blocks = (args.V + args.value_columns - 1) / args.value_columns,
-                           walks = problem.N * problem.HV * value_blocks * (gradients ? 2 : 1);
-        std::vector<Launch> launches = problem.channel_gate ? prepare_channels(problem, args) : prepare(problem, args);
-        const int sweep_threads = 2 * args.value_columns + (problem.channel_gate ? 0 : fetching_threads(problem.K));
-        launches.push_back({backward.sweeps, staged(problem, backward.sweeps, args), walks, sweep_threads,
-                            steps_along(problem, tensor_chunk, walks)});
-        if (!gradients) return launches;
-        const auto once = [&](const Kernel& kernel, const KernelArgs& of, std::int64_t heads, int threads) {
-            launches.push_back({kernel, of, chunks * heads, threads,
-                                {1, steps_along(problem, tensor_chunk, problem.N * heads).all}});
-        };
-        const int threads = problem.channel_gate ? channel_gradient_threads(problem.K) : tensor_threads;
-        once(backward.gradients, gradients_staged(problem, backward.gradients, args),
-             problem.channel_gate ? problem.HV : problem.H, threads);
-        if (problem.channel_gate && args.delta) {
-            const Kernel low = channel_gradients_low_kernel(problem.K);
-            once(low, gradients_staged(problem, low, args), problem.HV, threads);
-        }
-        if (makes_gate_gradients(problem))
-            once(tensor_kernels<false>(problem.K, problem.dtype).gate, args, problem.HV, launched_threads);
-        if (args.swept.key_gradients != nullptr)
-            once(channel_key_sums_kernel(problem.K), args, problem.H, threads);
+        std::vector<Launch> launches;
+        for (std::int64_t part = 0; part < key_parts(problem.K); ++part)
+            for (Launch& each : kernels_of_part(problem, part_of_keys(args, part))) launches.push_back(each);
+        if (args.added.sums == nullptr || !args.d_v.given) return launches;
+        KernelArgs of_values = outputs_of_values(args);
+        of_values.o = args.d_v;
+        launches.push_back(add_outputs(problem, of_values));
         return launches;
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
@@ -79,6 +69,9 @@ class TensorBackward : public PreparingImplementation {
         stage(problem, carver, args);
         args.value_columns = values_of_block(problem);
         args.prepared = take_prepared(problem, carver, chunks);
+        args.added = {chunks, static_cast<int>(key_parts(problem.K)), 0, nullptr};
+        if (args.added.parts > 1)
+            args.added.sums = take_added(problem, carver, args.added.parts * ((problem.V + 63) / 64), chunks);
         if (!wants_gradients(problem)) return args;
         const auto take = [&](const char* name, std::int64_t columns) {
             return static_cast<std::uint16_t*>(carver.take(name, DType::bf16, {places, V, columns}));
@@ -105,6 +98,33 @@ class TensorBackward : public PreparingImplementation {
     }
 
   private:
+    static std::vector<Launch> kernels_of_part(const Problem& problem, const KernelArgs& args) {
+        const TensorBackwardKernels backward = of(problem);
+        const bool gradients = wants_gradients(problem);
+        const std::int64_t chunks = args.sums, value_blocks = (args.V + args.value_columns - 1) / args.value_columns,
+                           walks = problem.N * problem.HV * value_blocks * (gradients ? 2 : 1);
+        std::vector<Launch> launches = problem.channel_gate ? prepare_channels(problem, args) : prepare(problem, args);
+        const int sweep_threads = 2 * args.value_columns + (problem.channel_gate ? 0 : fetching_threads(problem.K));
+        launches.push_back({backward.sweeps, staged(problem, backward.sweeps, args), walks, sweep_threads,
+                            steps_along(problem, tensor_chunk, walks)});
+        if (!gradients) return launches;
+        const auto once = [&](const Kernel& kernel, const KernelArgs& of, std::int64_t heads, int threads) {
+            launches.push_back({kernel, of, chunks * heads, threads,
+                                {1, steps_along(problem, tensor_chunk, problem.N * heads).all}});
+        };
+        const int threads = problem.channel_gate ? channel_gradient_threads(problem.K) : tensor_threads;
+        once(backward.gradients, gradients_staged(problem, backward.gradients, args),
+             problem.channel_gate ? problem.HV : problem.H, threads);
+        if (problem.channel_gate && args.delta) {
+            const Kernel low = channel_gradients_low_kernel(problem.K);
+            once(low, gradients_staged(problem, low, args), problem.HV, threads);
+        }
+        if (makes_gate_gradients(problem))
+            once(tensor_kernels<false>(problem.K, problem.dtype).gate, args, problem.HV, launched_threads);
+        if (args.swept.key_gradients != nullptr)
+            once(channel_key_sums_kernel(problem.K), args, problem.H, threads);
+        return launches;
+    }
     static std::vector<Launch> prepare(const Problem& problem, const KernelArgs& args) {
         const std::int64_t blocks = args.sums * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
         const Steps once{1, static_cast<double>(blocks)};

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/chunk/key_parts.hpp"
 #include "cuda/chunk/prepared.hpp"
 #include "cuda/implementations.hpp"
 
@@ -21,8 +22,8 @@ class Tensor : public PreparingImplementation {
             return "the tensor cores' products are in 16 bits";
         if (problem.dtype == DType::f16 && problem.channel_gate) return "under channel gates serves bf16 tensors";
         if (problem.options.allow_positive_gates) return "takes no positive gates";
-        if (problem.K > 128 || (backward && problem.V > 128))
-            return backward ? "takes up to 128 key and value channels" : "takes up to 128 key channels";
+        if (problem.K > most_key_part && (delta || problem.options.qk_l2norm))
+            return "with the delta rule or l2norm takes up to 128 key channels";
         if (problem.K < (delta ? 64 : 32) || problem.V < 32 || problem.whole.longest < 32)
             return "fewer than 32 tokens, values or key channels, 64 of the delta rule, are too few to average "
                    "roundings";
@@ -43,7 +44,7 @@ class Tensor : public PreparingImplementation {
     std::vector<Launch> staged_kernels(const Problem& problem, const KernelArgs& args) const override {
         if (problem.channel_gate) return channel_launches(problem, args);
         std::vector<Launch> launches;
-        direction_ == Direction::forward ? walk(problem, args, launches) : gradients(problem, args, launches);
+        direction_ == Direction::forward ? walk_values(problem, args, launches) : gradients(problem, args, launches);
         return launches;
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
@@ -52,7 +53,8 @@ class Tensor : public PreparingImplementation {
         KernelArgs args = make_args(problem, carver, backward ? chunks : -1);
         stage(problem, carver, args);
         args.value_columns = tensor_values;
-        if (backward) take_key_gradients(problem, carver, args, chunks);
+        if (backward) take_key_gradients(problem, carver, args);
+        take_added_outputs(problem, carver, args, chunks);
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
         if (args.delta || problem.channel_gate) args.prepared = take_prepared(problem, carver, chunks);
         const int tokens = args.segments.tokens = segment_tokens(problem);
@@ -83,15 +85,23 @@ class Tensor : public PreparingImplementation {
             if (kernel.memory(args, 0).shared <= memory_limit(problem)) break;
         return args.stages;
     }
-    static std::vector<Launch> channel_launches(const Problem& problem, KernelArgs args) {
+    static std::vector<Launch> channel_launches(const Problem& problem, const KernelArgs& args) {
+        std::vector<Launch> launches;
+        for (std::int64_t part = 0; part < key_parts(problem.K); ++part)
+            launch_channels(problem, part_of_keys(args, part), launches);
+        if (args.o.given && args.added.sums != nullptr)
+            launches.push_back(add_outputs(problem, outputs_of_values(args)));
+        return launches;
+    }
+    static void launch_channels(const Problem& problem, KernelArgs args, std::vector<Launch>& launches) {
         const ChannelKernels kernels = channel(problem);
         args.stages = stages_of(problem, kernels.walk, args);
         const std::int64_t heads = problem.N * problem.HV, values = blocks_of(problem.V);
-        std::vector<Launch> launches = prepare_channels(problem, args);
+        for (Launch& each : prepare_channels(problem, args)) launches.push_back(each);
         Steps steps = steps_along(problem, tensor_chunk, heads * values);
         if (args.segments.tokens == 0) {
             launches.push_back({kernels.walk, args, heads * values, channel_walk_threads(args.delta), steps});
-            return launches;
+            return;
         }
         const ChannelSegmentKernels segments = channel_segment_kernels(problem.K);
         KernelArgs of_states = args;
@@ -100,7 +110,6 @@ class Tensor : public PreparingImplementation {
         const int threads = channel_walk_threads(args.delta);
         join_segments(problem, {segments.states, of_states}, {segments.join, args}, threads, steps, launches);
         launches.push_back({kernels.walk, args, args.segments.slots * problem.HV * values, threads, steps});
-        return launches;
     }
     // What leaves the segments, by args.segments.blocks of a segment and head, and what enters them; from then on a
     // walk along sequences goes along segments.
@@ -126,7 +135,8 @@ class Tensor : public PreparingImplementation {
     }
     static const Kernel& forward_of(const TensorKernels& tensor, const KernelArgs& args) {
         if (args.gate_walk.terms != GateTerms::none) return tensor.forward_with_terms;
-        return args.late_gate || args.key_gradient.walk ? tensor.forward_of_gradient : tensor.forward;
+        return args.late_gate || args.key_gradient.walk || args.added.sums != nullptr ? tensor.forward_of_gradient
+                                                                                      : tensor.forward;
     }
     static std::size_t shared(const TensorKernels& tensor, const KernelArgs& args) {
         return forward_of(tensor, args).memory(args, 0).shared;
@@ -151,7 +161,8 @@ class Tensor : public PreparingImplementation {
     // args as a forward's, of K key and V value channels. In segments what enters them comes before the outputs.
     enum class Part { all, entering, outputs };
     static void walk(const Problem& problem, KernelArgs args, std::vector<Launch>& launches, Part part = Part::all) {
-        const TensorKernels kernels = tensor(problem, args.K);
+        // Of all parts of keys the same, as what they leave lies in the order of its threads.
+        const TensorKernels kernels = tensor(problem, args.added.parts > 1 ? most_key_part : args.K);
         const std::int64_t values = blocks_of(args.V, args.value_columns);
         const int threads = args.delta ? 2 * args.value_columns + fetching_threads(args.K) : tensor_threads;
         args.stages =
@@ -184,6 +195,17 @@ class Tensor : public PreparingImplementation {
         launches.push_back({forward_of(kernels, args), args, blocks, threads, steps});
     }
 
+    // By all parts of the keys, outputs of value heads.
+    static void walk_values(const Problem& problem, const KernelArgs& args, std::vector<Launch>& launches) {
+        walk_parts(problem, args, launches);
+        if (args.o.given && args.added.sums != nullptr)
+            launches.push_back(add_outputs(problem, outputs_of_values(args)));
+    }
+    static void walk_parts(const Problem& problem, const KernelArgs& args, std::vector<Launch>& launches) {
+        for (std::int64_t part = 0; part < key_parts(args.K); ++part)
+            walk(problem, part_of_keys(args, part), launches);
+    }
+
     // Of the additive rule each gradient is the output of a forward (math.md, section 5): d_q of queries d_o, keys v
     // and values k; d_k, from the end, of queries v, keys d_o, values q; d_v, from the end, of k, q, d_o.
     static void gradients(const Problem& problem, const KernelArgs& args, std::vector<Launch>& launches) {
@@ -195,7 +217,7 @@ class Tensor : public PreparingImplementation {
         KernelArgs of_v = args;
         of_v.q = args.k, of_v.k = args.q, of_v.v = args.d_o, of_v.o = args.d_v;
         of_v.initial_state = args.d_final_state, of_v.final_state = args.d_initial_state;
-        of_v.key_gradient.sums = nullptr;
+        if (key_parts(problem.K) == 1) of_v.added.sums = nullptr;
         KernelArgs of_k = args;
         of_k.q = args.v, of_k.k = args.d_o, of_k.v = args.q, of_k.o = args.d_k;
         of_k.initial_state = transposed(args.d_final_state);
@@ -206,6 +228,8 @@ class Tensor : public PreparingImplementation {
             of_keys->K = args.V, of_keys->V = args.K, of_keys->final_state = {};
             of_keys->key_gradient.walk = true;
             of_keys->key_gradient.left_q_norms = of_keys->key_gradient.left_k_norms = nullptr;
+            of_keys->added.parts = static_cast<int>(key_parts(of_keys->K));
+            if (!adds_key_gradients(problem)) of_keys->added.sums = nullptr;
         }
         of_v.key_gradient.row_norms = of_v.key_gradient.value_norms = nullptr;
         for (KernelArgs* from_end : {&of_v, &of_k}) {
@@ -215,39 +239,44 @@ class Tensor : public PreparingImplementation {
         const bool norms = args.key_gradient.row_norms != nullptr;  // which the walk of d_v leaves to the others
         if (norms) walk(problem, of_v, launches);
         for (const KernelArgs* of_keys : {&of_q, &of_k}) {
-            if (of_keys->o.given || args.gate_gradient) walk(problem, *of_keys, launches);
-            if (of_keys->o.given && of_keys->key_gradient.sums != nullptr)
-                launches.push_back(of_all_chunks(args, problem.H, key_gradient_threads(args.K),
-                                                 tensor(problem, args.K).key_gradient, *of_keys));
+            if (of_keys->o.given || args.gate_gradient) walk_parts(problem, *of_keys, launches);
+            if (of_keys->o.given && of_keys->added.sums != nullptr) launches.push_back(add_outputs(problem, *of_keys));
         }
         if (!norms && (args.d_v.given || args.d_initial_state.given)) walk_of_values(problem, of_v, of_k, launches);
-        if (args.gate_gradient)
-            launches.push_back(
-                of_all_chunks(args, problem.HV, launched_threads, tensor(problem, args.K).gate, args));
+        if (!args.gate_gradient) return;
+        const std::int64_t blocks = args.added.chunks * problem.HV;
+        launches.push_back(
+            {tensor(problem, args.K).gate, args, blocks, launched_threads, {1, static_cast<double>(blocks)}});
     }
     // Behind the walk of d_k, if there was one. Gradients of states enter its segments transposed, so that d_v takes them
     // from it, but for l2norm, where its walk is the first. No bit depends on which gradients are wanted.
     static void walk_of_values(const Problem& problem, KernelArgs of_v, const KernelArgs& of_k,
                                std::vector<Launch>& launches) {
-        if (of_v.segments.tokens == 0 || of_v.l2norm) return walk(problem, of_v, launches);
+        if (of_v.segments.tokens == 0 || of_v.l2norm || key_parts(problem.K) > 1 || key_parts(problem.V) > 1)
+            return walk_values(problem, of_v, launches);
         if (!of_k.o.given && !of_k.gate_gradient) walk(problem, of_k, launches, Part::entering);
         of_v.segments.transposed = true;
         walk(problem, of_v, launches, Part::outputs);
     }
-    // A block for each chunk of so many heads.
-    static Launch of_all_chunks(const KernelArgs& args, std::int64_t heads, int threads, const Kernel& kernel,
-                                const KernelArgs& of_kernel) {
-        const std::int64_t blocks = args.key_gradient.chunks * heads;
-        return {kernel, of_kernel, blocks, threads, {1, static_cast<double>(blocks)}};
+    // Whether d_q and d_k are what a launch behind their walks makes of theirs.
+    static bool adds_key_gradients(const Problem& problem) {
+        return (problem.grads.d_q.given() || problem.grads.d_k.given()) &&
+               (problem.group > 1 || problem.options.qk_l2norm || key_parts(problem.V) > 1);
     }
-    static void take_key_gradients(const Problem& problem, Carver& carver, KernelArgs& args, std::int64_t chunks) {
+    // Of a forward, or of a backward's gradients one after the other.
+    static void take_added_outputs(const Problem& problem, Carver& carver, KernelArgs& args, std::int64_t chunks) {
+        args.added = {chunks, static_cast<int>(key_parts(problem.K)), 0, nullptr};
+        const bool of_values = key_parts(problem.K) > 1,
+                   of_keys = problem.runs_backward() && adds_key_gradients(problem);
+        const std::int64_t blocks = std::max(of_values ? key_parts(problem.K) * blocks_of(problem.V) : 0,
+                                             of_keys ? key_parts(problem.V) * blocks_of(problem.K) : 0);
+        if (blocks > 0) args.added.sums = take_added(problem, carver, blocks, chunks);
+    }
+    static void take_key_gradients(const Problem& problem, Carver& carver, KernelArgs& args) {
         KeyGradient& to = args.key_gradient;
-        const std::int64_t blocks = blocks_of(problem.K), tokens = problem.B * problem.T;
-        to.tokens = tokens, to.chunks = chunks;
+        const std::int64_t tokens = problem.B * problem.T;
+        to.tokens = tokens;
         const bool keys = args.d_q.given || args.d_k.given;
-        if (keys && (problem.group > 1 || args.l2norm))
-            to.sums = static_cast<float*>(carver.take("gradients of value heads", DType::f32,
-                                                      {blocks, chunks, problem.HV, std::int64_t{key_sums}}));
         if (!args.l2norm || !(keys || args.gate_gradient)) return;
         const auto norms = [&](const char* name) {
             return static_cast<float*>(carver.take(name, DType::f32, {problem.H, tokens}));
@@ -258,7 +287,9 @@ class Tensor : public PreparingImplementation {
     }
     static void take_gate_terms(const Problem& problem, Carver& carver, KernelArgs& args, std::int64_t chunks) {
         GateWalk& to = args.gate_walk;
-        const std::int64_t blocks = blocks_of(problem.K), HV = problem.HV, rows = problem.V <= 64 ? 64 : 128;
+        const std::int64_t blocks = key_parts(problem.V) * blocks_of(problem.K), HV = problem.HV,
+                           rows = problem.V <= 64 ? 64 : 128;
+        to.blocks = static_cast<int>(blocks);
         const auto take = [&](const char* name, std::int64_t count, std::int64_t numbers) {
             return static_cast<float*>(carver.take(name, DType::f32, {blocks, count, HV, numbers}));
         };

@@ -60,12 +60,13 @@ BlockWork walk_forward_work(const KernelArgs& args, std::size_t shared_limit);
 template <class T, bool delta, bool channel_gate>
 BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit);
 
-// The chunk form on tensor cores: tensors of 16 bits, a scalar gate, up to 128 key channels. A block walks the chunks
-// of a sequence, or of a segment (Segments), of a head and 64 of its values (args.value_columns): of the delta rule with
-// a thread for every half, of the additive one with tensor_threads.
+// The chunk form on tensor cores: tensors of 16 bits, a scalar gate, up to 128 key channels (of the additive rule as
+// many of more: chunk/key_parts.hpp). A block walks the chunks of a sequence, or of a segment (Segments), of a head and
+// 64 of its values (args.value_columns): of the delta rule with a thread for every half, of the additive one with
+// tensor_threads.
 inline constexpr int tensor_chunk = 64, tensor_threads = 256, tensor_values = 64;
-// key_gradient: a block has a chunk of a key head and so many threads.
-constexpr int key_gradient_threads(std::int64_t K) { return K <= 64 ? launched_threads : 2 * launched_threads; }
+// add_outputs: a block has a chunk of a head, 64 or 128 columns and so many threads.
+constexpr int adding_threads(std::int64_t K) { return K <= 64 ? launched_threads : 2 * launched_threads; }
 // Walks of the delta rule with a scalar gate, but those that leave the states of segments: threads beside two for each of
 // the block's values, which fetch and compute what states do not wait for. With few channels a multiprocessor has two
 // blocks, which hide what they wait for from each other.
@@ -85,7 +86,7 @@ struct TensorKernels {
         forward_with_terms,   // and where it leaves terms of a gate's gradient, too (GateWalk)
         states,        // of segments that no state enters, and behind the values' blocks those of the transitions
         gate,          // the gradient of the gate of a chunk, from what walks left (GateWalk) or d_log_decays
-        key_gradient,  // additive rule: d_q or d_k of a chunk, of what a walk left of value heads (KeyGradient)
+        add_outputs,   // additive rule: rows of a chunk, of what walks left of them (AddedOutputs)
         join;          // from what leaves segments to what enters them
 };
 template <bool delta>
@@ -106,7 +107,7 @@ template <int K>
 BlockWork tensor_walk_states_work(const KernelArgs& args, std::size_t shared_limit);
 BlockWork tensor_gate_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K>
-BlockWork tensor_key_gradient_work(const KernelArgs& args, std::size_t shared_limit);
+BlockWork tensor_add_outputs_work(const KernelArgs& args, std::size_t shared_limit);
 BlockWork decay_join_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K>
 BlockWork transition_join_work(const KernelArgs& args, std::size_t shared_limit);

@@ -29,11 +29,11 @@ TensorKernels additive_kernels() {
     kernels.gate = {"tensor_gate", reinterpret_cast<const void*>(&tensor_gate<GateTermsKernel>),
                     registers_allowed(block_threads, gate_blocks), &shared_memory_of<GateTermsKernel>,
                     &tensor_gate_work};
-    using KeyGradients = KeyGradientKernel<K, Format>;
-    static_assert(KeyGradients::threads == key_gradient_threads(K));
-    kernels.key_gradient = {"tensor_key_gradient", reinterpret_cast<const void*>(&tensor_key_gradient<KeyGradients>),
-                            registers_allowed(key_gradient_threads_at_once, 1), &shared_memory_of<KeyGradients>,
-                            &tensor_key_gradient_work<K>};
+    using Adding = AddedOutputsKernel<K, Format>;
+    static_assert(Adding::threads == adding_threads(K));
+    kernels.add_outputs = {"tensor_add_outputs", reinterpret_cast<const void*>(&tensor_add_outputs<Adding>),
+                           registers_allowed(adding_threads_at_once, 1), &shared_memory_of<Adding>,
+                           &tensor_add_outputs_work<K>};
     kernels.join = {"tensor_join", reinterpret_cast<const void*>(&tensor_join<DecayJoin<false>>),
                     registers_allowed(join_threads(false), 1), &shared_memory_of<DecayJoin<false>>, &decay_join_work};
     return kernels;

@@ -1,9 +1,9 @@
 // tensor_entry: the kernels of the chunk form on tensor cores.
 #pragma once
 
+#include "cuda/chunk/added_outputs.hpp"
 #include "cuda/chunk/additive_kernel.hpp"
 #include "cuda/chunk/gate_terms.hpp"
-#include "cuda/chunk/key_gradient.hpp"
 #include "cuda/chunk/prepare_kernel.hpp"
 #include "cuda/chunk/segment_join.hpp"
 #include "cuda/chunk/walker_kernel.hpp"
@@ -118,14 +118,15 @@ __global__ void __launch_bounds__(block_threads, gate_blocks) tensor_gate(const 
     kernel.run(task.place, task.head);
 }
 
-inline constexpr int key_gradient_threads_at_once = 512;
+inline constexpr int adding_threads_at_once = 512;
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::threads, key_gradient_threads_at_once / Kernel::threads)
-    tensor_key_gradient(const __grid_constant__ KernelArgs args) {
+__global__ void __launch_bounds__(Kernel::threads, adding_threads_at_once / Kernel::threads)
+    tensor_add_outputs(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);
-    const Task task = task_of(blockIdx.x, args.H);
-    kernel.run(task.place, task.head);
+    constexpr int columns = Kernel::blocks * tensor_values;
+    const Task task = task_of(blockIdx.x, args.H, (args.V + columns - 1) / columns);
+    kernel.run(task.place, task.head, task.part * columns);
 }
 
 }  // namespace headrace::cuda

@@ -48,7 +48,7 @@ HEADRACE_WORK(double, true);
 #define HEADRACE_TENSOR_WORK(K)                                                         \
     template BlockWork tensor_forward_work<K>(const KernelArgs& args, std::size_t);     \
     template BlockWork tensor_states_work<K>(const KernelArgs& args, std::size_t);      \
-    template BlockWork tensor_key_gradient_work<K>(const KernelArgs& args, std::size_t);\
+    template BlockWork tensor_add_outputs_work<K>(const KernelArgs& args, std::size_t);\
     template BlockWork tensor_prepare_work<K>(const KernelArgs& args, std::size_t);     \
     template BlockWork tensor_walk_work<K>(const KernelArgs& args, std::size_t);        \
     template BlockWork tensor_walk_states_work<K>(const KernelArgs& args, std::size_t); \

@@ -35,12 +35,14 @@ struct Segments {
     double* decays;       // [slots,HV], of channel gates [slots,HV,K]: the same of the additive rule
 };
 
-// What the walks of a backward on tensor cores leave for the gradient of a scalar gate, by blocks of 64 key channels
+// What the walks of a backward on tensor cores leave for the gradient of a scalar gate, by blocks of 64 key channels, of
+// parts of values (AddedOutputs) one behind the other
 // (math.md, section 6): terms that end at a token, of d_q; that begin at it and leave its chunk, or do not, of d_k; and
 // that cross a chunk, for which the first walk saves the states between chunks.
 enum class GateTerms { none, of_queries, of_keys };
 struct GateWalk {
     GateTerms terms;          // that this walk leaves
+    int blocks;
     float* ending;            // [blocks, tokens, HV]
     float *leaving, *inside;  // the same
     float* crossing;          // [blocks, chunks, HV]
@@ -51,16 +53,24 @@ struct GateWalk {
     DType state_dtype;  // f32 or bf16
 };
 
-inline constexpr int key_sums = 64 * 64;  // of a chunk and 64 channels of a value head
+inline constexpr int most_key_part = 128;
+inline constexpr int added_outputs = 64 * 64;  // of a chunk and 64 columns of a value head
+// Outputs of walks on tensor cores that a launch behind them adds up and rounds once: of value heads that share keys,
+// of rows of unit length, and of more than most_key_part channels of keys, which are walked in parts: o = sum of q_c S_c
+// over them.
+struct AddedOutputs {
+    std::int64_t chunks;  // of all sequences, by an upper bound
+    int parts;            // of keys
+    int first_block;      // of 64 columns of all parts one behind the other: of this part
+    // [blocks, chunks, HV, added_outputs], elements in the order of a block's threads. Null where there is no such
+    // launch.
+    float* sums;
+};
 // A walk of d_q or d_k on tensor cores: its values are rows of keys, which value heads share.
 struct KeyGradient {
     bool walk;                    // this is one: it keeps pairs of a token with itself apart (AdditiveOps)
     Strided rows;                 // whose gradient it is: q or k
-    std::int64_t tokens, chunks;  // B T; of all sequences, by an upper bound
-    // Of value heads that share keys, and of rows of unit length, before a launch behind the walk adds up and stores
-    // them: [blocks, chunks, HV, key_sums], elements in the order of a block's threads. Null where there is no such
-    // launch.
-    float* sums;
+    std::int64_t tokens;          // B T
     // Inverse norms, [H, tokens]: of the rows, of those read as values. Both are in the scores, which walks of d_q and
     // d_k then round alike, so that outputs are gradients of unit rows times the rows' inverse norms. The walk of d_v
     // leaves those of its q and k.
@@ -132,6 +142,7 @@ struct KernelArgs {
     int stages;         // tensor cores: chunks whose rows are in shared memory, 1 to 3
     Segments segments;
     GateWalk gate_walk;
+    AddedOutputs added;
     KeyGradient key_gradient;
     Prepared prepared;
     SweptChunks swept;

@@ -28,8 +28,9 @@ TEST(CudaBackward, B1_EachFormServesWhatItDoesBest) {
             EXPECT_EQ(served_by(op + " bf16 cuda t64 h8" + of), "cuda.tensor");
         EXPECT_EQ(served_by(std::string("simple_gla:bwd f16 cuda t64 h8") + of), "cuda.tensor");
     }
-    for (const char* refused : {"simple_gla:bwd bf16 cuda t64 h8 k136 v64 l2norm", "gla:bwd bf16 cuda t64 h8 k136 v64 l2norm",
-                                "gla:bwd bf16 cuda t64 h8 k136 v64 rawgate", "kda:bwd bf16 cuda t64 h8 k136 v64"})
+    for (const char* refused :
+         {"simple_gla:bwd bf16 cuda t64 h8 k136 v64 l2norm", "gla:bwd bf16 cuda t64 h8 k136 v64 l2norm",
+          "gla:bwd bf16 cuda t64 h8 k136 v64 rawgate", "kda:bwd bf16 cuda t64 h8 k136 v64"})
         EXPECT_EQ(served_by(refused), "cuda.split") << refused;
     // gates of few tokens
     for (const std::string op : {"gated_delta_rule", "simple_gla", "kda"}) {
@@ -92,9 +93,9 @@ TEST(CudaBackward, B7_SavedStatesInF32OrInTheTypeOfTheInputs) {
 TEST(CudaBackward, B7_WhatRestsOnFewSumsComesFromStatesInF32) {
     const auto saved = [](const std::string& text) { return workspace_types(line_of(text)).at("saved states"); };
     for (const std::string op : {"simple_gla", "kda"}) {
-        EXPECT_EQ(saved(op + ":bwd t80 h7 k32 bf16 cuda"), DType::f32);
-        EXPECT_EQ(saved(op + ":bwd t80 h7 k32 bf16 saved=bf16 cuda"), DType::f32);
-        EXPECT_EQ(saved(op + ":bwd t80 h8 k32 bf16 cuda"), DType::bf16);
+        EXPECT_EQ(saved(op + ":bwd t80 h7 k32 bf16 force=cuda.split cuda"), DType::f32);
+        EXPECT_EQ(saved(op + ":bwd t80 h7 k32 bf16 saved=bf16 force=cuda.split cuda"), DType::f32);
+        EXPECT_EQ(saved(op + ":bwd t80 h8 k32 bf16 force=cuda.split cuda"), DType::bf16);
     }
     CallTensors made = harness::make_tensors(line_of("simple_gla:bwd t80 h8 k32 bf16 state=inout cuda"));
     made.call.d_out.d_o = {};
@@ -124,11 +125,11 @@ TEST(CudaBackward, B7_StatesSavedInF16KeepTheirRange) {
     }
 }
 
-// A block takes a second part: 2 x 2 chunks of 80 key heads, and of sequences whose lengths are not known.
+// A block takes a second part: 2 x 2 chunks of 140 key heads, and of sequences whose lengths are not known.
 TEST(CudaBackward, MorePartsThanBlocks) {
     for (const char* text :
-         {"simple_gla:bwd b2 t40 h80 k8 v8 gate=step+head", "delta_rule:bwd varlen=0,40,80 h160 k16 v8",
-          "kda:bwd b2 t20 h80 hv160 k16 v8 rawgate state=inout bf16"}) {
+         {"simple_gla:bwd b2 t40 h140 k8 v8 gate=step+head", "delta_rule:bwd varlen=0,40,80 h160 k16 v8",
+          "kda:bwd b2 t20 h140 hv280 k16 v8 rawgate state=inout bf16"}) {
         expect_right(std::string(text) + " force=cuda.split cuda");
     }
 }

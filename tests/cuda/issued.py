@@ -31,7 +31,7 @@ CAPABILITY = "9.0"
 FORWARDS = {"gated_delta_rule": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 v64", "t2048 h1 v192", "t3072 h1 v192"],
             "comba": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 v64"],
             "simple_gla": ["t256 h1 v64", "t128 h1 v64", "t1536 h1 v64"],
-            "kda": ["t256 h1 v64", "t128 h1 v64"],
+            "kda": ["t256 h1 v64", "t128 h1 v64", "t2048 h1 v64"],
             "gla": ["t256 h1 v64", "t128 h1 v64", "t1536 h1 v64"]}
 IN_SEGMENTS = ("t2048", "t1536")
 SWEPT = ["t128 h4 hv8 v64", "t192 h8 v64", "t128 h8 v64", "t64 h8 v128", "t64 h34 v128"]

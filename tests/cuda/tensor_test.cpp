@@ -389,10 +389,10 @@ TEST(CudaTensor, ServesWhatItCan) {
     for (const char* text :
          {"gla:fwd t64 f16", "kda:fwd t64 f16", "gla:bwd t64 h8 f16", "kda:bwd t64 h8 f16", "simple_gla:fwd t64 f32",
           "gated_delta_rule:fwd t64 k63 f16", "simple_gla:fwd t31 bf16", "simple_gla:fwd t64 k31 bf16",
-          "simple_gla:fwd t64 v31 bf16", "delta_rule:fwd t64 k63 bf16", "simple_gla:fwd t64 k129 bf16",
-          "gla:fwd t64 k31 bf16", "kda:fwd t64 k63 bf16", "gated_delta_rule:bwd t64 h7 bf16", "gla:bwd t64 h7 bf16",
+          "simple_gla:fwd t64 v31 bf16", "delta_rule:fwd t64 k63 bf16", "simple_gla:fwd t64 k129 l2norm bf16",
+          "gla:fwd t64 k31 bf16", "kda:fwd t64 k63 bf16", "gated_delta_rule:bwd t36 h7 bf16", "gla:bwd t36 h7 bf16",
           "gated_delta_rule:bwd t64 h8 f16", "kda:bwd t64 h8 k63 bf16", "kda:bwd t64 h8 k129 bf16",
-          "simple_gla:bwd t64 h7 bf16", "simple_gla:bwd t64 h8 v129 bf16"})
+          "simple_gla:bwd t36 h7 bf16", "delta_rule:fwd t64 k129 bf16"})
         EXPECT_NE(served_by(std::string(text) + " cuda"), "cuda.tensor") << text;
 }
 

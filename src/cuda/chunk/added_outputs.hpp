@@ -9,9 +9,9 @@
 
 namespace headrace::cuda {
 
-// Four warps for each 64 of `columns`, that a block has of them. Parts and heads are added up in their order, so that no
-// bit depends on the launch; what was added up is rounded once. With l2norm a block has all columns: of rows x and their
-// inverse norms r the sums are d = r dy, y = r x, and dx = d - r^2 x (x . d).
+// Four warps for each 64 of `columns`, that a block has of them. Parts and heads are added up in their order, so that
+// no bit depends on the launch; what was added up is rounded once. With l2norm a block has all columns: of rows x and
+// their inverse norms r the sums are d = r dy, y = r x, and dx = d - r^2 x (x . d).
 template <int columns, class Format>
 struct AddedOutputsKernel {
     static constexpr int blocks = columns / tensor_values, threads = blocks * block_threads;
@@ -58,8 +58,7 @@ struct AddedOutputsKernel {
 #pragma unroll
         for (int block = 0; block < blocks; ++block) {
             const int first = block * tensor_values;
-            copy_tokens<tensor_values, 0>(rows(block), args.key_gradient.rows, range, head, first,
-                                              args.V - first);
+            copy_tokens<tensor_values, 0>(rows(block), args.key_gradient.rows, range, head, first, args.V - first);
         }
         ptx::end_copies();
         const int i = static_cast<int>(threadIdx.x);

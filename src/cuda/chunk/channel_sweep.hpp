@@ -199,8 +199,8 @@ struct ChannelSweep : SweepWalk<K, Bf16, false> {
         const std::int64_t block = args.added.first_block + value / tensor_values;
         const int other_threads = (value % tensor_values / 16 - warp() % block_warps) * warp_lanes;
         SavedTiles<token_tiles> left;
-        left.data = reinterpret_cast<char*>(args.added.sums + (block * args.added.chunks * args.HV + place) * added_outputs +
-                                            4 * other_threads);
+        left.data = reinterpret_cast<char*>(
+            args.added.sums + (block * args.added.chunks * args.HV + place) * added_outputs + 4 * other_threads);
         left.save(y);
     }
     HEADRACE_DEVICE static auto decay_of(const Stage& now) {

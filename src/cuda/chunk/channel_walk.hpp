@@ -38,8 +38,9 @@ struct ChannelWalk {
     struct Rows {
         TokenRows v, o;
         std::int64_t n, tokens, first_place;  // of the sequence; where its first chunk was prepared
-        int end_chunk, head, first;           // of the walk; its first value
-        bool last;                         // whether the walk ends with the sequence
+        int first_chunk, end_chunk, head;     // of the walk
+        int first, values;                    // its first column; values from there on
+        bool last;                            // whether the walk ends with the sequence
         ChannelInputs::Sources sources;    // delta rule
     };
 
@@ -62,50 +63,71 @@ struct ChannelWalk {
 
     // One value head, values [first, first + value_columns): of sequence `place`, or of the segment of that slot.
     HEADRACE_DEVICE void forward(std::int64_t place, std::int64_t head, int first) {
-        const Walk walk = delta ? whole_walk(sequence_of(args, place), place) : walk_of(args, place);
+        const Walk walk = walk_of(args, place);
         if (walk.first_chunk < 0) return;
-        const int first_chunk = delta ? 0 : static_cast<int>(walk.first_chunk);
-        const bool in_between = first_chunk > 0;
-        find_rows(walk, head, first);
-        if (!walks()) {
-            if constexpr (has_third_group) ptx::keep_registers<decaying_registers>();
-            decay_all();
-            return;
-        }
-        if constexpr (has_third_group) ptx::take_registers<walking_registers>();
-        load_values(ops.state, in_between ? segment_states() : args.initial_state, in_between ? place : walk.n, head,
-                    args.K, first + Ops::first_value(), args.V);
-        run<false>(first_chunk);
+        const bool in_between = walk.first_chunk > 0;
+        find_rows(walk, head, first, args.V - first);
+        if (decays()) return;
+        load_values(ops.state, in_between ? segment_tensor(args.segments.states, args.V) : args.initial_state,
+                    in_between ? place : walk.n, head, args.K, first + Ops::first_value(), args.V);
+        run<false>();
         if (rows->last)
             store_values(args.final_state, ops.state, rows->n, rows->head, args.K, rows->first + Ops::first_value(),
                          args.V);
     }
 
-    // The additive rule: what leaves the segment of a slot that no state enters, of these values.
+    // What leaves the segment of a slot, of these columns: of its own values, or, of the delta rule, behind those,
+    // channels of the state that enters.
     HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int first) {
         const Walk walk = segment_walk(args, slot);
         if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
-        find_rows(walk, head, first);
+        if constexpr (delta) {
+            const int values = round_up(args.V, tensor_values);
+            if (first >= values) return transition(walk, slot, head, first - values);
+        }
+        find_rows(walk, head, first, args.V - first);
+        if (decays()) return;
         const int own = first + Ops::first_value(), c = static_cast<int>(threadIdx.x);
         load_values(ops.state, {}, 0, 0, args.K, own, args.V);
-        run<true>(static_cast<int>(walk.first_chunk));
-        store_values(segment_states(), ops.state, slot, head, args.K, own, args.V);
-        if (first == 0 && c < args.K) args.segments.decays[(slot * args.HV + head) * args.K + c] = passed;
+        run<!delta>();
+        store_values(segment_tensor(args.segments.states, args.V), ops.state, slot, head, args.K, own, args.V);
+        if (!delta && first == 0 && c < args.K) args.segments.decays[(slot * args.HV + head) * args.K + c] = passed;
     }
 
   private:
     static constexpr int fetching = delta ? block_warps : 0;  // the first of the warps that fetch: those that have time
-    HEADRACE_DEVICE static bool walks() { return !delta || warp() < block_warps; }
-    // The delta rule, which has no segments, lays stages out in one way only.
+    // By all warps, before the state is there: the delta rule's beside those that walk do all that is theirs.
+    HEADRACE_DEVICE bool decays() const {
+        if constexpr (delta) {
+            if (warp() >= block_warps) {
+                if constexpr (has_third_group) ptx::keep_registers<decaying_registers>();
+                decay_all();
+                return true;
+            }
+            if constexpr (has_third_group) ptx::take_registers<walking_registers>();
+        }
+        return false;
+    }
+    // Columns of the unit matrix from `first` on in place of the state, and no values.
+    HEADRACE_DEVICE void transition(const Walk& walk, std::int64_t slot, std::int64_t head, int first) {
+        find_rows(walk, head, 0, 0);
+        if (decays()) return;
+        const int own = first + Ops::first_value(), columns = round_up(args.K, 4);
+        each_state_element<K / 8>(ops.state,
+                                  [&](float& S, int c, int j) { S = c == own + j && c < args.K ? 1.0f : 0.0f; });
+        run<false>();
+        store_values(segment_tensor(args.segments.transitions, columns), ops.state, slot, head, args.K, own, columns);
+    }
+    // Those of the delta rule are laid out in one way only: its rows are decayed together.
     __host__ __device__ bool with_outputs() const { return delta || wants_outputs(); }
     __host__ __device__ bool wants_outputs() const { return gives_outputs && args.o.given; }
     // Where outputs are left as fp32 sums, for a launch behind.
     HEADRACE_DEVICE bool leaves_sums() const { return !delta && args.added.sums != nullptr; }
-    HEADRACE_DEVICE Strided segment_states() const {
-        const std::int64_t head = static_cast<std::int64_t>(args.K) * args.V;
-        return {reinterpret_cast<char*>(args.segments.states), {args.HV * head, head, args.V, 1}, DType::f32, true};
+    HEADRACE_DEVICE Strided segment_tensor(float* data, int columns) const {
+        const std::int64_t head = static_cast<std::int64_t>(args.K) * columns;
+        return {reinterpret_cast<char*>(data), {args.HV * head, head, columns, 1}, DType::f32, true};
     }
-    HEADRACE_DEVICE void find_rows(const Walk& walk, std::int64_t head, int first) const {
+    HEADRACE_DEVICE void find_rows(const Walk& walk, std::int64_t head, int first, int values) const {
         if (threadIdx.x == 0) {
             const TokenRange& s = walk.sequence;
             const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
@@ -114,9 +136,11 @@ struct ChannelWalk {
                      walk.n,
                      s.end - s.begin,
                      saved_place(args, s, walk.n, head, 0, tensor_chunk),
+                     static_cast<int>(walk.first_chunk),
                      static_cast<int>(walk.end_chunk),
                      static_cast<int>(head),
                      first,
+                     values,
                      walk.last,
                      {}};
             if constexpr (delta) inputs().find(all, static_cast<int>(head));
@@ -136,7 +160,7 @@ struct ChannelWalk {
     // ---- turns ----
     // The walk's chunks, from the state in registers to that behind them; of `states` alone also their decay.
     template <bool states>
-    HEADRACE_DEVICE void run(int first_chunk) {
+    HEADRACE_DEVICE void run() {
         const bool outputs = !states && wants_outputs();
         const auto compute_and_store = [&](int chunk) {
             const Stage stage = stage_of(chunk);
@@ -148,18 +172,18 @@ struct ChannelWalk {
         };
         const auto nothing = [](int) {};
         if constexpr (delta) {
-            each_chunk<false, false>(first_chunk, compute_and_store, nothing);
+            each_chunk<false, false>(compute_and_store, nothing);
         } else {
-            each_chunk<states, true>(first_chunk, compute_and_store, [&](int chunk) { fetch(chunk); });
+            each_chunk<states, true>(compute_and_store, [&](int chunk) { fetch(chunk); });
         }
     }
     // By the warps that have no values: each chunk's rows while the others walk the one before.
     HEADRACE_DEVICE void decay_all() const {
         const OwnRows of{inputs(), shared_of_rows};
         // What a thread copies, found once: this is on the way of every chunk.
-        WholePieces<64, decaying> v(stage_of(0).v, rows->v, fetching * warp_lanes);
+        WholePieces<64, decaying> v(stage_of(0).v, rows->v.from(first_token(rows->first_chunk)), fetching * warp_lanes);
         const LowerPieces lower(warps_from(fetching));
-        const bool whole = rows->v.near() && args.V - rows->first >= tensor_values;
+        const bool whole = rows->v.near() && rows->values >= tensor_values;
         const auto fetch_and_decay = [&](int chunk) {
             typename OwnRows::Own own;
             of.load(own, first_token(chunk), length_of(chunk), place_of(chunk));
@@ -176,8 +200,7 @@ struct ChannelWalk {
             if (next < rows->end_chunk) of.inputs.template prefetch<K, decaying>(first_token(next), length_of(next));
             of.decay({to.reads, to.erases, to.writes}, own);
         };
-        each_chunk<false, true>(
-            0, [](int) {}, fetch_and_decay);
+        each_chunk<false, true>([](int) {}, fetch_and_decay);
     }
     // Of this warp, found where it is needed, as registers are few.
     HEADRACE_DEVICE OutputPatch patch() const { return {{patches.data + 16 * warp_here() * 64}}; }
@@ -187,9 +210,9 @@ struct ChannelWalk {
     // compute(chunk) for each, of which `some` says that there are some; arrive(chunk), by warps that write or queue
     // what others read, one chunk ahead where there are two stages, behind it else.
     template <bool some, bool arrives, class Compute, class Arrive>
-    HEADRACE_DEVICE void each_chunk(int first_chunk, Compute compute, Arrive arrive) const {
+    HEADRACE_DEVICE void each_chunk(Compute compute, Arrive arrive) const {
         const auto meet = [] { arrives ? end_copies_of_block() : wait_for_block(); };
-        const int end_chunk = rows->end_chunk;
+        const int first_chunk = rows->first_chunk, end_chunk = rows->end_chunk;
         const int ahead = args.stages - 1, first = first_chunk - ahead;
         if (!some && first >= end_chunk) return;
         int chunk = first;
@@ -214,9 +237,12 @@ struct ChannelWalk {
         ops.exact = stage.exact, ops.scores_low = args.prepared.scores_low;
         ops.decay = reinterpret_cast<const float2*>(stage.decay), ops.place = static_cast<int>(place_of(chunk));
         if constexpr (!delta) {
-            const std::int64_t block = args.added.first_block + rows->first / tensor_values,
-                               of = block * args.added.chunks * args.HV + ops.place;
-            ops.left.data = leaves_sums() ? reinterpret_cast<char*>(args.added.sums + of * added_outputs) : nullptr;
+            ops.left.data = nullptr;
+            if (leaves_sums()) {
+                const std::int64_t block = args.added.first_block + rows->first / tensor_values,
+                                   of = block * args.added.chunks * args.HV + ops.place;
+                ops.left.data = reinterpret_cast<char*>(args.added.sums + of * added_outputs);
+            }
         }
         const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, {}, true}; };
         const algorithms::ChunkInputs<Ops> in{{stage.reads, nullptr},
@@ -272,7 +298,7 @@ struct ChannelWalk {
                                     norm,
                                     {low_half(stage.v.at(i, value)), low_half(stage.v.at(i, value + 8))}},
                                    row_of(1), row_of(1), decay, false);
-                if (i < first_output) continue;
+                if (!gives_outputs || i < first_output) continue;
                 const float2 found = recurrence.read(row_of(0));
                 patch().template store_token<Bf16>(i, factors[i] * found.x, factors[i] * found.y);
             }
@@ -344,7 +370,7 @@ struct ChannelWalk {
         ptx::end_copies();
     }
     HEADRACE_DEVICE void fetch_values(const Stage& to, int chunk) const {
-        copy_rows(to.v, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk, args.V - rows->first,
+        copy_rows(to.v, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk, rows->values,
                   args.value_columns, warps_from(fetching));
     }
     HEADRACE_DEVICE void fetch_prepared(const Stage& to, std::int64_t place, const LowerPieces& pieces) const {

@@ -196,8 +196,8 @@ struct ChunkKernel {
                                         std::int64_t sum) {
         delta ? tokens.load_gates(range, head) : tokens.load_head(range, head, 0, args.V);
         ops.start_chunk(range.rows, tokens.log_decay);
-        load_tokens<decltype(tokens)::template of_f32<false>, decltype(tokens)::key_rows>(d_o, args.d_o, range, head, 0,
-                                                                                          args.V);
+        load_tokens<decltype(tokens)::template met<false>, decltype(tokens)::key_rows>(d_o, args.d_o, range, head, 0,
+                                                                                       args.V);
         if (delta) load_rows(backward_tiles.residual, saved_residual(place), range.rows);
         algorithms::chunk_gradients<delta>(ops, in, backward_tiles, d_o, S, D, wanted());
         store_values(range, head);

@@ -152,16 +152,18 @@ BlockWork channel_walk_work(const KernelArgs& args, std::size_t /*shared_limit*/
     return {block, channel_walk_chunk_work<K, delta>(args, values)};
 }
 
-// On the mean of the blocks of a segment and head, of which one multiplies decays, in double.
-template <int K>
+// On the mean of the blocks of a segment and head: of the additive rule one multiplies decays, in double; of the delta
+// rule some have no values, but channels of its transition.
+template <int K, bool delta>
 BlockWork channel_states_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    const double values = args.V / static_cast<double>(args.segments.blocks);
+    const auto blocks = static_cast<double>(args.segments.blocks);
+    const double values = args.V / blocks, columns = delta ? values + args.K / blocks : values;
     KernelWork block;
-    block.saved_bytes = 4 * args.K * values + 8 * args.K / static_cast<double>(args.segments.blocks);
+    block.saved_bytes = 4 * args.K * columns + (delta ? 0 : 8 * args.K / blocks);
     block.memory_waits = 1;
     block.barriers = 1;
-    KernelWork step = channel_walk_chunk_work<K, false>(args, values);
-    step.tile_bytes += 8 * K;
+    KernelWork step = channel_walk_chunk_work<K, delta>(args, values);
+    step.tile_bytes += delta ? 0 : 8 * K;
     return {block, step};
 }
 

@@ -176,9 +176,9 @@ struct CountedOps : ChunkOps<GateType> {
             counter.barrier();
         } else {
             const double terms = rows * (rows - 1) / 2.0 * TileCounter::parts(rows);  // at most, of the longest lane
-            counter.access(g.pairs, rows * terms / 2);
+            counter.access(g.pairs, terms);
             counter.each_row_sum(rows, rows, g.pairs);
-            counter.wait(rows * terms / 2 / counter.warps, g.pairs);
+            counter.wait(terms / counter.warps, g.pairs);
         }
     }
 
@@ -233,7 +233,7 @@ struct CountedOps : ChunkOps<GateType> {
         if (read) counter.access(in.q.rows, reads * warps), counter.fma(reads * warps);
         if (erase) counter.access(in.e.rows, erasures * warps), counter.fma(erasures * warps);
         counter.wait(static_cast<double>(rows) * rows / counter.warps, plain_gate().decay, in.q.rows);
-        counter.sums_of_warp(static_cast<double>(rows) * rows);
+        counter.template sums_of_warp<T>(static_cast<double>(rows) * rows);
         if (read && erase) counter.shuffle(5.0 * rows * rows);
         counter.access(P, static_cast<double>(rows) * rows, Reach::one);
         counter.access(l, static_cast<double>(rows) * rows, Reach::one);

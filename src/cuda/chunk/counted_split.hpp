@@ -69,19 +69,18 @@ struct CountedSplit {
     }
     // The state where it was saved, or widened into a tile, which is taken to lie in the workspace too.
     Tile restore(DType dtype) {
-        using T = typename GateType::T;
         const auto& kernel = walk.kernel;
-        const Tile tile{reinterpret_cast<T*>(spill), kernel.value_columns};
-        if (size_of(dtype) < 4)
+        const Tile tile{reinterpret_cast<double*>(spill), kernel.value_columns};
+        if (dtype != DType::f64)
             walk.load(&KernelWork::saved_bytes, {nullptr, {}, dtype, true}, tile, kernel.key_columns,
                       kernel.value_columns);
         return tile;
     }
 };
 
-template <class T, bool delta, bool channel_gate, Use use>
+template <bool delta, bool channel_gate, Use use>
 BlockWork split_work(const KernelArgs& args, std::size_t shared_limit) {
-    using Gate = std::conditional_t<channel_gate, ChannelGate<T>, ScalarGate<T>>;
+    using Gate = std::conditional_t<channel_gate, ChannelGate<double>, ScalarGate<double>>;
     Arena measured{nullptr, nullptr, shared_limit};
     SplitKernel<Gate, delta, ChunkOps<Gate>>(args, measured, use);
     const CountedMemory memory(measured);

@@ -9,12 +9,13 @@ namespace headrace::cuda {
 
 constexpr std::int64_t key_parts(std::int64_t channels) { return (channels + most_key_part - 1) / most_key_part; }
 
-// Of a walk, or all launches of a sweep: no channel of a state knows of another, so that a part's keys, states and gates
-// per channel are a problem of their own, with the same values, whose outputs are summands.
+// Of a walk, or all launches of a sweep: no channel of a state knows of another, so that a part's keys, states and
+// gates per channel are a problem of their own, with the same values, whose outputs are summands.
 inline KernelArgs part_of_keys(KernelArgs args, std::int64_t part) {
     const std::int64_t first = part * most_key_part, blocks = (args.V + tensor_values - 1) / tensor_values;
     const auto skip = [&](Strided& tensor, int dimension) {
-        if (tensor.given) tensor.data += first * tensor.stride[dimension] * static_cast<std::int64_t>(size_of(tensor.dtype));
+        if (tensor.given)
+            tensor.data += first * tensor.stride[dimension] * static_cast<std::int64_t>(size_of(tensor.dtype));
     };
     for (Strided* rows : {&args.q, &args.k, &args.d_q, &args.d_k}) skip(*rows, 3);
     for (Strided* state : {&args.initial_state, &args.final_state, &args.d_initial_state, &args.d_final_state})

@@ -83,7 +83,10 @@ class PreparingImplementation : public CudaImplementation {
     static Launch add_outputs(const Problem& problem, const KernelArgs& args) {
         const int threads = adding_threads(args.V), columns = threads / launched_threads * tensor_values;
         const std::int64_t blocks = args.added.chunks * args.H * ((args.V + columns - 1) / columns);
-        return {tensor_kernels<false>(args.V, problem.dtype).add_outputs, args, blocks, threads,
+        return {tensor_kernels<false>(args.V, problem.dtype).add_outputs,
+                args,
+                blocks,
+                threads,
                 {1, static_cast<double>(blocks)}};
     }
     static ChannelKernels channel(const Problem& problem) {

@@ -1,52 +1,59 @@
-// SavedStates: the states of chunks between the launches of a backward, in the tile's type or, where that may be, a
-// narrower one.
+// SavedStates: the states of chunks between the launches of a backward, in double or, where that may be, narrower.
 #pragma once
 
+#include "cuda/kernels/kernels.hpp"
 #include "cuda/tiles/rows.hpp"
 
 namespace headrace::cuda {
 
-template <class T, bool narrows>
+// of_16_bits: or f32 at least.
+template <bool of_16_bits>
 struct SavedStates {
-    static constexpr bool or_narrower = narrows;
+    using T = double;
+    static constexpr int warps = chunk_threads(true) / warp_lanes;
 
     char* data;      // [places, rows, columns] in multiples of 16 channels; may be null
     float* factors;  // [places, blocks] the power of two that `block` columns of a state were multiplied by, or null
     DType dtype;
     int rows, columns, block;
     Tile<T> widened;      // [rows, columns] where the type is narrower
-    T* largest_of_warps;  // [block_warps] with factors
-
-    HEADRACE_DEVICE bool in_place() const { return !or_narrower || dtype == DType::f32; }
+    T* largest_of_warps;  // [warps] with factors
 
     // Columns [first, first + count) of the state at a place.
     HEADRACE_DEVICE void save(std::int64_t place, Tile<T> state, int first, int count) const {
         T factor = 1;
-        if (or_narrower && factors != nullptr) {
+        if (of_16_bits && factors != nullptr) {
             factor = factor_of(largest(state, count));
             if (threadIdx.x == 0) *factor_at(place, first) = static_cast<float>(factor);
         }
         each_element(rows, count, [&](int c, int j) {
-            const std::int64_t to = offset(place) + c * columns + first + j;
-            if (or_narrower) {
-                store_element<T>(data, dtype, to, state.at(c, j) * factor);
-            } else {
-                reinterpret_cast<T*>(data)[to] = state.at(c, j);
-            }
+            store_element<T>(data, dtype, offset(place) + c * columns + first + j, state.at(c, j) * factor);
         });
         ptx::sync_block();
     }
     // The state where it lies, or widened.
     HEADRACE_DEVICE Tile<T> restore(std::int64_t place) const {
-        if (in_place()) return {reinterpret_cast<T*>(data) + offset(place), columns};
-        for_each(widened, rows, columns, [&](int c, int j) {
-            const T value = load_element<T>(data, dtype, offset(place) + c * columns + j);
-            return factors == nullptr ? value : value / static_cast<T>(*factor_at(place, j));
-        });
+        if (dtype == DType::f64) return {reinterpret_cast<T*>(data) + offset(place), columns};
+        if (!of_16_bits || dtype == DType::f32) {
+            widen<float>(place);
+            return widened;
+        }
+        widen<std::uint16_t>(place);
+        if (factors != nullptr) {
+            each_element(rows, columns,
+                         [&](int c, int j) { widened.at(c, j) /= static_cast<T>(*factor_at(place, j)); });
+            ptx::sync_block();
+        }
         return widened;
     }
 
   private:
+    template <class Element>
+    HEADRACE_DEVICE void widen(std::int64_t place) const {
+        const auto size = static_cast<std::int64_t>(sizeof(Element));
+        load_fours<Element, 4>(widened, data + offset(place) * size, columns * size, rows, rows, columns, columns,
+                               dtype);
+    }
     HEADRACE_DEVICE std::int64_t offset(std::int64_t place) const { return place * rows * columns; }
     HEADRACE_DEVICE float* factor_at(std::int64_t place, int column) const {
         return factors + place * ((columns + block - 1) / block) + column / block;
@@ -68,7 +75,7 @@ struct SavedStates {
         if (lane() == 0) largest_of_warps[warp()] = most;
         ptx::sync_block();
         HEADRACE_ROLLED
-        for (int w = 0; w < block_warps; ++w) most = fmax(most, largest_of_warps[w]);
+        for (int w = 0; w < warps; ++w) most = fmax(most, largest_of_warps[w]);
         return most;
     }
 };

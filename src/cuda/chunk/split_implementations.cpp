@@ -20,7 +20,8 @@ class Split : public CudaImplementation {
     }
 
   protected:
-    bool takes_all_shared_memory(const Problem& problem) const override { return computes_in_double(problem); }
+    bool in_double(const Problem&) const override { return true; }
+    bool takes_all_shared_memory(const Problem&) const override { return true; }
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
         std::vector<Launch> launches{sweeps(problem, args)};
         if (wants_gradients(problem)) launches.push_back(gradients(problem, args));
@@ -41,20 +42,19 @@ class Split : public CudaImplementation {
 
   private:
     static SplitKernels split(const Problem& problem) {
-        return select_kernels(
-            problem, []<class T, bool delta, bool channel_gate>() { return split_kernels<T, delta, channel_gate>(); });
+        return select_kernels(problem,
+                              []<bool delta, bool channel_gate>() { return split_kernels<delta, channel_gate>(); });
     }
     static Launch sweeps(const Problem& problem, const KernelArgs& args) {
         const std::int64_t value_blocks = (args.V + args.value_columns - 1) / args.value_columns,
                            blocks = problem.N * problem.HV * value_blocks * (wants_gradients(problem) ? 2 : 1);
-        return {split(problem).sweeps, args, blocks, chunk_threads(computes_in_double(problem)),
-                steps_along(problem, args.chunk, blocks)};
+        return {split(problem).sweeps, args, blocks, chunk_threads(true), steps_along(problem, args.chunk, blocks)};
     }
     static Launch gradients(const Problem& problem, const KernelArgs& args) {
-        const std::int64_t parts = args.parts * problem.H, blocks = std::min(parts, most_gradient_blocks(problem));
+        const std::int64_t parts = args.parts * problem.H, blocks = std::min(parts, most_gradient_blocks);
         const Steps steps{blocks > 0 ? (parts + blocks - 1) / blocks : 0,
                           steps_along(problem, args.chunk, problem.N * problem.H).all};
-        return {split(problem).gradients, args, blocks, chunk_threads(computes_in_double(problem)), steps};
+        return {split(problem).gradients, args, blocks, chunk_threads(true), steps};
     }
 
     // All but that of the initial state.
@@ -67,10 +67,8 @@ class Split : public CudaImplementation {
     // few directions read in the gradient of a state of the delta rule is far below its roundings.
     static void choose_types(const Problem& problem, KernelArgs& args) {
         const bool exact = !problem.d_out.d_o.given() || has_few_gate_sums(problem);
-        args.state_dtype = exact ? DType::f32 : problem.state_dtype;
-        if (computes_in_double(problem)) args.state_dtype = DType::f64;
-        const bool exact_adjoints = args.delta && !computes_in_double(problem);
-        args.adjoint_dtype = exact_adjoints ? DType::f32 : args.state_dtype;
+        args.state_dtype = computes_in_double(problem) ? DType::f64 : exact ? DType::f32 : problem.state_dtype;
+        args.adjoint_dtype = args.delta && !computes_in_double(problem) ? DType::f32 : args.state_dtype;
     }
     static void take_saved_states(const Problem& problem, Carver& carver, KernelArgs& args) {
         const std::int64_t K = round_up_16(problem.K), blocks = (args.V + args.value_columns - 1) / args.value_columns;
@@ -83,9 +81,8 @@ class Split : public CudaImplementation {
         args.saved_adjoints = take_saved(problem, carver, args, "saved adjoints", args.adjoint_dtype, K);
         args.state_factors = factors("saved factors", args.state_dtype);
         args.adjoint_factors = factors("saved adjoint factors", args.adjoint_dtype);
-        const DType computed = computes_in_double(problem) ? DType::f64 : DType::f32;
         if (args.delta)
-            args.saved_residuals = take_saved(problem, carver, args, "saved residuals", computed, args.chunk);
+            args.saved_residuals = take_saved(problem, carver, args, "saved residuals", DType::f64, args.chunk);
     }
 };
 

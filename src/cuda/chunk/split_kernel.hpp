@@ -14,9 +14,9 @@ struct SplitKernel {
 
     const KernelArgs& args;
     ChunkKernel<GateType, delta, Ops> chunk;
-    // Doubles are saved as they are, and so are gradients of the delta rule's states (split_implementations.cpp).
-    using States = SavedStates<T, (sizeof(T) < 8)>;
-    using Adjoints = SavedStates<T, (sizeof(T) < 8) && !delta>;
+    // Of the delta rule gradients of states are saved in f32 at least (split_implementations.cpp).
+    using States = SavedStates<true>;
+    using Adjoints = SavedStates<!delta>;
     States states;
     Adjoints adjoints;
 
@@ -77,11 +77,10 @@ struct SplitKernel {
   private:
     template <class Saved>
     __host__ __device__ Saved saved(Arena& arena, char* data, float* factors, DType dtype, Use use) const {
-        Saved saved{data, factors, dtype, chunk.key_columns, round_up(args.V, 16), round_up(args.value_columns, 16),
-                    {},   {}};
-        const bool narrow = Saved::or_narrower && (dtype == DType::bf16 || dtype == DType::f16);
-        if (narrow && use == Use::sweeps) saved.largest_of_warps = arena.take<T>(block_warps);
-        if (narrow && use == Use::gradients) saved.widened = arena.tile<T>(saved.rows, saved.columns);
+        Saved saved{
+            data, factors, dtype, chunk.key_columns, round_up(args.V, 16), round_up(args.value_columns, 16), {}, {}};
+        if (dtype == DType::f16 && use == Use::sweeps) saved.largest_of_warps = arena.take<double>(Saved::warps);
+        if (dtype != DType::f64 && use == Use::gradients) saved.widened = arena.tile<double>(saved.rows, saved.columns);
         return saved;
     }
     // The number of values.
@@ -97,8 +96,8 @@ struct SplitKernel {
         chunk.tokens.load_gates(range, head);
         chunk.ops.start_chunk(range.rows, chunk.tokens.log_decay);
         using Tokens = decltype(chunk.tokens);
-        load_tokens<Tokens::template of_f32<false>, Tokens::template value_rows<false>>(chunk.d_o, args.d_o, range,
-                                                                                        head, first, count);
+        load_tokens<Tokens::template met<false>, Tokens::template value_rows<true>>(chunk.d_o, args.d_o, range, head,
+                                                                                     first, count);
         algorithms::chunk_written<delta>(chunk.ops, chunk.in, chunk.backward_tiles, chunk.d_o, chunk.S);
         algorithms::chunk_adjoint<delta>(chunk.ops, chunk.in, chunk.backward_tiles, chunk.d_o, chunk.S);
     }

@@ -32,7 +32,8 @@ class TensorBackward : public PreparingImplementation {
         for (const TensorView* view : {&grads.d_q, &grads.d_k, &grads.d_p, &grads.d_v})
             if (view->given() && view->dtype != DType::bf16) return "stores d_q, d_k, d_p and d_v in bf16";
         if (gates_rest_on_few_tokens(problem))
-            return "gate gradients of fewer than 256 tokens times value heads rest on too few sums to average bf16 "
+            return "gate gradients of fewer than 8 heads and sequences, and 256 tokens times value heads, rest on too "
+                   "few sums to average bf16 "
                    "roundings";
         if (!problem.d_out.d_o.given())
             return "a gradient through the final state alone may rest on too few tokens to average bf16 roundings";
@@ -109,8 +110,8 @@ class TensorBackward : public PreparingImplementation {
                             steps_along(problem, tensor_chunk, walks)});
         if (!gradients) return launches;
         const auto once = [&](const Kernel& kernel, const KernelArgs& of, std::int64_t heads, int threads) {
-            launches.push_back({kernel, of, chunks * heads, threads,
-                                {1, steps_along(problem, tensor_chunk, problem.N * heads).all}});
+            launches.push_back(
+                {kernel, of, chunks * heads, threads, {1, steps_along(problem, tensor_chunk, problem.N * heads).all}});
         };
         const int threads = problem.channel_gate ? channel_gradient_threads(problem.K) : tensor_threads;
         once(backward.gradients, gradients_staged(problem, backward.gradients, args),
@@ -121,8 +122,7 @@ class TensorBackward : public PreparingImplementation {
         }
         if (makes_gate_gradients(problem))
             once(tensor_kernels<false>(problem.K, problem.dtype).gate, args, problem.HV, launched_threads);
-        if (args.swept.key_gradients != nullptr)
-            once(channel_key_sums_kernel(problem.K), args, problem.H, threads);
+        if (args.swept.key_gradients != nullptr) once(channel_key_sums_kernel(problem.K), args, problem.H, threads);
         return launches;
     }
     static std::vector<Launch> prepare(const Problem& problem, const KernelArgs& args) {

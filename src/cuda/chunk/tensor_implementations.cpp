@@ -103,9 +103,10 @@ class Tensor : public PreparingImplementation {
             launches.push_back({kernels.walk, args, heads * values, channel_walk_threads(args.delta), steps});
             return;
         }
-        const ChannelSegmentKernels segments = channel_segment_kernels(problem.K);
+        const ChannelSegmentKernels segments =
+            args.delta ? channel_segment_kernels<true>(problem.K) : channel_segment_kernels<false>(problem.K);
         KernelArgs of_states = args;
-        of_states.o = {}, of_states.segments.blocks = values;
+        of_states.o = {}, of_states.segments.blocks = values + (args.delta ? blocks_of(problem.K) : 0);
         of_states.stages = stages_of(problem, segments.states, of_states);
         const int threads = channel_walk_threads(args.delta);
         join_segments(problem, {segments.states, of_states}, {segments.join, args}, threads, steps, launches);
@@ -151,7 +152,8 @@ class Tensor : public PreparingImplementation {
         for (const TensorView* view : {&grads.d_q, &grads.d_k, &grads.d_v})
             if (view->given() && view->dtype != problem.dtype) return "stores d_q, d_k and d_v in the type of q";
         if (gates_rest_on_few_tokens(problem))
-            return "gate gradients of fewer than 256 tokens times value heads rest on too few sums to average "
+            return "gate gradients of fewer than 8 heads and sequences, and 256 tokens times value heads, rest on too "
+                   "few sums to average "
                    "roundings";
         if (!problem.d_out.d_o.given())
             return "a gradient through the final state alone may rest on too few tokens to average roundings";
@@ -202,8 +204,7 @@ class Tensor : public PreparingImplementation {
             launches.push_back(add_outputs(problem, outputs_of_values(args)));
     }
     static void walk_parts(const Problem& problem, const KernelArgs& args, std::vector<Launch>& launches) {
-        for (std::int64_t part = 0; part < key_parts(args.K); ++part)
-            walk(problem, part_of_keys(args, part), launches);
+        for (std::int64_t part = 0; part < key_parts(args.K); ++part) walk(problem, part_of_keys(args, part), launches);
     }
 
     // Of the additive rule each gradient is the output of a forward (math.md, section 5): d_q of queries d_o, keys v

@@ -14,17 +14,16 @@ class Walk : public CudaImplementation {
 
     std::string refusal(const Problem& problem, const Machine&) const override { return chunk_refusal(problem); }
     std::string yields(const Problem& problem) const override {
-        if (direction_ == Direction::forward && !computes_in_double(problem))
-            return "in registers the state is read and written faster token by token";
+        if (!in_double(problem)) return "in registers the state is read and written faster token by token";
         return {};
     }
 
   protected:
-    bool takes_all_shared_memory(const Problem& problem) const override { return computes_in_double(problem); }
+    bool in_double(const Problem& problem) const override { return chunks_in_double(problem); }
+    bool takes_all_shared_memory(const Problem& problem) const override { return in_double(problem); }
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
         const std::int64_t all = blocks(problem, args);
-        return {{kernel(problem), args, all, chunk_threads(computes_in_double(problem)),
-                 steps_along(problem, args.chunk, all)}};
+        return {{kernel(problem), args, all, chunk_threads(in_double(problem)), steps_along(problem, args.chunk, all)}};
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         KernelArgs args = make_args(problem, carver);
@@ -41,8 +40,10 @@ class Walk : public CudaImplementation {
 
   private:
     Kernel kernel(const Problem& problem) const {
-        const WalkKernels walk = select_kernels(
-            problem, []<class T, bool delta, bool channel_gate>() { return walk_kernels<T, delta, channel_gate>(); });
+        const WalkKernels walk = select_kernels(problem, [&]<bool delta, bool channel_gate>() {
+            return in_double(problem) ? walk_kernels<double, delta, channel_gate>()
+                                      : walk_kernels<float, delta, channel_gate>();
+        });
         return direction_ == Direction::forward ? walk.forward : walk.backward;
     }
     std::int64_t blocks(const Problem& problem, const KernelArgs& args) const {

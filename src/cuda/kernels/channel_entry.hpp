@@ -47,6 +47,28 @@ __global__ void __launch_bounds__(Block::threads, 1) channel_walk(const __grid_c
     block.forward(task.place, task.head, task.part * args.value_columns);
 }
 
+// Of the additive rule as many as registers let onto a multiprocessor.
+template <bool delta>
+inline constexpr int states_blocks = delta ? 1 : 2;
+template <class Block, int blocks>
+__global__ void __launch_bounds__(Block::threads, blocks) channel_states(const __grid_constant__ KernelArgs args) {
+    Arena arena = block_arena();
+    Block block(args, arena);
+    const Task task = task_of(blockIdx.x, args.HV, args.segments.blocks);
+    block.states(task.place, task.head, task.part * args.value_columns);
+}
+template <int K, bool delta>
+Kernel states_kernel() {
+    using Walk = ChannelWalk<K, delta, false>;
+    constexpr int blocks = states_blocks<delta>;
+    return {"channel_states",
+            reinterpret_cast<const void*>(&channel_states<Walk, blocks>),
+            registers_allowed(channel_walk_threads(delta) + third_group(delta), blocks),
+            &shared_memory_of<Walk>,
+            &channel_states_work<K, delta>,
+            third_group(delta)};
+}
+
 inline BlockMemory no_memory(const KernelArgs&, std::size_t) { return {0, 0}; }
 
 template <int K, bool delta>

@@ -45,19 +45,21 @@ struct Kernel {
     std::size_t more_shared = 0;
 };
 
-// One form of an operator in one arithmetic.
+// One form of an operator in one arithmetic; backwards are in double.
 struct WalkKernels {
     Kernel forward, backward;
 };
 // The chunk form: a block walks the chunks of a sequence and head (forward: a block of its values; backward: of a key
 // head). Blocks in double, of which shared memory lets in one, have more threads.
 constexpr int chunk_threads(bool in_double) { return in_double ? 2 * launched_threads : launched_threads; }
-constexpr int chunk_blocks(bool in_double, int otherwise) { return in_double ? 1 : otherwise; }
+// The least of blocks on a multiprocessor, of which shared memory lets in no more: else ptxas saves registers for a
+// fourth, and spills (docs/cuda-kernels.md).
+constexpr int chunk_blocks(bool in_double) { return in_double ? 1 : 3; }
 template <class T, bool delta, bool channel_gate>
 WalkKernels walk_kernels();
 template <class T, bool delta, bool channel_gate>
 BlockWork walk_forward_work(const KernelArgs& args, std::size_t shared_limit);
-template <class T, bool delta, bool channel_gate>
+template <bool delta, bool channel_gate>
 BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The chunk form on tensor cores: tensors of 16 bits, a scalar gate, up to 128 key channels (of the additive rule as
@@ -84,10 +86,10 @@ struct TensorKernels {
         forward,     // outputs; from segments[].states where there are segments; its memory depends on args.stages
         forward_of_gradient,  // additive rule: the same in a backward (KeyGradient)
         forward_with_terms,   // and where it leaves terms of a gate's gradient, too (GateWalk)
-        states,        // of segments that no state enters, and behind the values' blocks those of the transitions
-        gate,          // the gradient of the gate of a chunk, from what walks left (GateWalk) or d_log_decays
-        add_outputs,   // additive rule: rows of a chunk, of what walks left of them (AddedOutputs)
-        join;          // from what leaves segments to what enters them
+        states,       // of segments that no state enters, and behind the values' blocks those of the transitions
+        gate,         // the gradient of the gate of a chunk, from what walks left (GateWalk) or d_log_decays
+        add_outputs,  // additive rule: rows of a chunk, of what walks left of them (AddedOutputs)
+        join;         // from what leaves segments to what enters them
 };
 template <bool delta>
 TensorKernels tensor_kernels(std::int64_t K, DType dtype);
@@ -127,12 +129,17 @@ constexpr int third_group(bool delta) { return delta ? launched_threads : 0; }
 inline constexpr int most_decaying_threads = 2 * launched_threads;
 template <bool delta>
 ChannelKernels channel_kernels(std::int64_t K);
-// Of segments of the additive rule, between prepare and walk, which then takes segments: as the same of TensorKernels,
-// states with two threads for each of value_columns.
+// Of segments, between prepare and walk, which then takes segments: as the same of TensorKernels, states with the
+// threads of walks.
 struct ChannelSegmentKernels {
     Kernel states, join;
 };
+template <bool delta>
 ChannelSegmentKernels channel_segment_kernels(std::int64_t K);
+template <>
+ChannelSegmentKernels channel_segment_kernels<false>(std::int64_t K);
+template <>
+ChannelSegmentKernels channel_segment_kernels<true>(std::int64_t K);
 template <int K, bool delta>
 BlockWork channel_prepare_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K>
@@ -141,7 +148,7 @@ template <int K>
 BlockWork channel_prepare_low_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K, bool delta>
 BlockWork channel_walk_work(const KernelArgs& args, std::size_t shared_limit);
-template <int K>
+template <int K, bool delta>
 BlockWork channel_states_work(const KernelArgs& args, std::size_t shared_limit);
 BlockWork channel_join_work(const KernelArgs& args, std::size_t shared_limit);
 
@@ -196,11 +203,11 @@ BlockWork channel_key_sums_work(const KernelArgs& args, std::size_t shared_limit
 struct SplitKernels {
     Kernel sweeps, gradients;
 };
-template <class T, bool delta, bool channel_gate>
+template <bool delta, bool channel_gate>
 SplitKernels split_kernels();
-template <class T, bool delta, bool channel_gate>
+template <bool delta, bool channel_gate>
 BlockWork split_sweeps_work(const KernelArgs& args, std::size_t shared_limit);
-template <class T, bool delta, bool channel_gate>
+template <bool delta, bool channel_gate>
 BlockWork split_gradients_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The recurrent form: a block walks the tokens of a sequence, a head and `columns` values, each of its warps a few of

@@ -1,4 +1,4 @@
-// split_entry: the kernels of the split backward for one arithmetic, rule and gate.
+// split_entry: the kernels of the split backward for one rule and gate.
 #pragma once
 
 #include <type_traits>
@@ -10,12 +10,8 @@ namespace headrace::cuda {
 
 extern __shared__ __align__(16) char block_memory[];
 
-// The least of blocks on a multiprocessor, as those of a walk (walk_entry.hpp).
-inline constexpr int sweep_blocks = 3, gradient_blocks = 2;
-
-template <class Kernel, class T = typename Kernel::T>
-__global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, sweep_blocks))
-    split_sweeps(KernelArgs args) {
+template <class Kernel>
+__global__ void __launch_bounds__(chunk_threads(true), chunk_blocks(true)) split_sweeps(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::sweeps);
     const Task task = task_of(blockIdx.x, args.HV, (args.V + args.value_columns - 1) / args.value_columns);
@@ -25,9 +21,8 @@ __global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), chunk_blocks(si
     back ? kernel.sweep_adjoints(n, head, first) : kernel.sweep_states(n, head, first);
 }
 
-template <class Kernel, class T = typename Kernel::T>
-__global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, gradient_blocks))
-    split_gradients(KernelArgs args) {
+template <class Kernel>
+__global__ void __launch_bounds__(chunk_threads(true), chunk_blocks(true)) split_gradients(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::gradients);
     HEADRACE_ROLLED
@@ -44,17 +39,17 @@ BlockMemory split_memory(const KernelArgs& args, std::size_t shared_limit) {
     return {arena.shared_used, arena.spill_used};
 }
 
-template <class T, bool delta, bool channel_gate>
+template <bool delta, bool channel_gate>
 SplitKernels split_kernels() {
-    using Gate = std::conditional_t<channel_gate, ChannelGate<T>, ScalarGate<T>>;
+    using Gate = std::conditional_t<channel_gate, ChannelGate<double>, ScalarGate<double>>;
     using Block = SplitKernel<Gate, delta, ChunkOps<Gate>>;
     using Sweeps = SplitKernel<Gate, delta, ChunkOps<Gate, few_values>>;
     return {{"split_sweeps", reinterpret_cast<const void*>(&split_sweeps<Sweeps>),
-             registers_allowed(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, sweep_blocks)),
-             &split_memory<Sweeps, Use::sweeps>, &split_sweeps_work<T, delta, channel_gate>},
+             registers_allowed(chunk_threads(true), chunk_blocks(true)), &split_memory<Sweeps, Use::sweeps>,
+             &split_sweeps_work<delta, channel_gate>},
             {"split_gradients", reinterpret_cast<const void*>(&split_gradients<Block>),
-             registers_allowed(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, gradient_blocks)),
-             &split_memory<Block, Use::gradients>, &split_gradients_work<T, delta, channel_gate>}};
+             registers_allowed(chunk_threads(true), chunk_blocks(true)), &split_memory<Block, Use::gradients>,
+             &split_gradients_work<delta, channel_gate>}};
 }
 
 }  // namespace headrace::cuda

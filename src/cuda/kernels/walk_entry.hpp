@@ -10,12 +10,8 @@ namespace headrace::cuda {
 
 extern __shared__ __align__(16) char block_memory[];
 
-// The least of blocks on a multiprocessor, of which shared memory lets in no more: else ptxas saves registers for a
-// fourth, and spills (docs/cuda-kernels.md).
-inline constexpr int forward_blocks = 3, backward_blocks = 2;
-
 template <class Kernel, class T = typename Kernel::T>
-__global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, forward_blocks))
+__global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8))
     walk_forward(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::forward);
@@ -24,9 +20,8 @@ __global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), chunk_blocks(si
     kernel.forward(task.place, task.head, task.part * args.value_columns);
 }
 
-template <class Kernel, class T = typename Kernel::T>
-__global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, backward_blocks))
-    walk_backward(KernelArgs args) {
+template <class Kernel>
+__global__ void __launch_bounds__(chunk_threads(true), chunk_blocks(true)) walk_backward(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::backward);
     const Task task = task_of(blockIdx.x, args.H);
@@ -43,14 +38,19 @@ BlockMemory memory_of(const KernelArgs& args, std::size_t shared_limit) {
 template <class T, bool delta, bool channel_gate>
 WalkKernels walk_kernels() {
     using Gate = std::conditional_t<channel_gate, ChannelGate<T>, ScalarGate<T>>;
-    using Block = ChunkKernel<Gate, delta>;
     using Forward = ChunkKernel<Gate, delta, ChunkOps<Gate, few_values>>;
-    return {{"walk_forward", reinterpret_cast<const void*>(&walk_forward<Forward>),
-             registers_allowed(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, forward_blocks)),
-             &memory_of<Forward, Use::forward>, &walk_forward_work<T, delta, channel_gate>},
-            {"walk_backward", reinterpret_cast<const void*>(&walk_backward<Block>),
-             registers_allowed(chunk_threads(sizeof(T) == 8), chunk_blocks(sizeof(T) == 8, backward_blocks)),
-             &memory_of<Block, Use::backward>, &walk_backward_work<T, delta, channel_gate>}};
+    constexpr bool in_double = sizeof(T) == 8;
+    WalkKernels kernels{{"walk_forward", reinterpret_cast<const void*>(&walk_forward<Forward>),
+                         registers_allowed(chunk_threads(in_double), chunk_blocks(in_double)),
+                         &memory_of<Forward, Use::forward>, &walk_forward_work<T, delta, channel_gate>},
+                        {}};
+    if constexpr (in_double) {
+        using Backward = ChunkKernel<Gate, delta>;
+        kernels.backward = {"walk_backward", reinterpret_cast<const void*>(&walk_backward<Backward>),
+                            registers_allowed(chunk_threads(true), chunk_blocks(true)),
+                            &memory_of<Backward, Use::backward>, &walk_backward_work<delta, channel_gate>};
+    }
+    return kernels;
 }
 
 }  // namespace headrace::cuda

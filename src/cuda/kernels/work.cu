@@ -17,28 +17,31 @@ template <class T, bool delta, bool channel_gate>
 BlockWork walk_forward_work(const KernelArgs& args, std::size_t shared_limit) {
     return walk_work<T, delta, channel_gate, Use::forward>(args, shared_limit);
 }
-template <class T, bool delta, bool channel_gate>
+template <bool delta, bool channel_gate>
 BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit) {
-    return walk_work<T, delta, channel_gate, Use::backward>(args, shared_limit);
+    return walk_work<double, delta, channel_gate, Use::backward>(args, shared_limit);
 }
-template <class T, bool delta, bool channel_gate>
+template <bool delta, bool channel_gate>
 BlockWork split_sweeps_work(const KernelArgs& args, std::size_t shared_limit) {
-    return split_work<T, delta, channel_gate, Use::sweeps>(args, shared_limit);
+    return split_work<delta, channel_gate, Use::sweeps>(args, shared_limit);
 }
-template <class T, bool delta, bool channel_gate>
+template <bool delta, bool channel_gate>
 BlockWork split_gradients_work(const KernelArgs& args, std::size_t shared_limit) {
-    return split_work<T, delta, channel_gate, Use::gradients>(args, shared_limit);
+    return split_work<delta, channel_gate, Use::gradients>(args, shared_limit);
 }
 
-#define HEADRACE_WALK_WORK(T, delta, channel_gate)                                                      \
-    template BlockWork walk_forward_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t);  \
-    template BlockWork walk_backward_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t); \
-    template BlockWork split_sweeps_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t);  \
-    template BlockWork split_gradients_work<T, delta, channel_gate>(const KernelArgs& args, std::size_t)
-#define HEADRACE_WORK(T, delta)                                                               \
-    HEADRACE_WALK_WORK(T, delta, false);                                                      \
-    HEADRACE_WALK_WORK(T, delta, true);                                                       \
-    template BlockWork recurrent_forward_work<T, delta>(const KernelArgs& args, std::size_t); \
+#define HEADRACE_BACKWARD_WORK(delta, channel_gate)                                                  \
+    template BlockWork walk_backward_work<delta, channel_gate>(const KernelArgs& args, std::size_t); \
+    template BlockWork split_sweeps_work<delta, channel_gate>(const KernelArgs& args, std::size_t);  \
+    template BlockWork split_gradients_work<delta, channel_gate>(const KernelArgs& args, std::size_t)
+HEADRACE_BACKWARD_WORK(false, false);
+HEADRACE_BACKWARD_WORK(false, true);
+HEADRACE_BACKWARD_WORK(true, false);
+HEADRACE_BACKWARD_WORK(true, true);
+#define HEADRACE_WORK(T, delta)                                                                 \
+    template BlockWork walk_forward_work<T, delta, false>(const KernelArgs& args, std::size_t); \
+    template BlockWork walk_forward_work<T, delta, true>(const KernelArgs& args, std::size_t);  \
+    template BlockWork recurrent_forward_work<T, delta>(const KernelArgs& args, std::size_t);   \
     template BlockWork recurrent_backward_work<T, delta>(const KernelArgs& args, std::size_t)
 HEADRACE_WORK(float, false);
 HEADRACE_WORK(float, true);
@@ -48,7 +51,7 @@ HEADRACE_WORK(double, true);
 #define HEADRACE_TENSOR_WORK(K)                                                         \
     template BlockWork tensor_forward_work<K>(const KernelArgs& args, std::size_t);     \
     template BlockWork tensor_states_work<K>(const KernelArgs& args, std::size_t);      \
-    template BlockWork tensor_add_outputs_work<K>(const KernelArgs& args, std::size_t);\
+    template BlockWork tensor_add_outputs_work<K>(const KernelArgs& args, std::size_t); \
     template BlockWork tensor_prepare_work<K>(const KernelArgs& args, std::size_t);     \
     template BlockWork tensor_walk_work<K>(const KernelArgs& args, std::size_t);        \
     template BlockWork tensor_walk_states_work<K>(const KernelArgs& args, std::size_t); \
@@ -68,7 +71,8 @@ HEADRACE_GRADIENTS_WORK(128);
     template BlockWork channel_prepare_work<K, true>(const KernelArgs& args, std::size_t);    \
     template BlockWork channel_estimate_work<K>(const KernelArgs& args, std::size_t);         \
     template BlockWork channel_prepare_low_work<K>(const KernelArgs& args, std::size_t);      \
-    template BlockWork channel_states_work<K>(const KernelArgs& args, std::size_t);           \
+    template BlockWork channel_states_work<K, false>(const KernelArgs& args, std::size_t);    \
+    template BlockWork channel_states_work<K, true>(const KernelArgs& args, std::size_t);     \
     template BlockWork channel_walk_work<K, false>(const KernelArgs& args, std::size_t);      \
     template BlockWork channel_walk_work<K, true>(const KernelArgs& args, std::size_t);       \
     template BlockWork channel_sweeps_work<K, false>(const KernelArgs& args, std::size_t);    \

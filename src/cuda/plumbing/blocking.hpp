@@ -26,10 +26,15 @@ inline bool computes_in_double(const Problem& problem) {
     return problem.wide || erases_much || keeps_roundings || few_sums;
 }
 
-// Gate gradients that cuda.tensor leaves to others. With as many tokens times value heads, of one head or several, they
-// lie within 0.7 of their bars; of 32 to 70 tokens of one head one in 12,000 came to 0.98 (docs/numerics.md).
+// Backwards of the chunk form always: on tensor cores products of doubles take a third to an eighth of the time of fp32
+// multiply-adds.
+inline bool chunks_in_double(const Problem& problem) { return problem.runs_backward() || computes_in_double(problem); }
+
+// Gate gradients that cuda.tensor leaves to others. Of fewer than 8 heads and sequences, but as many tokens times value
+// heads, they lie within 0.7 of their bars; of 32 to 70 tokens of one head one in 12,000 came to 0.98
+// (docs/numerics.md).
 inline bool gates_rest_on_few_tokens(const Problem& problem) {
-    return wants_gate_gradient(problem) && problem.whole.tokens * problem.whole.heads * problem.group < 256;
+    return has_few_gate_sums(problem) && problem.whole.tokens * problem.whole.heads * problem.group < 256;
 }
 
 // Shared memory of a block of the walk: what every GPU from compute capability 8.0 on has (8.6: 99 KiB), so that the
@@ -51,7 +56,7 @@ inline int walk_chunk(const Problem& problem) {
 // Values of a block of a forward or a sweep: its state, 64 x K, fits into shared memory up to K = 256 in fp32; in
 // double 32 x K, and 32 heads of 128 values fill 128 multiprocessors.
 inline int walk_value_columns(const Problem& problem) {
-    return static_cast<int>(std::min<std::int64_t>(problem.V, computes_in_double(problem) ? 32 : 64));
+    return static_cast<int>(std::min<std::int64_t>(problem.V, chunks_in_double(problem) ? 32 : 64));
 }
 
 // Tokens of the segments that the tensor-core form cuts sequences into where few blocks have 64 values of a sequence
@@ -61,7 +66,6 @@ inline int walk_value_columns(const Problem& problem) {
 // tokens' outputs do not change.
 inline int segment_tokens(const Problem& problem) {
     const bool delta = problem.rule == Rule::delta;
-    if (delta && problem.channel_gate) return 0;
     const std::int64_t columns = problem.runs_backward() ? std::max(problem.K, problem.V) : problem.V,
                        blocks = problem.N * problem.HV * ((columns + 63) / 64);
     const bool few = delta || problem.channel_gate;
@@ -69,9 +73,8 @@ inline int segment_tokens(const Problem& problem) {
     return problem.whole.longest > tokens ? tokens : 0;
 }
 
-// Blocks that share the chunks of a backward: two for each of the 148 multiprocessors of a B200, which shared memory
-// lets in; in double, where it lets in one, so many that the last ones leave few without work. What shared memory has
-// no room for lies in the workspace, once for each of them.
-inline std::int64_t most_gradient_blocks(const Problem& problem) { return computes_in_double(problem) ? 528 : 296; }
+// Blocks that share the chunks of a backward: so many that the last ones leave few of the 132 multiprocessors of an
+// H100 without work. What shared memory has no room for lies in the workspace, once for each of them.
+inline constexpr std::int64_t most_gradient_blocks = 528;
 
 }  // namespace headrace::cuda

@@ -59,11 +59,11 @@ std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) con
         if (each.blocks == 0) continue;
         if (wants_more(problem, each)) each.raise(shared_memory_limit(problem));
         BlockWork work = each.kernel.work(each.args, each.args.shared_limit);
-        set_issued(work, each.kernel, each.args, computes_in_double(problem), each.threads);
+        set_issued(work, each.kernel, each.args, in_double(problem), each.threads);
         const BlockSize block = each.block(problem.options.planned_gpu);
         all.push_back({each.kernel.name, each.blocks, block.threads, each.kernel.registers, block.shared,
-                       computes_in_double(problem) ? DType::f64 : DType::f32, each.steps.longest, each.steps.all,
-                       work.block, work.step});
+                       in_double(problem) ? DType::f64 : DType::f32, each.steps.longest, each.steps.all, work.block,
+                       work.step});
     }
     for (const SumsArgs& sums : parameter_sums(problem, args)) {
         if (blocks_of(sums) > 0) all.push_back(plan_of(sums));

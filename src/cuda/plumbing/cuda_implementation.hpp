@@ -10,18 +10,14 @@
 
 namespace headrace::cuda {
 
-// select.operator()<T, delta, channel_gate>() of the arithmetic, rule and gate of a problem
+// select.operator()<delta, channel_gate>() of the rule and gate of a problem
 template <class Select>
 auto select_kernels(const Problem& problem, Select select) {
-    const auto of_gate = [&]<class T, bool delta>() {
-        return problem.channel_gate ? select.template operator()<T, delta, true>()
-                                    : select.template operator()<T, delta, false>();
+    const auto of_gate = [&]<bool delta>() {
+        return problem.channel_gate ? select.template operator()<delta, true>()
+                                    : select.template operator()<delta, false>();
     };
-    const auto of_rule = [&]<class T>() {
-        return problem.rule == Rule::delta ? of_gate.template operator()<T, true>()
-                                           : of_gate.template operator()<T, false>();
-    };
-    return computes_in_double(problem) ? of_rule.template operator()<double>() : of_rule.template operator()<float>();
+    return problem.rule == Rule::delta ? of_gate.template operator()<true>() : of_gate.template operator()<false>();
 }
 
 class CudaImplementation : public Implementation {
@@ -88,6 +84,8 @@ class CudaImplementation : public Implementation {
         }
     };
 
+    // Whether this form computes in double, for its results or for its speed.
+    virtual bool in_double(const Problem& problem) const { return computes_in_double(problem); }
     // Of forms whose blocks are alone on a multiprocessor.
     virtual bool takes_all_shared_memory(const Problem&) const { return false; }
     bool wants_more(const Problem& problem, const Launch& launch) const {
@@ -113,9 +111,9 @@ class CudaImplementation : public Implementation {
                                              : problem.N * ((problem.T + tokens - 1) / tokens);
     }
     // A state for every part of each head.
-    static void take_saved_states(const Problem& problem, Carver& carver, KernelArgs& args, int tokens) {
+    void take_saved_states(const Problem& problem, Carver& carver, KernelArgs& args, int tokens) const {
         args.parts = parts_of(problem, tokens);
-        args.state_dtype = computes_in_double(problem) ? DType::f64 : DType::f32;
+        args.state_dtype = in_double(problem) ? DType::f64 : DType::f32;
         args.saved_states = take_saved(problem, carver, args, "saved states", args.state_dtype, round_up_16(problem.K));
     }
     // Rows of values for each of the parts and heads.

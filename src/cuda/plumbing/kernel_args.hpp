@@ -35,10 +35,10 @@ struct Segments {
     double* decays;       // [slots,HV], of channel gates [slots,HV,K]: the same of the additive rule
 };
 
-// What the walks of a backward on tensor cores leave for the gradient of a scalar gate, by blocks of 64 key channels, of
-// parts of values (AddedOutputs) one behind the other
-// (math.md, section 6): terms that end at a token, of d_q; that begin at it and leave its chunk, or do not, of d_k; and
-// that cross a chunk, for which the first walk saves the states between chunks.
+// What the walks of a backward on tensor cores leave for the gradient of a scalar gate, by blocks of 64 key channels,
+// of parts of values (AddedOutputs) one behind the other (math.md, section 6): terms that end at a token, of d_q; that
+// begin at it and leave its chunk, or do not, of d_k; and that cross a chunk, for which the first walk saves the states
+// between chunks.
 enum class GateTerms { none, of_queries, of_keys };
 struct GateWalk {
     GateTerms terms;          // that this walk leaves
@@ -56,8 +56,8 @@ struct GateWalk {
 inline constexpr int most_key_part = 128;
 inline constexpr int added_outputs = 64 * 64;  // of a chunk and 64 columns of a value head
 // Outputs of walks on tensor cores that a launch behind them adds up and rounds once: of value heads that share keys,
-// of rows of unit length, and of more than most_key_part channels of keys, which are walked in parts: o = sum of q_c S_c
-// over them.
+// of rows of unit length, and of more than most_key_part channels of keys, which are walked in parts: o = sum of q_c
+// S_c over them.
 struct AddedOutputs {
     std::int64_t chunks;  // of all sequences, by an upper bound
     int parts;            // of keys

@@ -156,8 +156,8 @@ struct AdjointKernel {
             const std::int64_t head = key_head * args.group + member;
             load_state(S, saved(sequence, n, head, part), 0, 0, key_columns, 0, value_columns);
             replay(range, head, history);
-            load_tokens<decltype(tokens)::template of_f32<false>, decltype(tokens)::key_rows>(d_o, args.d_o, range,
-                                                                                              head, 0, args.V);
+            load_tokens<decltype(tokens)::template met<false>, decltype(tokens)::key_rows>(d_o, args.d_o, range, head,
+                                                                                           0, args.V);
             HEADRACE_ROLLED
             for (int i = range.length - 1; i >= 0; --i) {
                 const algorithms::TokenGradients<T> gradients{&d_q.at(i, 0),          &d_k.at(i, 0), &d_e.at(i, 0),

@@ -136,7 +136,7 @@ struct CountedTokenOps {
   private:
     double dot(double count) {
         each(count, 2);
-        counter.sums_of_warp(block_warps);
+        counter.template sums_of_warp<double>(block_warps);
         counter.barrier();
         return 0;
     }

@@ -103,8 +103,9 @@ HEADRACE_DEVICE void load_fours(Tile<T> dst, const char* from, std::int64_t step
 }
 
 // One token's worth of [B,T,H,X] per row; rows past the length, columns past the tensor's and all of an absent one
-// become zero. `of_f32`: whether the kernel meets tensors of that type. `at_once`: as above.
-template <bool of_f32 = true, int at_once = 4, class T>
+// become zero. `met`: the types of tensors that the kernel mostly meets, beside f64 in double. `at_once`: as above.
+enum class Met { neither, f32, of_16_bits, both };
+template <Met met = Met::both, int at_once = 4, class T>
 HEADRACE_DEVICE void load_tokens(Tile<T> dst, const Strided& tensor, const ChunkRange& range, std::int64_t head,
                                  int first_column, int columns) {
     const std::int64_t first = tensor.given ? offset_of(tensor, range.row, range.token(0), head, first_column) : 0;
@@ -118,16 +119,17 @@ HEADRACE_DEVICE void load_tokens(Tile<T> dst, const Strided& tensor, const Chunk
         load_fours<Element, at_once>(dst, from, apart, rows, range.rows, columns, round_up(columns, 16), dtype);
         return true;
     };
-    // Of the types that a kernel mostly meets.
     if (tensor.given && tensor.stride[3] == 1 && columns % 4 == 0) {
         if (tensor.dtype == DType::f32) {
-            if constexpr (of_f32) {
+            if constexpr (met == Met::f32 || met == Met::both) {
                 if (in_fours.template operator()<float>(DType::f32)) return;
             }
+        } else if (tensor.dtype != DType::f64) {
+            if constexpr (met == Met::of_16_bits || met == Met::both) {
+                if (in_fours.template operator()<std::uint16_t>(tensor.dtype)) return;
+            }
         } else if constexpr (sizeof(T) == 8) {
-            if (tensor.dtype == DType::f64 && in_fours.template operator()<double>(DType::f64)) return;
-        } else {
-            if (in_fours.template operator()<std::uint16_t>(tensor.dtype)) return;
+            if (in_fours.template operator()<double>(DType::f64)) return;
         }
     }
     for_each(dst, range.rows, round_up(columns, 16), [&](int i, int j) {

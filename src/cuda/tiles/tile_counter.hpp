@@ -69,13 +69,14 @@ struct TileCounter {
         wait(quotient_up(rows, warps) * parts(columns), tiles...);
         barrier();
     }
-    template <class... Tiles>
-    void each_row_sum(int rows, int columns, Tiles... tiles) {
-        each_element(rows, columns, tiles...);
-        sums_of_warp(rows);
+    template <class T, class... Tiles>
+    void each_row_sum(int rows, int columns, Tile<T> tile, Tiles... tiles) {
+        each_element(rows, columns, tile, tiles...);
+        sums_of_warp<T>(rows);
     }
+    template <class T>
     void sums_of_warp(double count) {
-        shuffle(5 * count);
+        shuffle(5 * count * (sizeof(T) / 4.0));
         work.tile_waits += 5 * quotient_up(count, warps);
     }
     // A thread for each of `count` numbers, and so many accesses of it to small vectors in shared memory.

@@ -55,9 +55,14 @@ enum class Gates { of_tokens, of_channels, either };
 template <class T, bool delta, Gates gates = Gates::either>
 struct TokenTiles {
     using Tile = cuda::Tile<T>;
-    // Whether tensors of f32 are computed so: in double, but for gradients of the additive rule.
+    // Of f32 are computed in fp32 gradients of the additive rule alone, in double those in chunks and forwards; of 16
+    // bits in double gradients in chunks.
     template <bool forward>
-    static constexpr bool of_f32 = (sizeof(T) == 8) == (forward || delta);
+    static constexpr Met met = sizeof(T) == 4           ? (forward || delta ? Met::of_16_bits : Met::both)
+                               : forward                ? Met::f32
+                               : gates != Gates::either ? Met::both
+                               : delta                  ? Met::f32
+                                                        : Met::neither;
     // Rows that a thread asks for at once: no more than it has of a chunk's keys, in double of 16 tokens under channel
     // gates, or of 64 values, in double of a forward's 32.
     static constexpr int key_rows = sizeof(T) == 8 && gates == Gates::of_channels ? 2 : 4;
@@ -92,15 +97,15 @@ struct TokenTiles {
 
     template <bool forward = false>
     HEADRACE_DEVICE void load_queries(const ChunkRange& range, std::int64_t key_head) {
-        load_tokens<of_f32<forward>, key_rows>(q, args.q, range, key_head, 0, args.K);
+        load_tokens<met<forward>, key_rows>(q, args.q, range, key_head, 0, args.K);
         if (args.l2norm) normalise(q, q_inverse_norm, range.rows);
     }
     // Without queries, q keeps what it held.
     template <bool forward = false>
     HEADRACE_DEVICE void load_keys(const ChunkRange& range, std::int64_t key_head, bool queries = true) {
         if (queries) load_queries<forward>(range, key_head);
-        load_tokens<of_f32<forward>, key_rows>(k, args.k, range, key_head, 0, args.K);
-        if (undecayed_error()) load_tokens<of_f32<forward>, key_rows>(e, args.p, range, key_head, 0, args.K);
+        load_tokens<met<forward>, key_rows>(k, args.k, range, key_head, 0, args.K);
+        if (undecayed_error()) load_tokens<met<forward>, key_rows>(e, args.p, range, key_head, 0, args.K);
         if (!args.l2norm) return;
         normalise(k, k_inverse_norm, range.rows);
         if (undecayed_error()) normalise(e, e_inverse_norm, range.rows);
@@ -109,7 +114,7 @@ struct TokenTiles {
     // v, beta and the total log decays of a value head.
     template <bool forward = false>
     HEADRACE_DEVICE void load_head(const ChunkRange& range, std::int64_t head, int first_value, int values) {
-        load_tokens<of_f32<forward>, value_rows<forward>>(v, args.v, range, head, first_value, values);
+        load_tokens<met<forward>, value_rows<forward>>(v, args.v, range, head, first_value, values);
         load_gates<forward>(range, head);
     }
     // The same without v.
@@ -181,7 +186,7 @@ struct TokenTiles {
             return args.g_gamma.given ? value + accepted(args, gate.gamma) : value;
         };
         if (channel_gate()) {
-            load_tokens<sizeof(T) == 4 || of_f32<forward>, key_rows>(log_decay, args.g, range, head, 0, args.K);
+            load_tokens<sizeof(T) == 4 ? Met::both : met<forward>, key_rows>(log_decay, args.g, range, head, 0, args.K);
             each_element(range.length, args.K,
                          [&](int i, int c) { log_decay.at(i, c) = total(log_decay.at(i, c), c); });
         } else {

@@ -64,29 +64,29 @@ void print_walk() {
                       delta ? "delta" : "additive", channel_gate ? "channel" : "scalar");
         return name;
     };
+    constexpr bool in_double = sizeof(T) == 8;
     const auto forward = [](auto& args, auto& arena) { Kernel(args, arena, Use::forward); };
     const auto backward = [](auto& args, auto& arena) { Kernel(args, arena, Use::backward); };
-    print(name_of("forward"), delta, channel_gate, forward, sizeof(T) == 8);
-    print(name_of("backward"), delta, channel_gate, backward, sizeof(T) == 8);
+    print(name_of("forward"), delta, channel_gate, forward, in_double);
+    if (in_double) print(name_of("backward"), delta, channel_gate, backward, in_double);
 }
 
-template <class T, bool delta, bool channel_gate>
+template <bool delta, bool channel_gate>
 void print_split() {
-    using Gate = std::conditional_t<channel_gate, ChannelGate<T>, ScalarGate<T>>;
+    using Gate = std::conditional_t<channel_gate, ChannelGate<double>, ScalarGate<double>>;
     char name[64];
     const auto name_of = [&](const char* launch) {
-        std::snprintf(name, sizeof name, "split_%s,%s,%s,%s", launch, sizeof(T) == 8 ? "f64" : "f32",
-                      delta ? "delta" : "additive", channel_gate ? "channel" : "scalar");
+        std::snprintf(name, sizeof name, "split_%s,f64,%s,%s", launch, delta ? "delta" : "additive",
+                      channel_gate ? "channel" : "scalar");
         return name;
     };
     print(
         name_of("sweeps"), delta, channel_gate,
         [](auto& args, auto& arena) { SplitKernel<Gate, delta, ChunkOps<Gate, few_values>>(args, arena, Use::sweeps); },
-        sizeof(T) == 8);
+        true);
     print(
         name_of("gradients"), delta, channel_gate,
-        [](auto& args, auto& arena) { SplitKernel<Gate, delta, ChunkOps<Gate>>(args, arena, Use::gradients); },
-        sizeof(T) == 8);
+        [](auto& args, auto& arena) { SplitKernel<Gate, delta, ChunkOps<Gate>>(args, arena, Use::gradients); }, true);
 }
 
 // All in shared memory, two chunks' rows in it; the same at any size that K channels serve.
@@ -122,7 +122,7 @@ void print_channel(const char* size) {
         print_tensor<ChannelPrepare<K, delta>>(("channel_prepare" + rest).c_str(), delta, true);
         if (delta) print_tensor<ChannelPrepare<K, delta>>(("channel_prepare_low" + rest).c_str(), delta, true);
         print_tensor<ChannelWalk<K, delta>>(("channel_walk" + rest).c_str(), delta, true);
-        if (!delta) print_tensor<ChannelWalk<K, delta, false>>(("channel_states" + rest).c_str(), delta, false);
+        print_tensor<ChannelWalk<K, delta, false>>(("channel_states" + rest).c_str(), delta, false);
         print_tensor<ChannelSweep<K, delta>>(("channel_sweeps" + rest).c_str(), delta, true,
                                              most_channel_sweep_threads / 2);
         print_tensor<ChannelGradient<K, delta, false>>(("channel_gradients" + rest).c_str(), delta, true);
@@ -168,8 +168,10 @@ template <class T, bool delta>
 void print_all() {
     print_walk<T, delta, false>();
     print_walk<T, delta, true>();
-    print_split<T, delta, false>();
-    print_split<T, delta, true>();
+    if (sizeof(T) == 8) {
+        print_split<delta, false>();
+        print_split<delta, true>();
+    }
     print_recurrent<T, delta>();
 }
 

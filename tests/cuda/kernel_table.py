@@ -41,11 +41,9 @@ GPUS = (Gpu("A100", "sm_80", 164 << 10), Gpu("H100", "sm_90a", 228 << 10), Gpu("
 # that each GPU holds at every size. A spill has its reason beside it. 16 bytes of stack: the two sums of Arena::take.
 LIMITS = {
     "walk_forward": (168, 16, 0, (1, 2, 2)),
-    "walk_backward": (255, 16, 0, (1, 2, 2)),
-    "split_sweeps": (168, 16, 0, (1, 2, 2)),
-    "split_gradients": (255, 16, 0, (1, 2, 2)),
-    **dict.fromkeys(("walk_forward f64", "walk_backward f64", "split_sweeps f64", "split_gradients f64"),
-                    (255, 16, 0, (1, 1, 1))),
+    **dict.fromkeys(("walk_forward f64", "walk_backward f64"), (255, 16, 0, (1, 1, 1))),
+    "split_sweeps f64": (255, 64, 0, (1, 1, 1)),  # of the additive rule, that of two SavedStates which a block has
+    "split_gradients f64": (255, 32, 0, (1, 1, 1)),
     "tensor_forward": (255, 0, 0, (1, 1, 1)),
     "tensor_forward_gradient": (255, 0, 0, (1, 1, 1)),
     "tensor_forward_terms": (255, 0, 0, (1, 1, 1)),
@@ -69,7 +67,8 @@ LIMITS = {
     "channel_gradients_low": (255, 0, 0, (0, 1, 1)),
     "channel_estimate k128": (152, 16, 0, (3, 3, 3)),  # the numbers of four chunks on their way, for a warp a head
     "channel_key_sums": (128, 0, 0, (1, 2, 2)),
-    "channel_states": (255, 0, 0, (2, 2, 2)),
+    **dict.fromkeys(("channel_states k64 additive", "channel_states k128 additive"), (255, 0, 0, (2, 2, 2))),
+    "channel_states": (255, 0, 0, (0, 1, 1)),
     "channel_sweeps": (255, 0, 0, (0, 1, 1)),
     "recurrent_forward": (255, 0, 0, (2, 2, 2)),
     "recurrent_forward k256 f64 delta": (255, 112, 228, (2, 2, 2)),  # keys, decays and the next token in 64 bits
@@ -85,7 +84,7 @@ LIMITS = {
 # that they take for it (Kernel::more_shared in src/cuda/kernels/kernels.hpp; values of a second group that walks).
 THREE_GROUPS = 384
 THIRD_GROUP = {"tensor_walk k128": 0, "tensor_walk_states k128": 2 * 64 * 64 * 2, r"tensor_forward\w* k128": 0,
-               "tensor_states k128": 0, r"channel_walk k\d+ delta": 0, "tensor_sweeps k128": 2 * 64 * (128 + 64)}
+               "tensor_states k128": 0, r"channel_(walk|states) k\d+ delta": 0, "tensor_sweeps k128": 2 * 64 * (128 + 64)}
 
 
 @dataclasses.dataclass
@@ -115,7 +114,7 @@ def short_name(symbol):
     name, arguments = function[1], function[2] or ""
     arguments = re.sub(r"(ChannelWalk<\d+, \w+), \w+>", r"\1>", arguments)  # gives_outputs
     arguments = re.sub(r"(WalkerKernel<\d+, [\w:]+<[\w:]+ ?>), \w+>", r"\1>", arguments)  # to_outputs
-    blocks = "AdditiveKernel|KeyGradientKernel|PrepareKernel|WalkerKernel|ChannelPrepare|ChannelWalk|channel_(?:estimate|sweeps|gradients(?:_low)?|key_sums)|tensor_\\w+"
+    blocks = "AdditiveKernel|AddedOutputsKernel|PrepareKernel|WalkerKernel|ChannelPrepare|ChannelWalk|channel_(?:estimate|sweeps|gradients(?:_low)?|key_sums)|tensor_\\w+"
     sizes = re.findall(rf"(?:(?:{blocks})<|true, |false, )(\d+)", name + arguments)
     words = [name, *(f"k{value}" for value in sizes)]
     words += [word for type_, word in (("float", "f32"), ("double", "f64")) if type_ in arguments]
@@ -214,7 +213,7 @@ def blocks_of(name, table, memory, size):
     if name.startswith(("tensor_forward", "tensor_states", "tensor_gradients", "channel_sweeps", "channel_gradients k128",
                         "channel_gradients_low k128", "channel_key_sums k128", "tensor_add_outputs k128",
                         "tensor_walk k128", "tensor_sweeps k128", "tensor_join_transitions k128")) or \
-            name.startswith("channel_walk") and name.endswith("delta"):
+            name.startswith(("channel_walk", "channel_states")) and name.endswith("delta"):
         threads = 256
     in_double = name.startswith(("walk_", "split_")) and " f64 " in name
     if in_double:

@@ -13,7 +13,7 @@ struct SavedStates {
     static constexpr int warps = chunk_threads(true) / warp_lanes;
 
     char* data;      // [places, rows, columns] in multiples of 16 channels; may be null
-    float* factors;  // [places, blocks] the power of two that `block` columns of a state were multiplied by, or null
+    float* factors;  // [places, blocks] the power of two that `block` columns of a state are to be multiplied by, or null
     DType dtype;
     int rows, columns, block;
     Tile<T> widened;      // [rows, columns] where the type is narrower
@@ -23,8 +23,9 @@ struct SavedStates {
     HEADRACE_DEVICE void save(std::int64_t place, Tile<T> state, int first, int count) const {
         T factor = 1;
         if (of_16_bits && factors != nullptr) {
-            factor = factor_of(largest(state, count));
-            if (threadIdx.x == 0) *factor_at(place, first) = static_cast<float>(factor);
+            const int exponent = exponent_of(largest(state, count));
+            factor = ldexp(T(1), -exponent);
+            if (threadIdx.x == 0) *factor_at(place, first) = static_cast<float>(ldexp(T(1), exponent));
         }
         each_element(rows, count, [&](int c, int j) {
             store_element<T>(data, dtype, offset(place) + c * columns + first + j, state.at(c, j) * factor);
@@ -41,7 +42,7 @@ struct SavedStates {
         widen<std::uint16_t>(place);
         if (factors != nullptr) {
             each_element(rows, columns,
-                         [&](int c, int j) { widened.at(c, j) /= static_cast<T>(*factor_at(place, j)); });
+                         [&](int c, int j) { widened.at(c, j) *= static_cast<T>(*factor_at(place, j)); });
             ptx::sync_block();
         }
         return widened;
@@ -58,13 +59,12 @@ struct SavedStates {
     HEADRACE_DEVICE float* factor_at(std::int64_t place, int column) const {
         return factors + place * ((columns + block - 1) / block) + column / block;
     }
-    // f16 spans 2^-14 to 2^15; a state may lie anywhere. The largest magnitude comes to lie below 2^14.
-    HEADRACE_DEVICE static T factor_of(T largest) {
-        int exponent = 0;
-        frexp(largest, &exponent);
-        const int most = 100;  // a power that f32 has
-        exponent = exponent > most ? most : exponent < -most ? -most : exponent;
-        return ldexp(T(1), 14 - exponent);
+    // f16 spans 2^-14 to 2^15; a state may lie anywhere. Divided by 2 to this power, the largest magnitude comes to lie
+    // below 2^14.
+    HEADRACE_DEVICE static int exponent_of(T largest) {
+        const int below = 14, most = 100;  // a power that f32 has
+        const int exponent = largest > 0 ? ilogb(largest) + 1 : 0;
+        return (exponent > most ? most : exponent < -most ? -most : exponent) - below;
     }
     HEADRACE_DEVICE T largest(Tile<T> state, int count) const {
         T most = 0;

@@ -160,8 +160,8 @@ struct KernelArgs {
 
     // Saved between the sweeps of a backward: for each part (chunk, segment) of a sequence and head the state that
     // enters it, the gradient of the one that leaves it, and the residuals of the delta rule, at saved_place
-    // (tiles/token_tiles.hpp). Factors: the powers of two that states in f16 are multiplied by, one per value_columns,
-    // or null.
+    // (tiles/token_tiles.hpp). Factors: the powers of two that states in f16 are to be multiplied by, one per
+    // value_columns, or null.
     std::int64_t parts;  // of all sequences, of one head
     char *saved_states, *saved_adjoints, *saved_residuals;
     float *state_factors, *adjoint_factors;

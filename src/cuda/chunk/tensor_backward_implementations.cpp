@@ -33,8 +33,7 @@ class TensorBackward : public PreparingImplementation {
             if (view->given() && view->dtype != DType::bf16) return "stores d_q, d_k, d_p and d_v in bf16";
         if (gates_rest_on_few_tokens(problem))
             return "gate gradients of fewer than 8 heads and sequences, and 256 tokens times value heads, rest on too "
-                   "few sums to average bf16 "
-                   "roundings";
+                   "few sums to average bf16 roundings";
         if (!problem.d_out.d_o.given())
             return "a gradient through the final state alone may rest on too few tokens to average bf16 roundings";
         KernelArgs args{};

@@ -153,8 +153,7 @@ class Tensor : public PreparingImplementation {
             if (view->given() && view->dtype != problem.dtype) return "stores d_q, d_k and d_v in the type of q";
         if (gates_rest_on_few_tokens(problem))
             return "gate gradients of fewer than 8 heads and sequences, and 256 tokens times value heads, rest on too "
-                   "few sums to average "
-                   "roundings";
+                   "few sums to average roundings";
         if (!problem.d_out.d_o.given())
             return "a gradient through the final state alone may rest on too few tokens to average roundings";
         return {};

@@ -64,8 +64,8 @@ inline bool wants_gate_gradient(const Problem& problem) {
     const Gradients& g = problem.grads;
     return g.d_g.given() || g.d_g_gamma.given() || g.d_A_log.given() || g.d_dt_bias.given();
 }
-// A gate's gradient is an inner product of states; that of few heads may cancel far below its terms, so that states it is
-// made of are kept in more than 16 bits (decision 3).
+// A gate's gradient is an inner product of states; that of few heads may cancel far below its terms, so that states it
+// is made of are kept in more than 16 bits (decision 3).
 inline bool has_few_gate_sums(const Problem& problem) {
     return wants_gate_gradient(problem) && problem.whole.sequences * problem.whole.heads * problem.group < 8;
 }

@@ -72,7 +72,8 @@ class ChunkImplementation : public IsaImplementation {
         // the roundings of saved states.
         if (problem.wide) {
             layout.args.state_dtype = DType::f64;
-        } else if (problem.direction == Direction::backward && (!problem.d_out.d_o.given() || has_few_gate_sums(problem))) {
+        } else if (problem.direction == Direction::backward &&
+                   (!problem.d_out.d_o.given() || has_few_gate_sums(problem))) {
             layout.args.state_dtype = DType::f32;
         }
         // What keys of few directions read in the gradient of a state is far below it, and below its roundings.

@@ -68,7 +68,7 @@ struct ChannelWalk {
         const bool in_between = walk.first_chunk > 0;
         find_rows(walk, head, first, args.V - first);
         if (decays()) return;
-        load_values(ops.state, in_between ? segment_tensor(args.segments.states, args.V) : args.initial_state,
+        load_values(ops.state, in_between ? segment_tensor(args, args.segments.states, args.V) : args.initial_state,
                     in_between ? place : walk.n, head, args.K, first + Ops::first_value(), args.V);
         run<false>();
         if (rows->last)
@@ -90,7 +90,7 @@ struct ChannelWalk {
         const int own = first + Ops::first_value(), c = static_cast<int>(threadIdx.x);
         load_values(ops.state, {}, 0, 0, args.K, own, args.V);
         run<!delta>();
-        store_values(segment_tensor(args.segments.states, args.V), ops.state, slot, head, args.K, own, args.V);
+        store_values(segment_tensor(args, args.segments.states, args.V), ops.state, slot, head, args.K, own, args.V);
         if (!delta && first == 0 && c < args.K) args.segments.decays[(slot * args.HV + head) * args.K + c] = passed;
     }
 
@@ -113,20 +113,16 @@ struct ChannelWalk {
         find_rows(walk, head, 0, 0);
         if (decays()) return;
         const int own = first + Ops::first_value(), columns = round_up(args.K, 4);
-        each_state_element<K / 8>(ops.state,
-                                  [&](float& S, int c, int j) { S = c == own + j && c < args.K ? 1.0f : 0.0f; });
+        load_unit_columns<K / 8>(ops.state, args.K, own);
         run<false>();
-        store_values(segment_tensor(args.segments.transitions, columns), ops.state, slot, head, args.K, own, columns);
+        const Strided to = segment_tensor(args, args.segments.transitions, columns);
+        store_values(to, ops.state, slot, head, args.K, own, columns);
     }
     // Those of the delta rule are laid out in one way only: its rows are decayed together.
     __host__ __device__ bool with_outputs() const { return delta || wants_outputs(); }
     __host__ __device__ bool wants_outputs() const { return gives_outputs && args.o.given; }
     // Where outputs are left as fp32 sums, for a launch behind.
     HEADRACE_DEVICE bool leaves_sums() const { return !delta && args.added.sums != nullptr; }
-    HEADRACE_DEVICE Strided segment_tensor(float* data, int columns) const {
-        const std::int64_t head = static_cast<std::int64_t>(args.K) * columns;
-        return {reinterpret_cast<char*>(data), {args.HV * head, head, columns, 1}, DType::f32, true};
-    }
     HEADRACE_DEVICE void find_rows(const Walk& walk, std::int64_t head, int first, int values) const {
         if (threadIdx.x == 0) {
             const TokenRange& s = walk.sequence;

@@ -34,8 +34,7 @@ struct ChannelWalkOps {
     const std::uint16_t* scores_low;  // of all chunks
     const float2* decay;             // [K] SplitDecay
     int place;                       // where the chunk was prepared, of kilobytes each
-    SavedTiles<token_tiles>
-        left;  // additive rule: outputs that are not complete, in place of those in rows, or nowhere
+    SavedTiles<token_tiles> left;    // additive rule: outputs that are not complete, in place of those in rows
 
     HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
     // Else the state stays as it enters.

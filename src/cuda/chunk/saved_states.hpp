@@ -13,7 +13,7 @@ struct SavedStates {
     static constexpr int warps = chunk_threads(true) / warp_lanes;
 
     char* data;      // [places, rows, columns] in multiples of 16 channels; may be null
-    float* factors;  // [places, blocks] the power of two that `block` columns of a state are to be multiplied by, or null
+    float* factors;  // [places, blocks] the powers of two that `block` columns are to be multiplied by, or null
     DType dtype;
     int rows, columns, block;
     Tile<T> widened;      // [rows, columns] where the type is narrower

@@ -42,6 +42,12 @@ HEADRACE_DEVICE Walk walk_of(const KernelArgs& args, std::int64_t place) {
     return whole ? whole_walk(sequence, at.n) : segment_walk(args, sequence, at);
 }
 
+// What segments leave each other, states or transitions: [slots,HV,K,columns].
+HEADRACE_DEVICE Strided segment_tensor(const KernelArgs& args, float* data, int columns) {
+    const std::int64_t head = static_cast<std::int64_t>(args.K) * columns;
+    return {reinterpret_cast<char*>(data), {args.HV * head, head, columns, 1}, DType::f32, true};
+}
+
 // The chunk of a sequence, in running order.
 HEADRACE_DEVICE ChunkRange chunk_range(const KernelArgs& args, const TokenRange& s, std::int64_t chunk) {
     const std::int64_t first = chunk * tensor_chunk, left = s.end - s.begin - first;

@@ -71,7 +71,8 @@ class TensorBackward : public PreparingImplementation {
         args.prepared = take_prepared(problem, carver, chunks);
         args.added = {chunks, static_cast<int>(key_parts(problem.K)), 0, nullptr};
         if (args.added.parts > 1)
-            args.added.sums = take_added(problem, carver, args.added.parts * ((problem.V + 63) / 64), chunks);
+            args.added.sums = take_added(
+                problem, carver, args.added.parts * ((problem.V + tensor_values - 1) / tensor_values), chunks);
         if (!wants_gradients(problem)) return args;
         const auto take = [&](const char* name, std::int64_t columns) {
             return static_cast<std::uint16_t*>(carver.take(name, DType::bf16, {places, V, columns}));

@@ -41,7 +41,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
         const Walk walk = walk_of(args, place);
         if (walk.first_chunk < 0) return;
         const bool in_between = walk.first_chunk > 0;
-        const Strided entering = in_between ? segment_tensor(args.segments.states, args.V) : args.initial_state;
+        const Strided entering = in_between ? segment_tensor(args, args.segments.states, args.V) : args.initial_state;
         const Columns columns{first, args.V, true};
         this->find_rows(walk, head, columns);
         if constexpr (has_third_group) {
@@ -95,12 +95,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
         load({}, 0, 0, columns);
         run<fetches>(walk, columns, false, !columns.of_values);
         float* const to = columns.of_values ? args.segments.states : args.segments.transitions;
-        store(segment_tensor(to, columns.all), slot, head, columns);
-    }
-
-    HEADRACE_DEVICE Strided segment_tensor(float* data, int columns) const {
-        const std::int64_t head = static_cast<std::int64_t>(args.K) * columns;
-        return {reinterpret_cast<char*>(data), {args.HV * head, head, columns, 1}, DType::f32, true};
+        store(segment_tensor(args, to, columns.all), slot, head, columns);
     }
 
     HEADRACE_DEVICE std::int64_t place_of(int chunk) const {
@@ -257,8 +252,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
             load_values(ops.state, tensor, n, head, args.K, own(columns), columns.all);
             return;
         }
-        each_state_element<K / 8>(
-            ops.state, [&](float& S, int c, int j) { S = c == own(columns) + j && c < args.K ? 1.0f : 0.0f; });
+        load_unit_columns<K / 8>(ops.state, args.K, own(columns));
     }
     HEADRACE_DEVICE void store(const Strided& tensor, std::int64_t n, std::int64_t head, Columns columns) const {
         store_values(tensor, ops.state, n, head, args.K, own(columns), columns.all);

@@ -21,6 +21,12 @@ HEADRACE_DEVICE void each_state_element(State& state, F f) {
             f(state[tile][place], 8 * tile + at.column + place % 2, at.row + place / 2 * 8);
     }
 }
+// Columns of the unit matrix from `first` on, of so many channels.
+template <int tiles>
+HEADRACE_DEVICE void load_unit_columns(float (&state)[tiles][4], int channels, int first) {
+    each_state_element<tiles>(
+        state, [&](float& S, int c, int j) { S = c == first + j && c < channels ? 1.0f : 0.0f; });
+}
 // f(element, place in memory) for those of them that columns from `first` on of state (n, head) of [N,HV,K,V] in fp32
 // has: channels below `channels`, values below `columns`.
 template <int tiles, class State, class F>

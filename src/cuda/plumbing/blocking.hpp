@@ -26,8 +26,8 @@ inline bool computes_in_double(const Problem& problem) {
     return problem.wide || erases_much || keeps_roundings || few_sums;
 }
 
-// Backwards of the chunk form always: on tensor cores products of doubles take a third to an eighth of the time of fp32
-// multiply-adds.
+// Backwards of the chunk form always: on tensor cores products of doubles take less time than fp32 multiply-adds, by
+// the model an eighth to three quarters of it (docs/performance.md).
 inline bool chunks_in_double(const Problem& problem) { return problem.runs_backward() || computes_in_double(problem); }
 
 // Gate gradients that cuda.tensor leaves to others. Of fewer than 8 heads and sequences, but as many tokens times value

@@ -358,6 +358,19 @@ struct ChunkKernel {
         end_heads(n, key_head);
     }
 
+    // Of a final state's gradient, which may outweigh all others, strong gates leave comba's d_p the last token's
+    // product of two rows of values: no sum that averages the roundings of bf16 (docs/decisions/003). Where a piece
+    // ends and its sequence goes on, what is known of the roundings is not all zeros.
+    bool rests_on_one_pair(std::int64_t n, std::int64_t head, std::int64_t chunk) const {
+        if (!delta || !args.undecayed_error || !args.d_final_state.given || chunk + 1 < chunks(n)) return false;
+        const Strided& known = args.d_final_roundings;
+        bool ends = true;
+        for (int i = 0; known.given && i < args.roundings; ++i) {
+            ends = ends && load_element(element_at(known, n, head, i), known.dtype, 0) == 0;
+        }
+        return ends;
+    }
+
     // The value heads of one query/key head, the first of which is head `first` of the task; then `next` is prefetched.
     void chunk_gradients(std::int64_t n, ChunkOf here, ChunkOf next, std::int64_t first, const SavedSlot& slot, Pass pass) {
         const ChunkRange range = range_of(n, here.chunk);
@@ -375,6 +388,7 @@ struct ChunkKernel {
             T* const estimate = wanted.adjoint ? roundings_of(adjoints, j) : nullptr;
             load_chunk(range, head, 0, args.V, estimate);
             if (Ops::mixed && estimate != nullptr && StateRoundings<T>::refined(estimate, key_columns)) ops.refine();
+            if (Ops::mixed && rests_on_one_pair(n, head, here.chunk)) ops.refine();
             load_tokens(d_o, args.d_o, range, head, 0, args.V);
             const std::int64_t saved = slot.index(here.chunk, j);
             const State D = pass == Pass::gradients ? State{keeper.restore(saved_adjoint, slot.adjoints, saved)} : adjoint_state(j);

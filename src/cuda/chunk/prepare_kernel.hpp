@@ -90,7 +90,7 @@ struct PrepareKernel {
         ops.finish_products(static_cast<float>(args.scale));
         ptx::sync_block();
         HEADRACE_ROLLED
-        for (int i = 0; i < heads; ++i) solve(i, static_cast<int>(place) + i);
+        for (int i = 0; i < heads; ++i) solve(i, static_cast<int>(place) + i, ends_in_state(range));
     }
 
   private:
@@ -146,8 +146,15 @@ struct PrepareKernel {
         const SplitDecay<float> decay = split_decay<float>(of.through());
         if (lane() < 2) args.prepared.decay[2 * place + lane()] = lane() == 0 ? decay.whole : decay.part;
     }
+    // Whether the gradient of the final state enters the chunk. The last of its tokens may outweigh all others then,
+    // and strong gates leave comba's d_p of that one the product of two rows of values: as keys that overlap would,
+    // such a chunk asks for 16 bits of them (docs/decisions/003).
+    HEADRACE_DEVICE bool ends_in_state(const ChunkRange& range) const {
+        return args.undecayed_error && args.d_final_state.given &&
+               range.first + range.length == range.end - range.begin;
+    }
     // Scores and the inverse, of the value head whose tokens a warp has stored.
-    HEADRACE_DEVICE void solve(int head, int of_chunk) {
+    HEADRACE_DEVICE void solve(int head, int of_chunk, bool is_weighty) {
         const std::int64_t place = of_chunk;  // of kilobytes each: there are fewer than 2^31
         ops.decays = decays_of(head);
         const LowerImage low = LowerImage{args.prepared.scores_low}.of(place);
@@ -160,7 +167,8 @@ struct PrepareKernel {
                                              LowerImage{args.prepared.solve_low}.of(place),
                                              for_gradients ? inverse_beta + head * tensor_chunk : nullptr};
         if constexpr (for_gradients) {
-            const KeyOverlap overlap = key_overlap(sum, some_reflect);
+            KeyOverlap overlap = key_overlap(sum, some_reflect);
+            if (is_weighty && overlap == KeyOverlap::none) overlap = KeyOverlap::some;
             if (threadIdx.x == 0) args.prepared.overlap[place] = static_cast<std::int32_t>(overlap);
             ptx::sync_warp();  // or the first warp's lanes stay apart
             if (overlap == KeyOverlap::reflected) {

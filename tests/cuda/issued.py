@@ -31,10 +31,11 @@ CAPABILITY = "9.0"
 FORWARDS = {"gated_delta_rule": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 v64", "t2048 h1 v192", "t3072 h1 v192"],
             "comba": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 v64"],
             "simple_gla": ["t256 h1 v64", "t128 h1 v64", "t1536 h1 v64"],
-            "kda": ["t256 h1 v64", "t128 h1 v64", "t2048 h1 v64"],
-            "gla": ["t256 h1 v64", "t128 h1 v64", "t1536 h1 v64"]}
+            "kda": ["t256 h1 v64", "t128 h1 v64", "t2048 h1 v64", "t3072 h1 v64"],
+            "gla": ["t256 h1 v64", "t128 h1 v64", "t2048 h1 v64", "t3072 h1 v64"]}
 IN_SEGMENTS = ("t2048", "t1536")
-SWEPT = ["t128 h4 hv8 v64", "t192 h8 v64", "t128 h8 v64", "t64 h8 v128", "t64 h34 v128"]
+SWEPT = ["t128 h4 hv8 v64", "t192 h8 v64", "t128 h8 v64", "t64 h8 v128", "t64 h34 v128",
+         "t2048 h4 v64", "t3072 h4 v64"]
 BACKWARDS = {"gated_delta_rule": SWEPT, "comba": SWEPT, "kda": SWEPT, "gla": SWEPT,
              "simple_gla": ["t128 h8 v{K}", "t192 h8 v{K}", "t64 h8 v{K}", "t64 h1 hv8 v{K}", "t128 h4 hv8 v{K}"]}
 # In double, of types that are computed so, with the form that this is for.
@@ -51,9 +52,10 @@ NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_add_outputs": (STEP, HEAD),
            "channel_sweeps": (BESIDE, STEP, BLOCK),
            **dict.fromkeys(("tensor_walk", "tensor_walk_states", "tensor_join_transitions", "tensor_sweeps",
                             "tensor_forward", "tensor_forward_gradient", "tensor_forward_terms", "channel_walk",
-                            "channel_estimate", "walk_forward", "split_sweeps"), (BESIDE, STEP))}
+                            "channel_estimate", "channel_join", "channel_states", "walk_forward", "split_sweeps"),
+                         (BESIDE, STEP))}
 PREPARED_HEADS = 4
-WITH_FETCHING, FETCHING = ("tensor_walk", "tensor_sweeps"), 4  # kernels with more than 64 channels; warps
+WITH_FETCHING, FETCHING = ("tensor_walk", "tensor_sweeps", "tensor_sweep_segments"), 4  # kernels with more than 64 channels; warps
 GROUP, THREE_GROUPS = 4, 384  # warps; threads of blocks that have a third group, which the table leaves out
 # The least share of a warp's lanes that execute an instruction, on the mean, where all tiles are whole: what is lost are
 # lanes that part, at masks, or have nothing to do. Gradients lose up to a fifth, where lanes part on the diagonals of

@@ -123,8 +123,9 @@ void print_channel(const char* size) {
         if (delta) print_tensor<ChannelPrepare<K, delta>>(("channel_prepare_low" + rest).c_str(), delta, true);
         print_tensor<ChannelWalk<K, delta>>(("channel_walk" + rest).c_str(), delta, true);
         print_tensor<ChannelWalk<K, delta, false>>(("channel_states" + rest).c_str(), delta, false);
-        print_tensor<ChannelSweep<K, delta>>(("channel_sweeps" + rest).c_str(), delta, true,
-                                             most_channel_sweep_threads / 2);
+        constexpr int most_swept = most_channel_sweep_threads / 2;
+        print_tensor<ChannelSweep<K, delta, false>>(("channel_sweeps" + rest).c_str(), delta, true, most_swept);
+        print_tensor<ChannelSweep<K, delta, true>>(("channel_sweep_segments" + rest).c_str(), delta, true, most_swept);
         print_tensor<ChannelGradient<K, delta, false>>(("channel_gradients" + rest).c_str(), delta, true);
         if (delta)
             print_tensor<ChannelGradient<K, delta, delta>>(("channel_gradients_low," + std::string(size)).c_str(),
@@ -139,7 +140,8 @@ template <int K>
 void print_backward(const char* size) {
     print_tensor<PrepareKernel<K, Bf16, true>>((std::string("tensor_prepare,") + size + ",backward").c_str(), true,
                                                true);
-    print_tensor<SweepKernel<K, Bf16>>((std::string("tensor_sweeps,") + size).c_str(), true, true);
+    print_tensor<SweepKernel<K, Bf16, false>>((std::string("tensor_sweeps,") + size).c_str(), true, true);
+    print_tensor<SweepKernel<K, Bf16, true>>((std::string("tensor_sweep_segments,") + size).c_str(), true, true);
     print_tensor<GradientKernel<K, false>>((std::string("tensor_gradients,") + size).c_str(), true, true);
     print_tensor<GradientKernel<K, true>>((std::string("tensor_gradients,") + size + ",comba").c_str(), true, true);
 }

@@ -58,6 +58,7 @@ LIMITS = {
     "tensor_walk_states k128": (255, 0, 0, (1, 1, 2)),
     "tensor_states": (255, 0, 0, (1, 1, 1)),
     "tensor_sweeps": (255, 0, 0, (1, 1, 1)),
+    "tensor_sweep_segments": (255, 0, 0, (1, 1, 1)),
     "tensor_gradients": (255, 0, 0, (0, 1, 1)),
     "channel_prepare": (168, 0, 0, (2, 3, 3)),
     "channel_prepare_low": (168, 0, 0, (2, 3, 3)),
@@ -70,6 +71,7 @@ LIMITS = {
     **dict.fromkeys(("channel_states k64 additive", "channel_states k128 additive"), (255, 0, 0, (2, 2, 2))),
     "channel_states": (255, 0, 0, (0, 1, 1)),
     "channel_sweeps": (255, 0, 0, (0, 1, 1)),
+    "channel_sweep_segments": (255, 0, 0, (0, 1, 1)),
     "recurrent_forward": (255, 0, 0, (2, 2, 2)),
     "recurrent_forward k256 f64 delta": (255, 112, 228, (2, 2, 2)),  # keys, decays and the next token in 64 bits
     "recurrent_backward": (255, 16, 0, (1, 2, 2)),
@@ -84,7 +86,8 @@ LIMITS = {
 # that they take for it (Kernel::more_shared in src/cuda/kernels/kernels.hpp; values of a second group that walks).
 THREE_GROUPS = 384
 THIRD_GROUP = {"tensor_walk k128": 0, "tensor_walk_states k128": 2 * 64 * 64 * 2, r"tensor_forward\w* k128": 0,
-               "tensor_states k128": 0, r"channel_(walk|states) k\d+ delta": 0, "tensor_sweeps k128": 2 * 64 * (128 + 64)}
+               "tensor_states k128": 0, r"channel_(walk|states) k\d+ delta": 0, "tensor_sweeps k128": 2 * 64 * (128 + 64),
+               "tensor_sweep_segments k128": 0}
 
 
 @dataclasses.dataclass
@@ -114,7 +117,7 @@ def short_name(symbol):
     name, arguments = function[1], function[2] or ""
     arguments = re.sub(r"(ChannelWalk<\d+, \w+), \w+>", r"\1>", arguments)  # gives_outputs
     arguments = re.sub(r"(WalkerKernel<\d+, [\w:]+<[\w:]+ ?>), \w+>", r"\1>", arguments)  # to_outputs
-    blocks = "AdditiveKernel|AddedOutputsKernel|PrepareKernel|WalkerKernel|ChannelPrepare|ChannelWalk|channel_(?:estimate|sweeps|gradients(?:_low)?|key_sums)|tensor_\\w+"
+    blocks = "AdditiveKernel|AddedOutputsKernel|PrepareKernel|WalkerKernel|ChannelPrepare|ChannelWalk|channel_(?:estimate|sweeps|sweep_segments|gradients(?:_low)?|key_sums)|tensor_\\w+"
     sizes = re.findall(rf"(?:(?:{blocks})<|true, |false, )(\d+)", name + arguments)
     words = [name, *(f"k{value}" for value in sizes)]
     words += [word for type_, word in (("float", "f32"), ("double", "f64")) if type_ in arguments]
@@ -210,9 +213,10 @@ def memory_of(name, memory):
 def blocks_of(name, table, memory, size):
     """Blocks on each GPU."""
     threads = 128
-    if name.startswith(("tensor_forward", "tensor_states", "tensor_gradients", "channel_sweeps", "channel_gradients k128",
+    if name.startswith(("tensor_forward", "tensor_states", "tensor_gradients", "channel_sweep", "channel_gradients k128",
                         "channel_gradients_low k128", "channel_key_sums k128", "tensor_add_outputs k128",
-                        "tensor_walk k128", "tensor_sweeps k128", "tensor_join_transitions k128")) or \
+                        "tensor_walk k128", "tensor_sweeps k128", "tensor_sweep_segments k128",
+                        "tensor_join_transitions k128")) or \
             name.startswith(("channel_walk", "channel_states")) and name.endswith("delta"):
         threads = 256
     in_double = name.startswith(("walk_", "split_")) and " f64 " in name
@@ -281,8 +285,8 @@ def violations(table, memory):
                                     ("bytes spilled", code.spilled, spilled)):
                 if got > most:
                     yield f"{name}, {gpu.architecture}: expected at most {most} {word}, got {got}"
-        if name.startswith(("walk_", "split_", "tensor_forward", "tensor_walk", "tensor_sweeps", "tensor_gradients",
-                            "channel_prepare", "channel_walk", "channel_states", "channel_sweeps", "channel_gradients",
+        if name.startswith(("walk_", "split_", "tensor_forward", "tensor_walk", "tensor_sweep", "tensor_gradients",
+                            "channel_prepare", "channel_walk", "channel_states", "channel_sweep", "channel_gradients",
                             "channel_key_sums", "recurrent_backward", "convolution")) and memory_of(name, memory)[0][0] == 0:
             yield f"{name}: kernel_memory.cu does not say what it takes"
         for size, label in enumerate(SIZES):

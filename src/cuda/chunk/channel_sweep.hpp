@@ -12,12 +12,13 @@ namespace headrace::cuda {
 // tokens of beta 2 brought d_v to 3 times its bar, with 16 bits in every chunk it is where it is with those alone. The
 // gradients of states go by the same chunks: what the others add, with what decays in between, is the same from either
 // end.
-template <int K, bool delta>
-struct ChannelSweep : SweepWalk<K, Bf16, false> {
+template <int K, bool delta, bool leaves>
+struct ChannelSweep : SweepWalk<K, Bf16, false, leaves ? Saved::not_at_all : Saved::by_walkers, delta> {
     using Format = Bf16;  // by groups, ptxas would have no registers
-    using Base = SweepWalk<K, Format, false>;
+    using Base = SweepWalk<K, Format, false, leaves ? Saved::not_at_all : Saved::by_walkers, delta>;
     using Base::args, Base::patches, Base::of_sequence, Base::state, Base::state_tiles, Base::warp_value;
     using Base::length_of, Base::place_of, Base::token_of;
+    using typename Base::Chunks;
     static constexpr std::int64_t matrix_size = tensor_chunk * tensor_chunk, rows_size = tensor_chunk * K;
 
     struct Stage {
@@ -55,21 +56,24 @@ struct ChannelSweep : SweepWalk<K, Bf16, false> {
         of_sequence = arena.take<typename Base::Sequence>(1);
     }
 
-    // ---- sequence n, one value head, values [first, first + args.value_columns) ----
-    HEADRACE_DEVICE void states(std::int64_t n, std::int64_t head, int first) {
-        const TokenRange sequence = begin<false>(n, head, first);
-        this->load(args.initial_state, n, head, first);
+    HEADRACE_DEVICE void states(const SweptBlock& block) {
+        const int first = block.columns.first;
+        begin(block);
+        if (leaves && !delta && !block.columns.of_values) return leave_decays(block);
+        this->template enter<false>(block);
         this->template each_chunk<false>(
-            sequence, [&](int chunk, int turn) { fetch<false>(first, chunk, turn); },
+            Chunks(block.walk), [&](int chunk, int turn) { fetch<false>(chunk, turn); },
             [&](int chunk, int turn) { advance(turn, place_of(chunk), first); });
+        this->template leave<false>(block);
     }
-    HEADRACE_DEVICE void adjoints(std::int64_t n, std::int64_t head, int first) {
-        const TokenRange sequence = begin<true>(n, head, first);
-        this->load(args.d_final_state, n, head, first);
+    HEADRACE_DEVICE void adjoints(const SweptBlock& block) {
+        const int first = block.columns.first;
+        begin(block);
+        this->template enter<true>(block);
         this->template each_chunk<true>(
-            sequence, [&](int chunk, int turn) { fetch<true>(first, chunk, turn); },
+            Chunks(block.walk), [&](int chunk, int turn) { fetch<true>(chunk, turn); },
             [&](int chunk, int turn) { retreat(turn, chunk, first); });
-        this->store(args.d_initial_state, of_sequence->n, of_sequence->head, first);
+        this->template leave<true>(block);
     }
 
   private:
@@ -92,21 +96,33 @@ struct ChannelSweep : SweepWalk<K, Bf16, false> {
     HEADRACE_DEVICE Stage found_again(int turn) const { return stage_of_warp(ptx::not_before(turn % 2)); }
     HEADRACE_DEVICE static int value_in_rows() { return warp_value() % 64; }
     __host__ __device__ int value_groups() const { return (args.value_columns + 63) / 64; }
-    template <bool gradients>
-    HEADRACE_DEVICE TokenRange begin(std::int64_t n, std::int64_t head, int first) const {
-        const TokenRange sequence = sequence_of(args, n);
-        if (threadIdx.x == 0) this->template find_sequence<gradients>(sequence, n, head, first);
+    HEADRACE_DEVICE void begin(const SweptBlock& block) const {
+        if (threadIdx.x == 0) this->find_sequence(block);
         ptx::sync_block();
-        return sequence;
+    }
+    // The additive rule's transition: in double, as decays may all be one and near 1.
+    HEADRACE_DEVICE void leave_decays(const SweptBlock& block) const {
+        double* const to = args.segments.decays + (block.place * args.HV + block.head) * args.K;
+        const Chunks chunks(block.walk);
+        each(args.K, [&](int c) {
+            double passed = 1;
+            HEADRACE_ROLLED
+            for (int chunk = chunks.first; chunk < chunks.end; ++chunk) {
+                const float2 decay =
+                    *reinterpret_cast<const float2*>(args.prepared.decay + 2 * (place_of(chunk) * K + c));
+                passed *= static_cast<double>(decay.x) + static_cast<double>(decay.y);
+            }
+            to[c] = passed;
+        });
     }
     template <bool gradients>
-    HEADRACE_DEVICE void fetch(int first, int chunk, int turn) const {
+    HEADRACE_DEVICE void fetch(int chunk, int turn) const {
         const Stage stage = stage_of(turn);
         const Prepared& from = args.prepared;
         const std::int64_t place = place_of(chunk);
         HEADRACE_ROLLED
         for (int group = 0; group < value_groups(); ++group) {
-            const int count = args.V - first - 64 * group;  // zeros where there are none
+            const int count = of_sequence->values - 64 * group;  // zeros where there are none
             TokenRows rows = of_sequence->rows.from(token_of(chunk));
             if (count > 0) rows.first += 2 * 64 * group;
             copy_rows(Matrix<64>{stage.rows.data + group * matrix_size}, rows, length_of(chunk), tensor_chunk,
@@ -193,7 +209,7 @@ struct ChannelSweep : SweepWalk<K, Bf16, false> {
         for (int group = 0; group < K / 64; ++group) decay_and_add_tiles(state, sums[group], 8 * group, decay_of(now));
     }
     // Of d_v as fp32 sums, for a launch behind, in the order of a walk's threads with 64 values.
-    HEADRACE_DEVICE bool leaves_sums() const { return !delta && args.added.sums != nullptr; }
+    HEADRACE_DEVICE bool leaves_sums() const { return !delta && !leaves && args.added.sums != nullptr; }
     HEADRACE_DEVICE void leave_sums(const TokenSums& y, std::int64_t place, int value) const {
         if (value >= args.V) return;
         const std::int64_t block = args.added.first_block + value / tensor_values;

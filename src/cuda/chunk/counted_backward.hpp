@@ -12,10 +12,10 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
     constexpr double tiles = tensor_chunk / 8.0, steps = tensor_chunk / 16.0, lower = 8 + 6 + 4 + 2;
     const double C = tensor_chunk, values = values_of_block(args, args.value_columns),
                  warps = args.value_columns / 16.0, of_erases = args.undecayed_error ? 1 : 0;
-    const bool states = args.swept.states != nullptr;
+    const bool saves = args.swept.states != nullptr;
     const auto copied = [&](TileCounter& counter, double rows, double matrices) {
         counter.work.input_bytes = rows * C * args.K * 2 + C * values * 2;
-        counter.work.saved_bytes = prepared_bytes(matrices) + (states ? values * (K + 64) * 2 : 0);
+        counter.work.saved_bytes = prepared_bytes(matrices) + (saves ? values * (K + 64) * 2 : 0);
         counter.work.tile_bytes = rows * C * K * 2 + C * 64 * 2 + prepared_bytes(matrices);
         counter.barrier();
         if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
@@ -38,11 +38,6 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
     products.access(4 * tiles + 2 * steps * K / 64 + (args.d_v.given ? 2 * tiles : 0), 0);
     products.add(0, args.d_v.given ? steps : 0, 1);
     back.fma(warps * 2 * K / 8 * 4);
-    const auto state_bytes = [&](const Strided& tensor) { return bytes_of(tensor, args.K * values); };
-    KernelWork block;
-    block.input_bytes = state_bytes(args.d_final_state), block.output_bytes = state_bytes(args.d_initial_state);
-    block.memory_waits = 2;
-    if (!states) return {block, back.work};
     copied(on, 1 + of_erases, 2);
     WarpProducts forwards{on, warps};
     forwards.add(2 * tiles * K / 16, tiles / 2 * K / 16, 2);
@@ -50,11 +45,7 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
     forwards.add(2 * steps * K / 8, steps * K / 16, 1.0 + K / 64);
     forwards.access(4 * tiles, 0);
     on.fma(warps * 2 * K / 8 * 4);
-    block.input_bytes += state_bytes(args.initial_state);
-    KernelWork step = back.work;
-    step += on.work;
-    block.input_bytes *= 0.5, block.output_bytes *= 0.5;
-    return {block, step * 0.5};
+    return sweeps_work(args, back.work, on.work, values);
 }
 
 // Follows GradientKernel::run: all value heads of a key head.

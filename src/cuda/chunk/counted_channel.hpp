@@ -181,13 +181,13 @@ BlockWork channel_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit
     constexpr double tiles = tensor_chunk / 8.0, steps = tensor_chunk / 16.0, lower = 8 + 6 + 4 + 2;
     const double C = tensor_chunk, values = values_of_block(args, args.value_columns),
                  warps = args.value_columns / 16.0;
-    const bool states = args.swept.states != nullptr;
+    const bool saves = args.swept.states != nullptr;
     // Rows [C,K] and lower triangular matrices that arrive.
     const auto copied = [&](TileCounter& counter, double rows, double matrices) {
         const double arrived =
             rows * channel_rows_bytes(K) + matrices * lower_matrix_bytes + 8 * K + (delta ? 4 * C + 16 : 0);
         counter.work.input_bytes = C * values * 2;
-        counter.work.saved_bytes = arrived + (states ? values * (K + (delta ? 64 : 0)) * 2 : 0);
+        counter.work.saved_bytes = arrived + (saves ? values * (K + (delta ? 64 : 0)) * 2 : 0);
         counter.work.tile_bytes = arrived + C * values * 2;
         counter.barrier();
         if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
@@ -215,11 +215,6 @@ BlockWork channel_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit
     write(products, delta ? 3 : 1, (delta ? 2 : 1) * rows_operands + left_operands);
     products.access((delta ? 2 * tiles : 0) + (in_rows ? 2 * tiles : 0), 0);
     products.add(0, in_rows ? steps : 0, 1);
-    const auto state_bytes = [&](const Strided& tensor) { return bytes_of(tensor, args.K * values); };
-    KernelWork block;
-    block.input_bytes = state_bytes(args.d_final_state), block.output_bytes = state_bytes(args.d_initial_state);
-    block.memory_waits = 2;
-    if (!states) return {block, back.work};
     copied(on, delta ? 2 : 1, delta ? 2 : 0);
     WarpProducts forwards{on, warps};
     if (delta) {
@@ -228,11 +223,7 @@ BlockWork channel_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit
         forwards.access(2 * tiles, 0);
     }
     write(forwards, delta ? 2 : 1, rows_operands + (delta ? 0 : left_operands));
-    block.input_bytes += state_bytes(args.initial_state);
-    KernelWork step = back.work;
-    step += on.work;
-    block.input_bytes *= 0.5, block.output_bytes *= 0.5;
-    return {block, step * 0.5};
+    return sweeps_work(args, back.work, on.work, values);
 }
 
 }  // namespace headrace::cuda

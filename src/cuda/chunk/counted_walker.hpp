@@ -201,6 +201,39 @@ BlockWork transition_join_work(const KernelArgs& args, std::size_t /*shared_limi
     return work;
 }
 
+// Of the blocks of a launch of sweeps the shares that walk back, and on with values; the others leave transitions.
+struct SweepShares {
+    double back, on, transitions;
+    explicit SweepShares(const KernelArgs& args) {
+        const double values = quotient_up(args.V, args.value_columns),
+                     blocks = static_cast<double>(args.segments.blocks);
+        if (blocks == 0) {
+            back = args.swept.states != nullptr ? 0.5 : 1, on = 1 - back, transitions = 0;
+        } else {
+            back = values / blocks, on = args.segments.states != nullptr ? back : 0, transitions = 1 - back - on;
+        }
+    }
+};
+// What such a launch does, of one that walks back, one that walks on with values, and what their chunks take; of what
+// blocks leave or find at the ends of segments a state in fp32 each.
+inline BlockWork sweeps_work(const KernelArgs& args, const KernelWork& back, const KernelWork& on, double values) {
+    const SweepShares share(args);
+    const auto state_bytes = [&](const Strided& tensor) { return bytes_of(tensor, args.K * values); };
+    KernelWork block, of_transition = on;
+    block.memory_waits = 2;
+    if (args.segments.tokens > 0) {
+        block.saved_bytes = 4 * args.K * (values * (share.back + share.on) + 2 * args.K * share.transitions);
+    } else {
+        block.input_bytes = share.back * state_bytes(args.d_final_state) + share.on * state_bytes(args.initial_state);
+        block.output_bytes = share.back * state_bytes(args.d_initial_state);
+    }
+    of_transition.input_bytes -= tensor_chunk * values * 2;
+    KernelWork step = back * share.back;
+    step += on * share.on;
+    if (args.delta) step += of_transition * share.transitions;  // else a few decays
+    return {block, step};
+}
+
 // UnitLowerBlocks of a chunk and value head: four blocks of n, substitution of two of them by each of two warps, 2 x 2
 // and 12 products of blocks, of two of high and low by 16 x 8 each.
 struct CountedInverse {

@@ -89,6 +89,37 @@ class PreparingImplementation : public CudaImplementation {
                 threads,
                 {1, static_cast<double>(blocks)}};
     }
+    static std::int64_t blocks_of(std::int64_t columns, int of_block = tensor_values) {
+        return (columns + of_block - 1) / of_block;
+    }
+    // What leaves the segments, by args.segments.blocks of a segment and head, and what enters them; from then on a
+    // walk along sequences goes along segments.
+    struct Joining {
+        Kernel kernel;
+        const KernelArgs& args;
+    };
+    static void join_segments(const Problem& problem, Joining states, Joining join, int threads, Steps& steps,
+                              std::vector<Launch>& launches) {
+        const int tokens = join.args.segments.tokens;
+        const std::int64_t heads = problem.N * problem.HV, blocks = states.args.segments.blocks,
+                           ends =
+                               join.args.segments.adjoints != nullptr && join.args.segments.states != nullptr ? 2 : 1,
+                           joined = ends * heads * blocks_of(join.args.V, join_columns(join.args.delta));
+        Steps of_states = steps_along(problem, tensor_chunk, heads * blocks),
+              segments = steps_along(problem, tokens, joined);
+        steps.longest = of_states.longest = tokens / tensor_chunk;
+        // The last segment of a sequence leaves no state to another, and the first one no gradient; of a backward
+        // transitions are left by all.
+        const double leaving = static_cast<double>(segments.longest - 1) / static_cast<double>(segments.longest),
+                     values = blocks_of(states.args.V, states.args.value_columns),
+                     of_all =
+                         join.args.segments.adjoints == nullptr ? 0 : 1 - (ends * values) / static_cast<double>(blocks);
+        of_states.all *= of_all + (1 - of_all) * leaving;
+        segments.all *= leaving, --segments.longest;
+        launches.push_back(
+            {states.kernel, states.args, states.args.segments.slots * problem.HV * blocks, threads, of_states});
+        launches.push_back({join.kernel, join.args, joined, join_threads(join.args.delta, join.args.K), segments});
+    }
     static ChannelKernels channel(const Problem& problem) {
         return problem.rule == Rule::delta ? channel_kernels<true>(problem.K) : channel_kernels<false>(problem.K);
     }

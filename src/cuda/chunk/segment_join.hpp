@@ -1,6 +1,7 @@
 // segment_join: from what leaves the segments of a sequence n, of one head and a block's values from `first` on, to
 // what enters them (math.md, section 9):
-//     S_in of the next = M S_in + what leaves this one, M its transition, or its decay.
+//     S_in of the next = M S_in + what leaves this one, M its transition, or its decay;
+// and of a backward, from the last segment on, the same of gradients of states with M transposed.
 #pragma once
 
 #include "cuda/chunk/segments.hpp"
@@ -8,20 +9,31 @@
 
 namespace headrace::cuda {
 
-// The segments of a sequence and head, and the state that enters the first.
+// The segments of a sequence and head in the order in which they are joined, and the state that enters the first. Of
+// `row`, sequences of the one direction, if there are two behind those of the other.
 struct JoinedSegments {
     const KernelArgs& args;
+    bool back;
     std::int64_t n, head, slot, count;
+    float* states;  // [slots,HV,K,V]
 
-    HEADRACE_DEVICE JoinedSegments(const KernelArgs& arguments, std::int64_t n_, std::int64_t head_)
-        : args(arguments), n(n_), head(head_) {
+    HEADRACE_DEVICE JoinedSegments(const KernelArgs& arguments, std::int64_t row, std::int64_t head_)
+        : args(arguments), back(args.segments.adjoints != nullptr && row < args.N), head(head_) {
+        n = row < args.N ? row : row - args.N;
         const TokenRange sequence = sequence_of(args, n);
         slot = parts_before(args, sequence, n, args.segments.tokens);
         count = segments_of(args, sequence);
+        states = back ? args.segments.adjoints : args.segments.states;
     }
-    HEADRACE_DEVICE std::int64_t place(std::int64_t segment) const { return (slot + segment) * args.HV + head; }
+    HEADRACE_DEVICE std::int64_t place(std::int64_t segment) const {
+        return (slot + (back ? count - 1 - segment : segment)) * args.HV + head;
+    }
+    HEADRACE_DEVICE std::int64_t to_next() const { return back ? -args.HV : args.HV; }
+    HEADRACE_DEVICE const float* transitions() const {
+        return back ? args.segments.transposed_transitions : args.segments.transitions;
+    }
     HEADRACE_DEVICE float initial(int c, int j) const {
-        const Strided& tensor = args.initial_state;  // in fp32 (plumbing/staging.hpp)
+        const Strided& tensor = back ? args.d_final_state : args.initial_state;  // in fp32 (plumbing/staging.hpp)
         return tensor.given ? reinterpret_cast<const float*>(tensor.data)[offset_of(tensor, n, head, c, j)] : 0.0f;
     }
 };
@@ -36,15 +48,15 @@ struct DecayJoin {
     const KernelArgs& args;
 
     __host__ __device__ DecayJoin(const KernelArgs& arguments, Arena& /*arena*/) : args(arguments) {}
-    HEADRACE_DEVICE void join(std::int64_t n, std::int64_t head, int first) {
-        const JoinedSegments segments(args, n, head);
+    HEADRACE_DEVICE void join(std::int64_t row, std::int64_t head, int first) {
+        const JoinedSegments segments(args, row, head);
         float entering[places] = {};
         each_place(first, [&](int own, int c, int j) { entering[own] = segments.initial(c, first + j); });
         Leaving leaving = load(segments, 0, first);
         HEADRACE_ROLLED
         for (std::int64_t segment = 0; segment < segments.count; ++segment) {
             const Leaving next = load(segments, segment + 1, first);
-            float* const states = args.segments.states + segments.place(segment) * args.K * args.V + first;
+            float* const states = segments.states + segments.place(segment) * args.K * args.V + first;
             each_place(first, [&](int own, int c, int j) {
                 states[c * args.V + j] = entering[own];
                 const SplitDecay<float> decay = split_decay<float>(leaving.decays[own]);
@@ -64,7 +76,7 @@ struct DecayJoin {
         Leaving of{};
         if (segment + 1 >= segments.count) return of;
         const std::int64_t place = segments.place(segment);
-        const float* const states = args.segments.states + place * args.K * args.V + first;
+        const float* const states = segments.states + place * args.K * args.V + first;
         const double* const decays = args.segments.decays + place * (per_channel ? args.K : 1);
         each_place(first, [&](int own, int c, int j) {
             of.states[own] = states[c * args.V + j], of.decays[own] = decays[per_channel ? c : 0];
@@ -97,8 +109,8 @@ struct TransitionJoin {
 
     __host__ __device__ TransitionJoin(const KernelArgs& arguments, Arena& arena)
         : args(arguments), S(arena.take<float>(2 * state)) {}
-    HEADRACE_DEVICE void join(std::int64_t n, std::int64_t head, int first) {
-        const JoinedSegments segments(args, n, head);
+    HEADRACE_DEVICE void join(std::int64_t row, std::int64_t head, int first) {
+        const JoinedSegments segments(args, row, head);
         float entering[4] = {}, leaving[4];
         each_place(first, [&](int own, int row, int j) { entering[own] = segments.initial(row, first + j); });
         Rows rows = {};
@@ -109,7 +121,7 @@ struct TransitionJoin {
         }
         HEADRACE_ROLLED
         for (std::int64_t segment = 0; segment < segments.count; ++segment) {
-            float* const states = args.segments.states + segments.place(segment) * args.K * args.V + first;
+            float* const states = segments.states + segments.place(segment) * args.K * args.V + first;
             each_place(first, [&](int own, int row, int j) { states[row * args.V + j] = entering[own]; });
             if (segment + 1 == segments.count) return;
             // nothing is needed of the last segment
@@ -156,7 +168,7 @@ struct TransitionJoin {
                               int first) const {
 #pragma unroll
         for (float& of : leaving) of = 0;
-        const float* const states = args.segments.states + segments.place(segment) * args.K * args.V + first;
+        const float* const states = segments.states + segments.place(segment) * args.K * args.V + first;
         each_place(first, [&](int own, int row, int j) { leaving[own] = states[row * args.V + j]; });
     }
     // The lane's of a segment's transition. Rows that are not there are the first one, as nobody stores their sums.
@@ -166,8 +178,8 @@ struct TransitionJoin {
         std::int64_t step;
         HEADRACE_DEVICE OwnRows(const KernelArgs& args, const JoinedSegments& segments) {
             const int all = round_up(args.K, 4), c = own_row(), first = lane() % 4 * 4;
-            columns = all - first, step = args.HV * args.K * all;
-            const float* const transition = args.segments.transitions + segments.place(0) * args.K * all + first;
+            columns = all - first, step = segments.to_next() * args.K * all;
+            const float* const transition = segments.transitions() + segments.place(0) * args.K * all + first;
             upper = transition + (c < args.K ? c : 0) * all, lower = transition + (c + 8 < args.K ? c + 8 : 0) * all;
         }
         HEADRACE_DEVICE void advance() { upper += step, lower += step; }

@@ -42,6 +42,14 @@ HEADRACE_DEVICE Walk walk_of(const KernelArgs& args, std::int64_t place) {
     return whole ? whole_walk(sequence, at.n) : segment_walk(args, sequence, at);
 }
 
+// Columns of a state in registers, from `first` on of `all`: values, or channels of the unit matrix that enters a
+// segment in its place.
+struct WalkedColumns {
+    int first, all;
+    bool of_values;
+    HEADRACE_DEVICE int values() const { return of_values && first < all ? all - first : 0; }
+};
+
 // What segments leave each other, states or transitions: [slots,HV,K,columns].
 HEADRACE_DEVICE Strided segment_tensor(const KernelArgs& args, float* data, int columns) {
     const std::int64_t head = static_cast<std::int64_t>(args.K) * columns;

@@ -9,15 +9,23 @@
 
 namespace headrace::cuda {
 
+template <int K, bool leaves>
+inline constexpr Saved sweep_saved = leaves               ? Saved::not_at_all
+                                     : has_third_group<K> ? Saved::by_others
+                                                          : Saved::by_walkers;
+
 // Everything here is multiplied with 16 bits on one side: roundings of reads and writes come back in both walks, and
 // what keys of few directions read in a gradient is far below its roundings (docs/decisions/003).
-template <int K, class Format>
-struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_group<K>> {
-    using Base = SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_group<K>>;
+// `leaves`: what leaves segments, and nothing else (SweptBlock).
+template <int K, class Format, bool leaves>
+struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved<K, leaves>> {
+    using Base = SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved<K, leaves>>;
     using Base::args, Base::patches, Base::of_sequence, Base::state, Base::state_tiles, Base::warp_value;
     using Base::length_of, Base::place_of, Base::token_of, Base::left_rows_barrier;
+    using typename Base::Chunks;
 
-    static constexpr bool has_others = fetching_threads(K) > 0, saves_apart = has_third_group<K>;
+    static constexpr bool has_others = fetching_threads(K) > 0, fetches_apart = has_third_group<K>,
+                          saves_apart = fetches_apart && !leaves;
     // Of 64 channels; barriers of the warps beside, or of them and those that walk back.
     static constexpr int groups = K / 64, beside_barrier = 4, scored_barrier = 5, taken_barrier = 6, reads_barrier = 7;
     // Of those that walk and those that save: the state, d_v.
@@ -66,26 +74,28 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
         keys = arena.take<Keys>(1);
     }
 
-    // ---- sequence n, one value head, values [first, first + 64) ----
-    HEADRACE_DEVICE void states(std::int64_t n, std::int64_t head, int first) {
-        const TokenRange sequence = sequence_of(args, n);
-        find_rows<false>(sequence, n, head, first);
-        if (!this->walks()) return assist<false>(sequence, first, nothing, nothing);
-        if constexpr (saves_apart) ptx::take_registers<walking_registers>();
-        this->load(args.initial_state, n, head, first);
-        walk_all<false>(sequence, first, [&](int chunk, int turn) { advance(stage_of(turn), chunk, first); });
+    HEADRACE_DEVICE void states(const SweptBlock& block) {
+        const int first = block.columns.first;
+        const Chunks chunks(block.walk);
+        find_rows(block);
+        if (!this->walks()) return assist<false>(chunks, first, nothing, nothing);
+        if constexpr (fetches_apart) ptx::take_registers<walking_registers>();
+        this->template enter<false>(block);
+        walk_all<false>(chunks, first, [&](int chunk, int turn) { advance(stage_of(turn), chunk, first); });
+        this->template leave<false>(block);
     }
-    HEADRACE_DEVICE void adjoints(std::int64_t n, std::int64_t head, int first) {
-        const TokenRange sequence = sequence_of(args, n);
-        find_rows<true>(sequence, n, head, first);
+    HEADRACE_DEVICE void adjoints(const SweptBlock& block) {
+        const int first = block.columns.first;
+        const Chunks chunks(block.walk);
+        find_rows(block);
         if (!this->walks())
             return assist<true>(
-                sequence, first, [&](int, int turn) { leave_scored(stage_of(turn)); },
+                chunks, first, [&](int, int turn) { leave_scored(stage_of(turn)); },
                 [&](int, int turn) { leave_reads(stage_of(turn)); });
-        if constexpr (saves_apart) ptx::take_registers<walking_registers>();
-        this->load(args.d_final_state, n, head, first);
-        walk_all<true>(sequence, first, [&](int chunk, int turn) { retreat(stage_of(turn), chunk, first); });
-        this->store(args.d_initial_state, of_sequence->n, of_sequence->head, first);
+        if constexpr (fetches_apart) ptx::take_registers<walking_registers>();
+        this->template enter<true>(block);
+        walk_all<true>(chunks, first, [&](int chunk, int turn) { retreat(stage_of(turn), chunk, first); });
+        this->template leave<true>(block);
     }
 
   private:
@@ -109,60 +119,69 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
         s.overlap = reinterpret_cast<std::int32_t*>(s.decay + 2);
         return s;
     }
-    template <bool gradients>
-    HEADRACE_DEVICE void find_rows(const TokenRange& s, std::int64_t n, std::int64_t head, int first) const {
+    // Of a transition rows of values are zero, and none are copied.
+    HEADRACE_DEVICE void find_rows(const SweptBlock& block) const {
         if (threadIdx.x == 0) {
+            const TokenRange& s = block.walk.sequence;
             const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
-            const std::int64_t key_head = quotient(head, args.group);
-            this->template find_sequence<gradients>(s, n, head, first);
+            const std::int64_t key_head = quotient(block.head, args.group);
+            this->find_sequence(block);
             *keys = {rows_of(args.q, all, key_head, 0), rows_of(args.k, all, key_head, 0),
                      rows_of(args.undecayed_error ? args.p : args.k, all, key_head, 0), false};
-            keys->whole = args.K == K && args.V - first >= tensor_values && keys->q.near() && keys->k.near() &&
-                          keys->e.near() && of_sequence->rows.near();
+            keys->whole = args.K == K && (!block.columns.of_values || of_sequence->values >= tensor_values) &&
+                          keys->q.near() && keys->k.near() && keys->e.near() && of_sequence->rows.near();
+        }
+        if (leaves && !block.columns.of_values) {
+            HEADRACE_ROLLED
+            for (int turn = 0; turn < args.stages; ++turn)
+                each(tensor_chunk * tensor_values / 2,
+                     [&](int i) { reinterpret_cast<std::uint32_t*>(stage_of(turn).rows.data)[i] = 0; });
         }
         ptx::sync_block();
     }
     // ---- the warps with values, and those beside them, or the same, which fetch ----
     template <bool gradients, class Compute>
-    HEADRACE_DEVICE void walk_all(const TokenRange& sequence, int first, Compute compute) {
+    HEADRACE_DEVICE void walk_all(Chunks chunks, int first, Compute compute) {
         if constexpr (has_others) {
-            this->template each_chunk<gradients>(sequence, nothing, compute);
+            this->template each_chunk<gradients>(chunks, nothing, compute);
         } else {
-            fetch_all<gradients>(sequence, first, nothing, compute);
+            fetch_all<gradients>(chunks, first, nothing, compute);
         }
     }
     // Those beside, which compute that.
     template <bool gradients, class Before, class Behind>
-    HEADRACE_DEVICE void assist(const TokenRange& sequence, int first, Before before, Behind behind) {
-        if constexpr (!saves_apart) {
-            fetch_all<gradients>(sequence, first, before, behind);
+    HEADRACE_DEVICE void assist(Chunks chunks, int first, Before before, Behind behind) {
+        if constexpr (!fetches_apart) {
+            fetch_all<gradients>(chunks, first, before, behind);
         } else if (is_beside()) {
-            this->template each_chunk<gradients>(sequence, nothing, behind, before);
+            this->template each_chunk<gradients>(chunks, nothing, behind, before);
         } else {
             ptx::keep_registers<saving_registers>();
-            fetch_all<gradients>(sequence, first, nothing, [&](int chunk, int) { save_left<gradients>(chunk, first); });
+            fetch_all<gradients>(chunks, first, nothing, [&](int chunk, int) {
+                if constexpr (saves_apart) save_left<gradients>(chunk, first);
+            });
         }
     }
     template <bool gradients, class Before, class Behind>
-    HEADRACE_DEVICE void fetch_all(const TokenRange& sequence, int first, Before before, Behind behind) {
-        Arriving arriving(*this, stage_of(0), gradients ? this->chunks_of(sequence) - 1 : 0);
+    HEADRACE_DEVICE void fetch_all(Chunks chunks, int first, Before before, Behind behind) {
+        Arriving arriving(*this, stage_of(0), gradients ? chunks.end - 1 : chunks.first);
         const auto fetch = [&](int chunk, int turn) {
             const Stage to = stage_of(turn);
             if (keys->whole && length_of(chunk) == tensor_chunk) {
                 arriving.template copy<gradients>(*this, turn);
             } else {
-                fetch_rows<gradients>(to, first, chunk);
+                fetch_rows<gradients>(to, chunk);
             }
             fetch_prepared<gradients>(to, place_of(chunk), arriving.lower);
             arriving.template advance<gradients>();
         };
-        this->template each_chunk<gradients>(sequence, fetch, behind, before);
+        this->template each_chunk<gradients>(chunks, fetch, behind, before);
     }
     // What a thread copies of a chunk whose rows are whole, found once: this is on the way of every chunk.
     struct Arriving {
-        static constexpr int first = saves_apart  ? 2 * block_threads
-                                     : has_others ? block_threads
-                                                  : 0;  // of the threads
+        static constexpr int first = fetches_apart ? 2 * block_threads
+                                     : has_others  ? block_threads
+                                                   : 0;  // of the threads
         WholePieces<K> q, k, e;
         WholePieces<64> rows;
         LowerPieces lower;
@@ -177,7 +196,8 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
         HEADRACE_DEVICE void copy(const SweepKernel& of, int turn) const {
             const std::uint32_t behind = of.number_of(turn) * of.stage_bytes;
             if (gradients) q.copy(behind);
-            k.copy(behind), rows.copy(behind);
+            k.copy(behind);
+            if (gradients || !leaves || of.of_sequence->values > 0) rows.copy(behind);
             if (of.args.undecayed_error) e.copy(behind);
         }
         template <bool gradients>
@@ -187,7 +207,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
         }
     };
     template <bool gradients>
-    HEADRACE_DEVICE void fetch_rows(const Stage& stage, int first, int chunk) const {
+    HEADRACE_DEVICE void fetch_rows(const Stage& stage, int chunk) const {
         const std::int64_t token = token_of(chunk);
         const int length = length_of(chunk);
         const Warps by = fetching_warps();
@@ -197,8 +217,8 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), has_third_g
             const TokenRows& from = which == 0 ? keys->q : which == 1 ? keys->k : keys->e;
             copy_rows<K, 0>(to, from.from(token), length, tensor_chunk, args.K, K, by);
         }
-        copy_rows<64, 0>(stage.rows, of_sequence->rows.from(token), length, tensor_chunk, args.V - first, tensor_values,
-                         by);
+        copy_rows<64, 0>(stage.rows, of_sequence->rows.from(token), length, tensor_chunk, of_sequence->values,
+                         tensor_values, by);
     }
     template <bool gradients>
     HEADRACE_DEVICE void fetch_prepared(const Stage& stage, std::int64_t place, const LowerPieces& pieces) const {

@@ -12,10 +12,53 @@ HEADRACE_DEVICE bool keys_overlap(const KernelArgs& args, std::int64_t place) {
     return args.prepared.overlap[place] != static_cast<std::int32_t>(KeyOverlap::none);
 }
 
-// With the state in registers, or the gradient of one. `saves_apart`: warps beside those that walk save what these
-// leave them in shared memory.
-template <int K, class Format, bool has_others, bool saves_apart = false>
+// What a block of a launch of sweeps has: the chunks of a sequence or segment, of one value head and some columns of
+// its state, or of the gradient of one, from the last chunk back. Blocks of the gradients come first. Where sequences
+// are cut into segments, a launch before `leaves` what segments alone make of their tokens and, for both directions,
+// their transitions: of the additive rule decays.
+struct SweptBlock {
+    Walk walk;
+    std::int64_t place, head;  // of a segment its slot, else the sequence
+    WalkedColumns columns;
+    bool back, leaves;
+
+    HEADRACE_DEVICE SweptBlock(const KernelArgs& args, bool leaves_segments) : leaves(leaves_segments) {
+        const int width = args.value_columns, of_values = (args.V + width - 1) / width;
+        const Task task = task_of(blockIdx.x, args.HV, leaves ? args.segments.blocks : of_values);
+        place = task.place, head = task.head;
+        int part = static_cast<int>(task.part);
+        bool is_transition = false;
+        if (leaves) {
+            const int of_states = args.segments.states != nullptr ? of_values : 0;
+            back = part < of_values;
+            is_transition = part >= of_values + of_states;
+            if (!back) part -= is_transition ? of_values + of_states : of_values;
+        } else {
+            const std::int64_t places = args.segments.tokens > 0 ? args.segments.slots : args.N;
+            back = place < places;
+            if (!back) place -= places;
+        }
+        columns = {part * width, is_transition ? round_up(args.K, 4) : args.V, !is_transition};
+        walk = walk_of(args, place);
+    }
+    // Whether there is such a segment, and another that needs what it leaves.
+    HEADRACE_DEVICE bool is_wanted() const {
+        const bool first = walk.first_chunk == 0, alone = first && walk.last,
+                   unasked = !columns.of_values ? alone
+                             : back             ? first
+                                                : walk.last;
+        return walk.first_chunk >= 0 && !(leaves && unasked);
+    }
+};
+
+// Who saves SweptChunks: warps that walk, or others beside them, to whom these leave it in shared memory.
+enum class Saved { by_walkers, by_others, not_at_all };
+
+// With the state in registers, or the gradient of one. Where nothing is saved, what leaves segments is all that is
+// wanted; `has_transitions`: columns of the unit matrix may take the place of a state.
+template <int K, class Format, bool has_others, Saved saved, bool has_transitions = true>
 struct SweepWalk {
+    static constexpr bool leaves_segments = saved == Saved::not_at_all;
     struct Nothing {
         HEADRACE_DEVICE void operator()(int, int) const {}
     };
@@ -26,7 +69,7 @@ struct SweepWalk {
     struct Sequence {
         TokenRows rows, d_v;               // v or d_o; of the block's values
         std::int64_t tokens, first_place;  // of the sequence; of its first chunk in what is prepared and saved
-        std::int64_t n, head;
+        int values;                        // of the rows from the block's first on, of a transition none
     };
 
     const KernelArgs& args;
@@ -39,16 +82,14 @@ struct SweepWalk {
         return args.V - first < args.value_columns ? args.V - first : args.value_columns;
     }
 
-    // By one thread: where the tokens lie of sequence n and a value head, values from `first` on.
-    template <bool gradients>
-    HEADRACE_DEVICE void find_sequence(const TokenRange& s, std::int64_t n, std::int64_t head, int first) const {
+    // By one thread: where the tokens of the block's sequence and its value head lie.
+    HEADRACE_DEVICE void find_sequence(const SweptBlock& block) const {
+        const TokenRange& s = block.walk.sequence;
         const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
-        *of_sequence = {rows_of(gradients ? args.d_o : args.v, all, head, first),
-                        rows_of(args.d_v, all, head, first),
-                        s.end - s.begin,
-                        saved_place(args, s, n, head, 0, tensor_chunk),
-                        n,
-                        head};
+        const int first = block.columns.of_values ? block.columns.first : 0;
+        *of_sequence = {rows_of(block.back ? args.d_o : args.v, all, block.head, first),
+                        rows_of(args.d_v, all, block.head, first), s.end - s.begin,
+                        saved_place(args, s, block.walk.n, block.head, 0, tensor_chunk), block.columns.values()};
     }
     // Of a chunk, found where it stands.
     HEADRACE_DEVICE std::int64_t place_of(int chunk) const {
@@ -65,17 +106,25 @@ struct SweepWalk {
     // Which warps have values; the others, where there are any, fetch.
     HEADRACE_DEVICE bool walks() const { return !has_others || warp() < block_warps; }
 
-    // The chunks of a sequence, from the first one or the last: fetch(chunk, turn) queues copies of what
+    // Those of a walk, as few registers hold them.
+    struct Chunks {
+        int first, end;
+        HEADRACE_DEVICE explicit Chunks(const Walk& walk)
+            : first(static_cast<int>(walk.first_chunk)), end(static_cast<int>(walk.end_chunk)) {}
+    };
+    // The chunks of a walk, from the first one or the last: fetch(chunk, turn) queues copies of what
     // compute(chunk, turn) reads, args.stages turns at once; where there are two stages before(chunk, turn) comes
     // first. All warps of a block meet in every turn, whichever of these they have.
     template <bool from_end, class Fetch, class Compute, class Before = Nothing>
-    HEADRACE_DEVICE void each_chunk(const TokenRange& sequence, Fetch fetch, Compute compute, Before before = {}) {
-        const int chunks = chunks_of(sequence);
-        const auto chunk_of = [&](int turn) { return from_end ? chunks - 1 - turn : turn; };
+    HEADRACE_DEVICE void each_chunk(Chunks of, Fetch fetch, Compute compute, Before before = {}) {
+        const int chunks = of.end - of.first;
+        const auto chunk_of = [&](int turn) { return from_end ? of.end - 1 - turn : of.first + turn; };
         const auto meet = [] { std::is_same_v<Fetch, Nothing> ? wait_for_block() : end_copies_of_block(); };
         const int ahead = args.stages - 1;  // what arrives, of what is computed
+        int turn = -ahead;
+        if (!leaves_segments && turn >= chunks) return;  // of a segment there are some
         HEADRACE_ROLLED
-        for (int turn = -ahead; turn < chunks; ++turn) {
+        do {
             if (turn > -ahead) meet();
             HEADRACE_ROLLED
             for (int step = 0; step < 2; ++step) {
@@ -87,10 +136,7 @@ struct SweepWalk {
                 if (ahead == 0) meet();
             }
             if (turn >= 0) compute(chunk_of(turn), turn);
-        }
-    }
-    HEADRACE_DEVICE static int chunks_of(const TokenRange& sequence) {
-        return static_cast<int>((sequence.end - sequence.begin + tensor_chunk - 1) / tensor_chunk);
+        } while (++turn < chunks);
     }
 
     // x += rows^T P, or without `add` x = rows^T P, rows [64 tokens, 64 values] from `value` on
@@ -118,7 +164,7 @@ struct SweepWalk {
             add_lower_transposed<Left::high>(x, left, low);
         }
         save_or_leave(args.swept.residuals, x, place, first);
-        if (overlap != static_cast<std::int32_t>(KeyOverlap::none)) save_low(args.swept.residuals_low, x, place, first);
+        save_low(args.swept.residuals_low, x, overlap, place, first);
         scale_tokens(x, beta);
     }
     template <class Beta, class Find>
@@ -135,7 +181,7 @@ struct SweepWalk {
             add_lower<Left::high>(y, left, low);
         }
         save_or_leave(args.swept.d_written, y, place, first);
-        if (overlap != static_cast<std::int32_t>(KeyOverlap::none)) save_low(args.swept.d_written_low, y, place, first);
+        save_low(args.swept.d_written_low, y, overlap, place, first);
         scale_tokens(y, beta);
     }
     HEADRACE_DEVICE void take_rest(Matrix<64> low, std::int64_t place) const {
@@ -156,7 +202,7 @@ struct SweepWalk {
     HEADRACE_DEVICE void save(std::uint16_t* to, const float (&sums)[tiles][4], std::int64_t place, int first) const {
         const LanePlace at;
         const int value = first + warp_value();
-        if (to == nullptr || value >= args.V) return;
+        if (saved == Saved::not_at_all || to == nullptr || value >= args.V) return;
         std::uint16_t* const line = to + (place * round_up(args.V, 16) + value + at.row) * (8 * tiles) + 4 * at.column;
 #pragma unroll
         for (int four = 0; four < tiles; four += 4) {
@@ -173,7 +219,7 @@ struct SweepWalk {
         }
     }
     HEADRACE_DEVICE void save_or_leave(std::uint16_t* to, const TokenSums& sums, std::int64_t place, int first) const {
-        if constexpr (saves_apart) {
+        if constexpr (saved == Saved::by_others) {
             own_patch().store_lines(sums);
             ptx::arrive_threads(left_rows_barrier, 2 * walking_threads);
         } else {
@@ -181,22 +227,27 @@ struct SweepWalk {
         }
     }
     HEADRACE_DEVICE OutputPatch own_patch() const { return OutputPatch::of(patches, warp_here()); }
-    HEADRACE_DEVICE void save_low(std::uint16_t* to, const TokenSums& sums, std::int64_t place, int first) const {
-        TokenSums rest;
+    // What 8 bits leave of them, of chunks whose keys overlap.
+    HEADRACE_DEVICE void save_low(std::uint16_t* to, const TokenSums& sums, std::int32_t overlap, std::int64_t place,
+                                  int first) const {
+        if constexpr (saved != Saved::not_at_all) {
+            if (overlap == static_cast<std::int32_t>(KeyOverlap::none)) return;
+            TokenSums rest;
 #pragma unroll
-        for (int tile = 0; tile < token_tiles; ++tile) {
+            for (int tile = 0; tile < token_tiles; ++tile) {
 #pragma unroll
-            for (int half = 0; half < 4; half += 2) {
-                const std::uint32_t high = ptx::round_to_bf16(sums[tile][half], sums[tile][half + 1]);
-                rest[tile][half] = sums[tile][half] - low_half(high);
-                rest[tile][half + 1] = sums[tile][half + 1] - high_half(high);
+                for (int half = 0; half < 4; half += 2) {
+                    const std::uint32_t high = ptx::round_to_bf16(sums[tile][half], sums[tile][half + 1]);
+                    rest[tile][half] = sums[tile][half] - low_half(high);
+                    rest[tile][half + 1] = sums[tile][half + 1] - high_half(high);
+                }
             }
+            save(to, rest, place, first);
         }
-        save(to, rest, place, first);
     }
     // d_v
     HEADRACE_DEVICE void store_rows(const TokenSums& rows, int chunk, int first) const {
-        if (!args.d_v.given) return;
+        if (saved == Saved::not_at_all || !args.d_v.given) return;
         const OutputPatch patch = own_patch();
         ptx::sync_warp();
         patch.store(rows);
@@ -205,11 +256,40 @@ struct SweepWalk {
     }
 
     // ---- states ----
-    HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n, std::int64_t head, int first) {
-        load_values(state, tensor, n, head, args.K, first + warp_value(), args.V);
+    // What enters the chunks of a block, and what leaves them, to other segments or the caller.
+    template <bool back>
+    HEADRACE_DEVICE void enter(const SweptBlock& block) {
+        const int own = block.columns.first + warp_value();
+        if constexpr (leaves_segments) {
+            if (has_transitions && !back && !block.columns.of_values)
+                return load_unit_columns<state_tiles>(state, args.K, own);
+            load_values(state, {}, 0, 0, args.K, own, args.V);
+        } else {
+            const bool in_segments = args.segments.tokens > 0;
+            const Strided given = in_segments ? of_segments<back>() : back ? args.d_final_state : args.initial_state;
+            load_values(state, given, in_segments ? block.place : block.walk.n, block.head, args.K, own, args.V);
+        }
     }
-    HEADRACE_DEVICE void store(const Strided& tensor, std::int64_t n, std::int64_t head, int first) const {
-        cuda::store_values(tensor, state, n, head, args.K, first + warp_value(), args.V);
+    template <bool back>
+    HEADRACE_DEVICE void leave(const SweptBlock& block) const {
+        const int own = block.columns.first + warp_value(), all = block.columns.all;
+        if constexpr (!leaves_segments) {
+            if (back && block.walk.first_chunk == 0)
+                store_values(args.d_initial_state, state, block.walk.n, block.head, args.K, own, all);
+        } else if (!has_transitions || back || block.columns.of_values) {
+            store_values(of_segments<back>(), state, block.place, block.head, args.K, own, all);
+        } else {
+            if (args.segments.states != nullptr)
+                store_values(segment_tensor(args, args.segments.transitions, all), state, block.place, block.head,
+                             args.K, own, all);
+            Strided transposed = segment_tensor(args, args.segments.transposed_transitions, all);
+            transposed.stride[2] = 1, transposed.stride[3] = all;
+            store_values(transposed, state, block.place, block.head, all, own, args.K);
+        }
+    }
+    template <bool back>
+    HEADRACE_DEVICE Strided of_segments() const {
+        return segment_tensor(args, back ? args.segments.adjoints : args.segments.states, args.V);
     }
 };
 

@@ -73,6 +73,7 @@ class TensorBackward : public PreparingImplementation {
         if (args.added.parts > 1)
             args.added.sums = take_added(
                 problem, carver, args.added.parts * ((problem.V + tensor_values - 1) / tensor_values), chunks);
+        take_segments(problem, carver, args);
         if (!wants_gradients(problem)) return args;
         const auto take = [&](const char* name, std::int64_t columns) {
             return static_cast<std::uint16_t*>(carver.take(name, DType::bf16, {places, V, columns}));
@@ -99,15 +100,46 @@ class TensorBackward : public PreparingImplementation {
     }
 
   private:
+    static void take_segments(const Problem& problem, Carver& carver, KernelArgs& args) {
+        Segments& to = args.segments;
+        to.tokens = sweep_segment_tokens(problem);
+        if (to.tokens == 0) return;
+        to.slots = parts_of(problem, to.tokens);
+        const std::int64_t slots = to.slots, HV = problem.HV, K = problem.K;
+        const auto take = [&](const char* name, std::int64_t columns) {
+            return static_cast<float*>(carver.take(name, DType::f32, {slots, HV, K, columns}));
+        };
+        if (wants_gradients(problem)) to.states = take("segment states", problem.V);
+        to.adjoints = take("segment adjoints", problem.V);
+        if (args.delta) {
+            const std::int64_t columns = (K + 3) / 4 * 4;
+            if (wants_gradients(problem)) to.transitions = take("segment transitions", columns);
+            to.transposed_transitions = take("segment transitions, transposed", columns);
+        } else {
+            to.decays = static_cast<double*>(carver.take("segment decays", DType::f64, {slots, HV, K}));
+        }
+    }
     static std::vector<Launch> kernels_of_part(const Problem& problem, const KernelArgs& args) {
         const TensorBackwardKernels backward = of(problem);
         const bool gradients = wants_gradients(problem);
-        const std::int64_t chunks = args.sums, value_blocks = (args.V + args.value_columns - 1) / args.value_columns,
-                           walks = problem.N * problem.HV * value_blocks * (gradients ? 2 : 1);
+        const std::int64_t chunks = args.sums, value_blocks = blocks_of(args.V, args.value_columns),
+                           of_place = problem.HV * value_blocks * (gradients ? 2 : 1);
         std::vector<Launch> launches = problem.channel_gate ? prepare_channels(problem, args) : prepare(problem, args);
         const int sweep_threads = 2 * args.value_columns + (problem.channel_gate ? 0 : fetching_threads(problem.K));
-        launches.push_back({backward.sweeps, staged(problem, backward.sweeps, args), walks, sweep_threads,
-                            steps_along(problem, tensor_chunk, walks)});
+        Steps steps = steps_along(problem, tensor_chunk, problem.N * of_place);
+        const KernelArgs sweeps = staged(problem, backward.sweeps, args);
+        if (args.segments.tokens > 0) {
+            KernelArgs leaving = sweeps;
+            leaving.swept = {}, leaving.d_v = {}, leaving.added.sums = nullptr;
+            leaving.segments.blocks =
+                value_blocks * (gradients ? 2 : 1) + (args.delta ? blocks_of(args.K, args.value_columns) : 1);
+            const Kernel join = args.delta ? tensor_kernels<true>(problem.K, DType::bf16).join
+                                           : channel_segment_kernels<false>(problem.K).join;
+            const Kernel segments = problem.channel_gate ? channel_sweep_segments_kernel(problem.K, args.delta)
+                                                         : tensor_sweep_segments_kernel(problem.K);
+            join_segments(problem, {segments, leaving}, {join, args}, sweep_threads, steps, launches);
+        }
+        launches.push_back({backward.sweeps, sweeps, swept_places(problem, args) * of_place, sweep_threads, steps});
         if (!gradients) return launches;
         const auto once = [&](const Kernel& kernel, const KernelArgs& of, std::int64_t heads, int threads) {
             launches.push_back(
@@ -154,12 +186,19 @@ class TensorBackward : public PreparingImplementation {
     // most, many where it gets more; no bit depends on it.
     static int values_of_block(const Problem& problem) {
         constexpr std::int64_t multiprocessors = 132;
+        const int tokens = sweep_segment_tokens(problem);
+        const std::int64_t places = tokens > 0 ? parts_of(problem, tokens) : problem.N;
         const auto blocks = [&](std::int64_t values) {
-            return problem.N * problem.HV * ((problem.V + values - 1) / values) * (wants_gradients(problem) ? 2 : 1);
+            return places * problem.HV * blocks_of(problem.V, static_cast<int>(values)) *
+                   (wants_gradients(problem) ? 2 : 1);
         };
         if (!problem.channel_gate) return 64;
         if (blocks(32) <= multiprocessors) return 32;
         return problem.V > 64 && blocks(64) > multiprocessors ? 128 : 64;
+    }
+    // Sequences, or segments of them.
+    static std::int64_t swept_places(const Problem& problem, const KernelArgs& args) {
+        return args.segments.tokens > 0 ? args.segments.slots : problem.N;
     }
     // Whether gradients of log decays are not d_g itself, or not all that is wanted of gates per token.
     static bool makes_gate_gradients(const Problem& problem) {

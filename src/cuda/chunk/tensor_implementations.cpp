@@ -112,28 +112,6 @@ class Tensor : public PreparingImplementation {
         join_segments(problem, {segments.states, of_states}, {segments.join, args}, threads, steps, launches);
         launches.push_back({kernels.walk, args, args.segments.slots * problem.HV * values, threads, steps});
     }
-    // What leaves the segments, by args.segments.blocks of a segment and head, and what enters them; from then on a
-    // walk along sequences goes along segments.
-    struct Joining {
-        Kernel kernel;
-        const KernelArgs& args;
-    };
-    static void join_segments(const Problem& problem, Joining states, Joining join, int threads, Steps& steps,
-                              std::vector<Launch>& launches) {
-        const int tokens = join.args.segments.tokens;
-        const std::int64_t heads = problem.N * problem.HV, blocks = states.args.segments.blocks,
-                           joined = heads * blocks_of(join.args.V, join_columns(join.args.delta));
-        Steps of_states = steps_along(problem, tensor_chunk, heads * blocks),
-              segments = steps_along(problem, tokens, joined);
-        steps.longest = of_states.longest = tokens / tensor_chunk;
-        // the last segment of a sequence leaves no state to another
-        const double leaving = static_cast<double>(segments.longest - 1) / static_cast<double>(segments.longest);
-        of_states.all *= leaving;
-        segments.all *= leaving, --segments.longest;
-        launches.push_back(
-            {states.kernel, states.args, states.args.segments.slots * problem.HV * blocks, threads, of_states});
-        launches.push_back({join.kernel, join.args, joined, join_threads(join.args.delta, join.args.K), segments});
-    }
     static const Kernel& forward_of(const TensorKernels& tensor, const KernelArgs& args) {
         if (args.gate_walk.terms != GateTerms::none) return tensor.forward_with_terms;
         return args.late_gate || args.key_gradient.walk || args.added.sums != nullptr ? tensor.forward_of_gradient
@@ -143,9 +121,6 @@ class Tensor : public PreparingImplementation {
         return forward_of(tensor, args).memory(args, 0).shared;
     }
     static std::size_t memory_limit(const Problem& problem) { return shared_memory_limit(problem); }
-    static std::int64_t blocks_of(std::int64_t columns, int of_block = tensor_values) {
-        return (columns + of_block - 1) / of_block;
-    }
     static std::string backward_refusal(const Problem& problem) {
         const Gradients& grads = problem.grads;
         if (problem.rule == Rule::delta) return "has no backward of the delta rule";

@@ -15,7 +15,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
     using Ops = WalkerOps<K, Format, to_outputs && has_third_group<K>>;
     using Base::args, Base::rows, Base::stage_of, Base::length_of, Base::first_token, Base::has_third_group;
     using Base::decay_at, Base::exact_at;
-    using typename Base::Stage, typename Base::Columns;
+    using typename Base::Stage;
 
     static constexpr int channels = K;
     // Registers of threads that walk and that fetch where a third group does that: of walks to the outputs, with those
@@ -42,7 +42,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
         if (walk.first_chunk < 0) return;
         const bool in_between = walk.first_chunk > 0;
         const Strided entering = in_between ? segment_tensor(args, args.segments.states, args.V) : args.initial_state;
-        const Columns columns{first, args.V, true};
+        const WalkedColumns columns{first, args.V, true};
         this->find_rows(walk, head, columns);
         if constexpr (has_third_group) {
             if (warp() >= 2 * block_warps) {
@@ -78,20 +78,20 @@ struct WalkerKernel : WalkerStages<K, Format> {
             ptx::keep_registers<states_fetching_registers>();
             this->fill_stages(walk, arriving);
         } else {
-            const Columns columns = columns_of(part);
+            const WalkedColumns columns = columns_of(part);
             this->find_rows(walk, head, columns);
             leave_state<true>(walk, slot, head, columns);
         }
     }
 
   private:
-    HEADRACE_DEVICE Columns columns_of(int part) const {
+    HEADRACE_DEVICE WalkedColumns columns_of(int part) const {
         const int values = round_up(args.V, tensor_values), first = part * tensor_values;
         if (first < values) return {first, args.V, true};
         return {first - values, round_up(args.K, 4), false};
     }
     template <bool fetches>
-    HEADRACE_DEVICE void leave_state(const Walk& walk, std::int64_t slot, std::int64_t head, Columns columns) {
+    HEADRACE_DEVICE void leave_state(const Walk& walk, std::int64_t slot, std::int64_t head, WalkedColumns columns) {
         load({}, 0, 0, columns);
         run<fetches>(walk, columns, false, !columns.of_values);
         float* const to = columns.of_values ? args.segments.states : args.segments.transitions;
@@ -112,9 +112,9 @@ struct WalkerKernel : WalkerStages<K, Format> {
     // The walk's chunks, from the state in registers to that behind them, by warps that walk. `exact`: in every chunk;
     // else where the numbers of all chunks of the sequence up to it ask for it, as in a walk without segments.
     template <bool fetches>
-    HEADRACE_DEVICE void run(const Walk& walk, Columns columns, bool outputs, bool exact) {
+    HEADRACE_DEVICE void run(const Walk& walk, WalkedColumns columns, bool outputs, bool exact) {
         const auto fetch = [&](int chunk) {
-            const Columns of_groups[] = {columns};
+            const WalkedColumns of_groups[] = {columns};
             Base::fetch(chunk, of_groups, outputs);
         };
         const auto compute_and_store = [&](int chunk) {
@@ -130,14 +130,14 @@ struct WalkerKernel : WalkerStages<K, Format> {
         }
     }
     // By the warps beside those that walk: what arrives, and outputs.
-    HEADRACE_DEVICE void assist(const Walk& walk, Columns columns) const {
+    HEADRACE_DEVICE void assist(const Walk& walk, WalkedColumns columns) const {
         typename Base::Arriving arriving(*this, stage_of(0), walk.first_chunk, columns);
         const auto fetch = [&](int chunk) { arriving.queue(*this, chunk); };
         this->template each_chunk<true>(walk, fetch, [&](int chunk) { compute_outputs(chunk, columns, false); });
     }
     // By another warp than that which walks. `more`: of chunks behind this one, before which that waits for what is
     // left here to be taken.
-    HEADRACE_DEVICE void compute_outputs(int chunk, Columns columns, bool more) const {
+    HEADRACE_DEVICE void compute_outputs(int chunk, WalkedColumns columns, bool more) const {
         const Stage stage = stage_of(chunk);
         const std::int64_t image = place_of(chunk) * LowerImage::size;
         const int2 known = *reinterpret_cast<const int2*>(stage.numbers + exact_at);
@@ -160,7 +160,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
         of_values.template store<Format>(sums);
         store_outputs(chunk, known.y, columns, of_values, of_other());
     }
-    HEADRACE_DEVICE void compute(const Stage& stage, int chunk, Columns columns, bool outputs, bool exact,
+    HEADRACE_DEVICE void compute(const Stage& stage, int chunk, WalkedColumns columns, bool outputs, bool exact,
                                  bool behind) {
         const int4 known = *reinterpret_cast<const int4*>(stage.numbers + exact_at);
         ops.exact = reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at);
@@ -192,7 +192,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
     }
     // The chunk token by token, from the token on that asks for it also its outputs. What is known of the stage is
     // found again, so that nothing waits in registers for a case that is rare.
-    HEADRACE_DEVICE void advance(int chunk, Columns columns, bool outputs) {
+    HEADRACE_DEVICE void advance(int chunk, WalkedColumns columns, bool outputs) {
         const Stage stage = stage_of(chunk);
         const int first_output = outputs ? first_of_recurrence(stage) : tensor_chunk;
         using Recurrence = TokenRecurrence<K, Format>;
@@ -231,14 +231,15 @@ struct WalkerKernel : WalkerStages<K, Format> {
 
     // ---- what leaves ----
     // Up to those of the recurrence, from `end` on.
-    HEADRACE_DEVICE void store_outputs(int chunk, int end, Columns columns, OutputPatch patch, int of_warp) const {
+    HEADRACE_DEVICE void store_outputs(int chunk, int end, WalkedColumns columns, OutputPatch patch,
+                                       int of_warp) const {
         const int length = length_of(chunk);
         ptx::sync_warp();
         cuda::store_outputs(args.o, rows->o.from(first_token(chunk)), patch, length < end ? length : end,
                             columns.all - columns.first, 16 * of_warp);
     }
     // Of a token the two values that a lane's quad has.
-    HEADRACE_DEVICE static void store_token(TokenRows o, Columns columns, int own, float2 values) {
+    HEADRACE_DEVICE static void store_token(TokenRows o, WalkedColumns columns, int own, float2 values) {
         const int half = own % 4, value = 16 * (warp_here() % block_warps) + own / 4 + 8 * half;
         if (half < 2 && value < columns.all - columns.first)
             *reinterpret_cast<std::uint16_t*>(o.first + 2 * value) =
@@ -246,15 +247,15 @@ struct WalkerKernel : WalkerStages<K, Format> {
     }
 
     // ---- the state: from a tensor, or without one zeros, or columns of the unit matrix ----
-    HEADRACE_DEVICE static int own(Columns columns) { return columns.first + Ops::first_value(); }
-    HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n, std::int64_t head, Columns columns) {
+    HEADRACE_DEVICE static int own(WalkedColumns columns) { return columns.first + Ops::first_value(); }
+    HEADRACE_DEVICE void load(const Strided& tensor, std::int64_t n, std::int64_t head, WalkedColumns columns) {
         if (columns.of_values) {
             load_values(ops.state, tensor, n, head, args.K, own(columns), columns.all);
             return;
         }
         load_unit_columns<K / 8>(ops.state, args.K, own(columns));
     }
-    HEADRACE_DEVICE void store(const Strided& tensor, std::int64_t n, std::int64_t head, Columns columns) const {
+    HEADRACE_DEVICE void store(const Strided& tensor, std::int64_t n, std::int64_t head, WalkedColumns columns) const {
         store_values(tensor, ops.state, n, head, args.K, own(columns), columns.all);
     }
 };

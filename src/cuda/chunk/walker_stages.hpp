@@ -42,13 +42,6 @@ struct WalkerStages {
         bool whole;                        // whether rows of keys are near, and have all columns of their matrices
     };
 
-    // Of the state, from `first` on of `all`: values, or channels of the unit matrix that enters a segment.
-    struct Columns {
-        int first, all;
-        bool of_values;
-        HEADRACE_DEVICE int values() const { return of_values && first < all ? all - first : 0; }
-    };
-
     const KernelArgs& args;
     Rows* rows;
     char* first_stage;
@@ -92,7 +85,7 @@ struct WalkerStages {
         stage.numbers = first_numbers + turn * stage_numbers;
         return stage;
     }
-    HEADRACE_DEVICE void find_rows(const Walk& walk, std::int64_t head, Columns columns) const {
+    HEADRACE_DEVICE void find_rows(const Walk& walk, std::int64_t head, WalkedColumns columns) const {
         if (threadIdx.x == 0) {
             const TokenRange& s = walk.sequence;
             const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
@@ -217,11 +210,11 @@ struct WalkerStages {
         const char *solve_high, *solve_low, *scores, *scores_low;  // in the images of the chunk
         const char *q_line, *k_line, *v_line, *prepared_line;      // of the next chunk, by a third group
         std::int64_t place;
-        Columns columns;
+        WalkedColumns columns;
         int whole_chunks;  // of the sequence, up to which all rows are copied in one way
 
         // With outputs, of one group that walks.
-        HEADRACE_DEVICE Arriving(const WalkerStages& of, const Stage& to, std::int64_t chunk, Columns of_columns)
+        HEADRACE_DEVICE Arriving(const WalkerStages& of, const Stage& to, std::int64_t chunk, WalkedColumns of_columns)
             : q(to.q, of.rows->q.from(chunk * tensor_chunk), first),
               k(to.k, of.rows->k.from(chunk * tensor_chunk), first),
               e(to.e, of.rows->e.from(chunk * tensor_chunk), first),
@@ -287,12 +280,12 @@ struct WalkerStages {
     // The same of walks that leave states, by a third group.
     template <int groups>
     struct ArrivingOfStates {
-        Columns columns[groups];
+        WalkedColumns columns[groups];
         HEADRACE_DEVICE void queue(const WalkerStages& of, int chunk) const { of.fetch(chunk, columns, false); }
     };
     // Of `groups` that walk with columns from `columns` on.
     template <int groups>
-    HEADRACE_DEVICE void fetch(int chunk, const Columns (&columns)[groups], bool outputs) const {
+    HEADRACE_DEVICE void fetch(int chunk, const WalkedColumns (&columns)[groups], bool outputs) const {
         const Stage to = stage_of(chunk);
         fetch_keys(to, chunk, outputs);
 #pragma unroll
@@ -322,7 +315,7 @@ struct WalkerStages {
             copy_rows<K, 0>(to, from.from(first), length, tensor_chunk, args.K, K, by);
         }
     }
-    HEADRACE_DEVICE void fetch_values(Matrix<64> to, int chunk, Columns columns, const TokenRows& v) const {
+    HEADRACE_DEVICE void fetch_values(Matrix<64> to, int chunk, WalkedColumns columns, const TokenRows& v) const {
         const int length = length_of(chunk), values = columns.values();
         const Warps by = fetching_warps();
         const TokenRows from = v.from(first_token(chunk));

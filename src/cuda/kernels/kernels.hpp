@@ -173,6 +173,8 @@ struct TensorBackwardKernels {
     Kernel prepare, sweeps, gradients;
 };
 TensorBackwardKernels tensor_backward_kernels(std::int64_t K, bool comba);
+// Blocks of args.segments.blocks of a slot and head, threads as of sweeps.
+Kernel tensor_sweep_segments_kernel(std::int64_t K);
 template <int K>
 BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t shared_limit);
 template <int K, bool comba>
@@ -185,6 +187,7 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t shared_limit
 inline constexpr int most_channel_sweep_threads = 256;
 constexpr int channel_gradient_threads(std::int64_t K) { return K <= 64 ? 128 : 256; }
 Kernel channel_sweeps_kernel(std::int64_t K, bool delta);
+Kernel channel_sweep_segments_kernel(std::int64_t K, bool delta);
 Kernel channel_gradients_kernel(std::int64_t K, bool delta);
 Kernel channel_gradients_low_kernel(std::int64_t K);
 Kernel channel_key_sums_kernel(std::int64_t K);

@@ -1,23 +1,20 @@
 // The kernels of the delta rule's backward on tensor cores: sweeps that save what lies between chunks, and gradients.
 #include "cuda/chunk/gradient_kernel.hpp"
-#include "cuda/chunk/sweep_kernel.hpp"
+#include "cuda/kernels/sweep_entry.hpp"
 #include "cuda/kernels/tensor_entry.hpp"
 
 namespace headrace::cuda {
 
-// Of heads and blocks of values: first those of gradients of states, then, where gradients follow, those of states.
-template <int K>
-inline constexpr int sweep_threads = most_sweep_threads + fetching_threads(K);
 template <int K>
 __global__ void __launch_bounds__(sweep_threads<K> + (has_third_group<K> ? fetching_threads(K) : 0), 1)
     tensor_sweeps(const __grid_constant__ KernelArgs args) {
-    Arena arena = block_arena();
-    SweepKernel<K, ByGroup<Bf16>> kernel(args, arena);
-    const Task task = task_of(blockIdx.x, args.HV, (args.V + args.value_columns - 1) / args.value_columns);
-    const bool back = task.place < args.N;
-    const std::int64_t n = back ? task.place : task.place - args.N, head = task.head;
-    const int first = task.part * args.value_columns;
-    back ? kernel.adjoints(n, head, first) : kernel.states(n, head, first);
+    sweep_block<SweepKernel<K, ByGroup<Bf16>, false>>(args);
+}
+
+template <int K>
+__global__ void __launch_bounds__(sweep_threads<K> + (has_third_group<K> ? fetching_threads(K) : 0), 1)
+    tensor_sweep_segments(const __grid_constant__ KernelArgs args) {
+    sweep_block<SweepKernel<K, ByGroup<Bf16>, true>>(args);
 }
 
 template <int K, bool comba>
@@ -37,10 +34,23 @@ TensorBackwardKernels kernels_of() {
         {"tensor_prepare", reinterpret_cast<const void*>(&tensor_prepare<Chunk>),
          registers_allowed(block_threads, prepare_blocks<Chunk>), &shared_memory_of<Chunk>, &tensor_prepare_work<K>},
         {"tensor_sweeps", reinterpret_cast<const void*>(&tensor_sweeps<K>), of_sweeps,
-         &shared_memory_of<SweepKernel<K, ByGroup<Bf16>>>, &tensor_sweeps_work<K>, fetching_threads(K),
+         &shared_memory_of<SweepKernel<K, ByGroup<Bf16>, false>>, &tensor_sweeps_work<K>, fetching_threads(K),
          left_to_third_group(K)},
         {"tensor_gradients", reinterpret_cast<const void*>(&tensor_gradients<K, comba>), of_gradients,
          &shared_memory_of<GradientKernel<K, comba>>, &tensor_gradients_work<K, comba>}};
+}
+
+template <int K>
+Kernel sweep_segments_kernel_of() {
+    return {"tensor_sweep_segments",
+            reinterpret_cast<const void*>(&tensor_sweep_segments<K>),
+            registers_allowed(sweep_threads<K> + fetching_threads(K), 1),
+            &shared_memory_of<SweepKernel<K, ByGroup<Bf16>, true>>,
+            &tensor_sweeps_work<K>,
+            fetching_threads(K)};
+}
+Kernel tensor_sweep_segments_kernel(std::int64_t K) {
+    return K <= 64 ? sweep_segments_kernel_of<64>() : sweep_segments_kernel_of<128>();
 }
 
 TensorBackwardKernels tensor_backward_kernels(std::int64_t K, bool comba) {

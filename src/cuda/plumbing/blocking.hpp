@@ -73,6 +73,17 @@ inline int segment_tokens(const Problem& problem) {
     return problem.whole.longest > tokens ? tokens : 0;
 }
 
+// The same of sweeps, which take two blocks of 64 values of a sequence and head, one for each direction, and once more,
+// with those of its transition, to find what enters segments: in segments they take less than three quarters of the
+// time where these fill an H100 no more than three quarters.
+inline int sweep_segment_tokens(const Problem& problem) {
+    const std::int64_t values = (problem.V + 63) / 64, keys = (problem.K + 63) / 64,
+                       of_head = 4 * values + (problem.rule == Rule::delta ? keys : 0);
+    constexpr std::int64_t most = 96;
+    constexpr int tokens = 1024;
+    return problem.N * problem.HV * of_head <= most && problem.whole.longest > tokens ? tokens : 0;
+}
+
 // Blocks that share the chunks of a backward: so many that the last ones leave few of the 132 multiprocessors of an
 // H100 without work. What shared memory has no room for lies in the workspace, once for each of them.
 inline constexpr std::int64_t most_gradient_blocks = 528;

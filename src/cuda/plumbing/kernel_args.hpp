@@ -28,11 +28,15 @@ struct Segments {
     int tokens;
     bool transposed;      // states are [slots,HV,V,K] of this walk, as another one left them
     std::int64_t slots;
-    std::int64_t blocks;  // of 64 columns of a slot and head: values, then those of transitions; of a pair of these
+    std::int64_t blocks;  // of 64 columns of a slot and head: values, then those of transitions; of a pair of these. Of
+                          // sweeps that leave what follows: values for gradients, for states, then transitions
     int groups;           // of warps that walk, with 64 columns each: 1 or 2
     float* states;        // [slots,HV,K,V] what leaves a segment that no state enters; then what enters it
     float* transitions;   // [slots,HV,K,K up to a multiple of 4] delta rule: what leaves it of the state that enters
     double* decays;       // [slots,HV], of channel gates [slots,HV,K]: the same of the additive rule
+    // Of sweeps of a backward: as states, of their gradients, from a segment's end to its beginning; transitions of
+    // these.
+    float *adjoints, *transposed_transitions;
 };
 
 // What the walks of a backward on tensor cores leave for the gradient of a scalar gate, by blocks of 64 key channels,

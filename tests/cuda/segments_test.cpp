@@ -1,0 +1,81 @@
+// Sequences that the form on tensor cores cuts into segments, forward and backward.
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/cuda/device_runs.hpp"
+#include "tests/cuda/device_tensors.hpp"
+
+namespace headrace::test {
+namespace {
+
+// One of 512 tokens or 1024, and sequences that are shorter.
+TEST(CudaSegments, N6_Prefixes) {
+    for (const std::string text : {"simple_gla:fwd t1300 h1 k32 v40 bf16", "simple_gla:fwd t1300 h1 k32 v40 f16",
+                                   "gla:fwd t1300 h1 k32 v40 bf16", "gated_delta_rule:fwd t1300 h1 k64 v40 bf16 l2norm",
+                                   "gated_delta_rule:fwd t1300 h1 k64 v40 f16 l2norm"}) {
+        const ProblemLine line = line_of(text + " state=inout force=cuda.tensor cuda");
+        const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);
+        const harness::Expected expected = harness::expect(whole.call);
+        run_there(whole);
+        expect_within_bars(whole.call, expected.outputs, format(line));
+        for (const std::int64_t length : {400, 512, 520, 1024, 1030}) {
+            run_there(prefix, tokens_of(prefix.call, 0, length));
+            EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
+                        harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
+                << format(line) << ": length " << length;
+        }
+    }
+}
+
+// The transitions of segments are joined in both directions, of any widths.
+TEST(CudaSegments, Gradients) {
+    for (const char* text : {"gated_delta_rule:bwd t2100 h1 hv2 k70 v49 gates=lasting state=inout betas=1.9,2 l2norm",
+                             "gated_delta_rule:bwd varlen=0,0,1500,1537 h1 k128 v72 gates=lasting state=inout",
+                             "comba:bwd t1100 h1 k127 v33 gates=zero state=inout reverse",
+                             "delta_rule:bwd t1030 h2 k64 v64 betas=2,2 directions=2",
+                             "kda:bwd t2100 h1 k100 v49 gates=lasting state=inout l2norm",
+                             "kda:bwd varlen=0,37,1300 h1 hv2 k64 v130 gates=lasting betas=1.9,2 state=out",
+                             "gla:bwd t2100 h1 k33 v40 gates=lasting state=inout reverse",
+                             "gla:bwd varlen=0,1090,1095 h1 k200 v72 gates=lasting state=inout"})
+        expect_right(std::string(text) + " bf16 force=cuda.tensor cuda");
+}
+
+// The gradient of v or the initial state alone has the same bits, and needs no states.
+TEST(CudaSegments, AdjointsAlone) {
+    for (const std::string op : {"gated_delta_rule", "kda", "gla"}) {
+        const ProblemLine line =
+            line_of(op + ":bwd t1100 h1 k64 v33 gates=lasting state=inout bf16 force=cuda.tensor cuda");
+        const std::map<std::string, Bytes> all = run_there(line);
+        for (TensorView Gradients::*wanted : {&Gradients::d_v, &Gradients::d_initial_state}) {
+            const CallTensors made = harness::make_tensors(line);
+            Call call = made.call;
+            call.grads = {};
+            call.grads.*wanted = made.call.grads.*wanted;
+            for (const PlanEntry& entry : plan_of(harness::seen_from_device(call)))
+                EXPECT_EQ(entry.name.find("states"), std::string::npos) << format(line) << ": " << entry.name;
+            const char* const name = wanted == &Gradients::d_v ? "d_v" : "d_initial_state";
+            EXPECT_TRUE(run_there(made, call).at(name) == all.at(name)) << format(line) << ": " << name;
+        }
+    }
+}
+
+// Where few blocks walk whole sequences; of a backward each takes a value head and 64 values twice.
+TEST(CudaSegments, WhereFewBlocksAre) {
+    const auto in_segments = [](const std::string& text) {
+        for (const PlanEntry& entry : workspace_entries(line_of(text + " bf16 cuda")))
+            if (entry.name.find("segment") == 0) return true;
+        return false;
+    };
+    for (const char* text :
+         {"gated_delta_rule:bwd t1025 h9", "gated_delta_rule:bwd t1025 h2 hv8 k128", "kda:bwd t2048 b2 h4 k128",
+          "gla:bwd t8192 h4 k64 v128", "delta_rule:bwd t1025 h2 k128 v512", "gated_delta_rule:fwd t1025 h16 k128"})
+        EXPECT_TRUE(in_segments(text)) << text;
+    for (const char* text :
+         {"gated_delta_rule:bwd t1024 h1", "gated_delta_rule:bwd t1025 h20", "gated_delta_rule:bwd t8192 h10 k128",
+          "gla:bwd t8192 h4 k256 v512", "kda:bwd t2048 b3 h4 k128", "gated_delta_rule:fwd t1025 h17 k128"})
+        EXPECT_FALSE(in_segments(text)) << text;
+}
+
+}  // namespace
+}  // namespace headrace::test

@@ -151,6 +151,7 @@ struct ChunkOps {
     void refine() { fine = fine_read = fine_write = true; }
     template <class Tiles>
     bool must_refine(const Inputs& in, const Tiles& t, Tile d_o, State D, bool keys_wanted) const {
+        if (t.l && gradient_roundings.reflect(in.k, in.e, in.beta, t.l, rows)) return true;
         return gradient_roundings.exceed(gate, in.k, D.tile, t.P, t.d, d_o, t.y, t.z, keys_wanted ? t.d_q : Tile{},
                                          keys_wanted && undecayed_error ? t.d_e : Tile{}, in.scale, rows, V);
     }

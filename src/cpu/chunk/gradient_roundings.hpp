@@ -61,6 +61,21 @@ struct GradientRoundings {
                above(of_scores * sum<T>(for_e), d_e, rows, columns, most_of_keys);
     }
 
+    // Whether keys overlap, by the mean over pairs of the squares of erase scores (random unit keys: 1 / K), and some
+    // token reflects the state along its own. Elements of the inverse are near 2 all over then, so that roundings of y
+    // add up over the chunk, which what y reads and ends up in does not show. (Of a summary l has its rows times beta.)
+    bool reflect(KeyRows<T> k, KeyRows<T> e, const T* beta, Tile<T> l, int rows) const {
+        constexpr T most_of_pairs = T(1) / 32;
+        row_dots(spare, l, l, rows, rows);
+        if (!(sum_of(spare, rows) > most_of_pairs * static_cast<T>(rows * (rows - 1) / 2))) return false;
+        row_dots(spare, k.rows, e.rows, rows, columns);
+        for (int i = 0; i < rows; ++i) {
+            const T norms = (k.norm != nullptr ? k.norm[i] : T(1)) * (e.norm != nullptr ? e.norm[i] : T(1));
+            if (beta[i] * spare[i] * norms > 1) return true;
+        }
+        return false;
+    }
+
   private:
     bool above(T roundings, Tile<T> gradient, int rows, int width, T most) const {
         if (!gradient) return false;

@@ -1,4 +1,4 @@
-// Sequences that the form on tensor cores cuts into segments, forward and backward.
+// Sequences that the form on tensor cores cuts into segments, forward and backward, beside some that it does not.
 #include <map>
 #include <string>
 #include <vector>
@@ -41,19 +41,23 @@ TEST(CudaSegments, Gradients) {
         expect_right(std::string(text) + " bf16 force=cuda.tensor cuda");
 }
 
-// The gradient of v or the initial state alone has the same bits, and needs no states.
+// The gradient of v or the initial state alone has the same bits, and needs no states and nothing saved, in segments or
+// without.
 TEST(CudaSegments, AdjointsAlone) {
-    for (const std::string op : {"gated_delta_rule", "kda", "gla"}) {
-        const ProblemLine line =
-            line_of(op + ":bwd t1100 h1 k64 v33 gates=lasting state=inout bf16 force=cuda.tensor cuda");
+    for (const std::string text :
+         {"gated_delta_rule:bwd t1100 h1 k64 v33 gates=lasting", "kda:bwd t1100 h1 k64 v33 gates=lasting",
+          "gla:bwd t1100 h1 k64 v33 gates=lasting", "kda:bwd t130 h8 k64 v32", "gla:bwd t130 h8 k64 v32"}) {
+        const ProblemLine line = line_of(text + " state=inout bf16 force=cuda.tensor cuda");
         const std::map<std::string, Bytes> all = run_there(line);
         for (TensorView Gradients::*wanted : {&Gradients::d_v, &Gradients::d_initial_state}) {
             const CallTensors made = harness::make_tensors(line);
             Call call = made.call;
             call.grads = {};
             call.grads.*wanted = made.call.grads.*wanted;
-            for (const PlanEntry& entry : plan_of(harness::seen_from_device(call)))
-                EXPECT_EQ(entry.name.find("states"), std::string::npos) << format(line) << ": " << entry.name;
+            for (const PlanEntry& entry : plan_of(harness::seen_from_device(call))) {
+                for (const char* unneeded : {"states", "saved"})
+                    EXPECT_EQ(entry.name.find(unneeded), std::string::npos) << format(line) << ": " << entry.name;
+            }
             const char* const name = wanted == &Gradients::d_v ? "d_v" : "d_initial_state";
             EXPECT_TRUE(run_there(made, call).at(name) == all.at(name)) << format(line) << ": " << name;
         }

@@ -272,24 +272,6 @@ TEST(CudaTensor, GradientsUnderChannelGates) {
         expect_right(std::string(text) + " bf16 force=cuda.tensor cuda");
 }
 
-// The gradient of the initial state, or of v, alone has the same bits; nothing is saved for it.
-TEST(CudaTensor, SweepsAloneUnderChannelGates) {
-    for (const std::string op : {"kda", "gla"}) {
-        const ProblemLine line = line_of(op + ":bwd t130 h8 k64 v32 state=inout bf16 force=cuda.tensor cuda");
-        const std::map<std::string, Bytes> all = run_there(line);
-        for (TensorView Gradients::*wanted : {&Gradients::d_v, &Gradients::d_initial_state}) {
-            const CallTensors made = harness::make_tensors(line);
-            Call call = made.call;
-            call.grads = {};
-            call.grads.*wanted = made.call.grads.*wanted;
-            for (const PlanEntry& entry : plan_of(harness::seen_from_device(call)))
-                EXPECT_EQ(entry.name.find("saved"), std::string::npos) << format(line) << ": " << entry.name;
-            const char* const name = wanted == &Gradients::d_v ? "d_v" : "d_initial_state";
-            EXPECT_TRUE(run_there(made, call).at(name) == all.at(name)) << format(line) << ": " << name;
-        }
-    }
-}
-
 // Of a final state's gradient, strong gates leave comba's d_p the last token's product of two rows of values, which no
 // sum averages: with 8 bits it came to 1.2 and 1.3 of its bar.
 TEST(CudaTensor, GradientsThatRestOnOnePair) {

@@ -71,8 +71,7 @@ class TensorBackward : public PreparingImplementation {
         args.prepared = take_prepared(problem, carver, chunks);
         args.added = {chunks, static_cast<int>(key_parts(problem.K)), 0, nullptr};
         if (args.added.parts > 1)
-            args.added.sums = take_added(
-                problem, carver, args.added.parts * ((problem.V + tensor_values - 1) / tensor_values), chunks);
+            args.added.sums = take_added(problem, carver, args.added.parts * blocks_of(problem.V), chunks);
         take_segments(problem, carver, args);
         if (!wants_gradients(problem)) return args;
         const auto take = [&](const char* name, std::int64_t columns) {
@@ -139,7 +138,7 @@ class TensorBackward : public PreparingImplementation {
                                                          : tensor_sweep_segments_kernel(problem.K);
             join_segments(problem, {segments, leaving}, {join, args}, sweep_threads, steps, launches);
         }
-        launches.push_back({backward.sweeps, sweeps, swept_places(problem, args) * of_place, sweep_threads, steps});
+        launches.push_back({backward.sweeps, sweeps, swept_places(problem) * of_place, sweep_threads, steps});
         if (!gradients) return launches;
         const auto once = [&](const Kernel& kernel, const KernelArgs& of, std::int64_t heads, int threads) {
             launches.push_back(
@@ -186,10 +185,8 @@ class TensorBackward : public PreparingImplementation {
     // most, many where it gets more; no bit depends on it.
     static int values_of_block(const Problem& problem) {
         constexpr std::int64_t multiprocessors = 132;
-        const int tokens = sweep_segment_tokens(problem);
-        const std::int64_t places = tokens > 0 ? parts_of(problem, tokens) : problem.N;
         const auto blocks = [&](std::int64_t values) {
-            return places * problem.HV * blocks_of(problem.V, static_cast<int>(values)) *
+            return swept_places(problem) * problem.HV * blocks_of(problem.V, static_cast<int>(values)) *
                    (wants_gradients(problem) ? 2 : 1);
         };
         if (!problem.channel_gate) return 64;
@@ -197,8 +194,9 @@ class TensorBackward : public PreparingImplementation {
         return problem.V > 64 && blocks(64) > multiprocessors ? 128 : 64;
     }
     // Sequences, or segments of them.
-    static std::int64_t swept_places(const Problem& problem, const KernelArgs& args) {
-        return args.segments.tokens > 0 ? args.segments.slots : problem.N;
+    static std::int64_t swept_places(const Problem& problem) {
+        const int tokens = sweep_segment_tokens(problem);
+        return tokens > 0 ? parts_of(problem, tokens) : problem.N;
     }
     // Whether gradients of log decays are not d_g itself, or not all that is wanted of gates per token.
     static bool makes_gate_gradients(const Problem& problem) {

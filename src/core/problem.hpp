@@ -69,6 +69,10 @@ inline bool wants_gate_gradient(const Problem& problem) {
 inline bool has_few_gate_sums(const Problem& problem) {
     return wants_gate_gradient(problem) && problem.whole.sequences * problem.whole.heads * problem.group < 8;
 }
+// The same of so few tokens that gate gradients do not average the roundings of products in 16 bits, either.
+inline bool gates_rest_on_few_tokens(const Problem& problem) {
+    return has_few_gate_sums(problem) && problem.whole.tokens * problem.whole.heads * problem.group < 256;
+}
 
 // Whether make_problem also reads tensor contents (gates, beta, pool indices), which explain and plan must not.
 enum class Contents { check, ignore };

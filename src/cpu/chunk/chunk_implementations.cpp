@@ -21,8 +21,8 @@ class ChunkImplementation : public IsaImplementation {
     std::string refusal(const Problem& problem, const Machine& machine) const override {
         if (problem.value_gate) return "the chunk form has no value-side gate (gv)";
         if (problem.elementwise_beta) return "the chunk form needs one beta per token";
-        if (isa_.bf16_only && has_few_gate_sums(problem)) {
-            return "gate gradients of fewer than 8 heads and sequences rest on too few sums to average bf16 roundings";
+        if (isa_.bf16_only && gates_rest_on_few_tokens(problem)) {
+            return "gate gradients of so few tokens and heads rest on too few sums to average bf16 roundings";
         }
         return chunk_refusal(problem, machine);
     }

@@ -30,13 +30,6 @@ inline bool computes_in_double(const Problem& problem) {
 // the model an eighth to three quarters of it (docs/performance.md).
 inline bool chunks_in_double(const Problem& problem) { return problem.runs_backward() || computes_in_double(problem); }
 
-// Gate gradients that cuda.tensor leaves to others. Of fewer than 8 heads and sequences, but as many tokens times value
-// heads, they lie within 0.7 of their bars; of 32 to 70 tokens of one head one in 12,000 came to 0.98
-// (docs/numerics.md).
-inline bool gates_rest_on_few_tokens(const Problem& problem) {
-    return has_few_gate_sums(problem) && problem.whole.tokens * problem.whole.heads * problem.group < 256;
-}
-
 // Shared memory of a block of the walk: what every GPU from compute capability 8.0 on has (8.6: 99 KiB), so that the
 // division of the work, and with it every bit, is the same on all of them. What does not fit lies in the workspace, in
 // L2.

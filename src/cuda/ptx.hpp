@@ -117,6 +117,13 @@ inline constexpr bool groups_share_registers = multiplies_by_group;
 
 // Behind what this warp has written to registers that products take or add to, and before these.
 HEADRACE_DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// The same where products add to `sums`, which are then where they are added to.
+template <int tiles>
+HEADRACE_DEVICE void begin_products(float (&sums)[tiles][4]) {
+#pragma unroll
+    for (auto& tile : sums) asm volatile("" : "+f"(tile[0]), "+f"(tile[1]), "+f"(tile[2]), "+f"(tile[3]));
+    begin_products();
+}
 // Ends a group of this warp's products.
 HEADRACE_DEVICE void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits for all groups but the last `pending`, and says that `sums` are theirs.

@@ -140,6 +140,13 @@ TEST(CudaNumerics, N6_LaterTokensChangeNoBit) {
     }
 }
 
+// The first tokens alone have the outputs that they have of the whole, which was run.
+void expect_prefix(const ProblemLine& line, const CallTensors& whole, const CallTensors& prefix, std::int64_t length) {
+    run_there(prefix, tokens_of(prefix.call, 0, length));
+    EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
+                harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
+        << format(line) << ": length " << length;
+}
 TEST(CudaNumerics, N6_AShorterSequenceIsAPrefix) {
     for (const Operator op : operators()) {
         for (const char* words : {" t70 k32 v24 f32", " t70 k32 v24 bf16 l2norm state=in", " t140 k64 v32 bf16"}) {
@@ -149,12 +156,22 @@ TEST(CudaNumerics, N6_AShorterSequenceIsAPrefix) {
                 for (const std::int64_t length : {1, 16, 33, 64, 100}) {
                     const bool too_short = line.force == "cuda.tensor" && length < 32;
                     if (length > line.T || too_short) continue;
-                    run_there(prefix, tokens_of(prefix.call, 0, length));
-                    EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
-                                harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
-                        << format(line) << ": length " << length;
+                    expect_prefix(line, whole, prefix, length);
                 }
             }
+        }
+    }
+}
+
+// Tokens before the first of a chunk whose keys overlap are solved as in a chunk without.
+TEST(CudaNumerics, N6_KeysThatOverlapFromATokenOn) {
+    for (const char* operation : {"gated_delta_rule:fwd gates=lasting", "comba:fwd gates=lasting", "delta_rule:fwd"}) {
+        for (const char* words : {" k64 directions=12", " k128 directions=20", " k128 directions=60"}) {
+            const ProblemLine line =
+                line_of(std::string(operation) + words + " t128 h2 v32 bf16 betas=0,1 l2norm force=cuda.tensor cuda");
+            const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);
+            run_there(whole);
+            for (std::int64_t length = 32; length < 128; length += 5) expect_prefix(line, whole, prefix, length);
         }
     }
 }
@@ -171,12 +188,7 @@ TEST(CudaNumerics, N6_GatesThatCannotBeLifted) {
                 run_there(whole);
                 expect_within_bars(whole.call, expected.outputs, format(line));
                 if (line.reverse) continue;  // whose first tokens are the last ones
-                for (const std::int64_t length : {3, 5, 9, 14, 20, 35, 61}) {
-                    run_there(prefix, tokens_of(prefix.call, 0, length));
-                    EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
-                                harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
-                        << format(line) << ": length " << length;
-                }
+                for (const std::int64_t length : {3, 5, 9, 14, 20, 35, 61}) expect_prefix(line, whole, prefix, length);
             }
         }
     }

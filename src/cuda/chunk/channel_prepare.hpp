@@ -703,7 +703,8 @@ struct ChannelPrepare {
     HEADRACE_DEVICE void store_exactness() const {
         const int first = shared->reflects != 0 ? first_large_row(inverse_blocks, of_warp) : tensor_chunk;
         if (threadIdx.x == 0)
-            *reinterpret_cast<int2*>(args.prepared.exact + 2 * shared->place) = {shared->with_low, first};
+            *reinterpret_cast<int2*>(args.prepared.exact + 2 * shared->place) = {
+                shared->with_low != 0 ? 0 : tensor_chunk, first};
     }
 
     // Pieces of 16 bytes on and below the diagonal's blocks of 16.

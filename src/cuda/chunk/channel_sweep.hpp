@@ -163,8 +163,11 @@ struct ChannelSweep : SweepWalk<K, Bf16, false, leaves ? Saved::not_at_all : Sav
                 add_rest_of_rows(sums, now.erases);
             }
             add_transposed(sums, now.rows, value_in_rows());
+            const std::int32_t overlap = *now.overlap;
             this->solve_residuals(
-                sums, now.solve, now.beta, *now.overlap, [&] { return found_again(turn); }, place, first);
+                sums, now.solve, now.beta, overlap, [&] { return found_again(turn); }, place);
+            this->leave_residuals(sums, overlap, place, first);
+            scale_tokens(sums, now.beta);
             now = found_again(turn);
             const auto left = [&](int step) { return left_operand(sums, step); };
             decay_and_add<Left::both, K, Format>(state, left, now.writes, decay_of(now));
@@ -186,8 +189,11 @@ struct ChannelSweep : SweepWalk<K, Bf16, false, leaves ? Saved::not_at_all : Sav
         }
         Base::add_lower_of_rows(y, now.rows, value_in_rows(), now.scores);
         if constexpr (delta) {
+            const std::int32_t overlap = *now.overlap;
             this->solve_gradients(
-                y, now.solve, now.beta, *now.overlap, [&] { return found_again(turn); }, place_of(chunk), first);
+                y, now.solve, now.beta, overlap, [&] { return found_again(turn); }, place_of(chunk));
+            this->leave_gradients(y, overlap, place_of(chunk), first);
+            scale_tokens(y, now.beta);
         }
         leaves_sums() ? leave_sums(y, place_of(chunk), first + warp_value()) : this->store_rows(y, chunk, first);
         now = found_again(turn);

@@ -57,15 +57,12 @@ struct ChannelWalkOps {
         }
         add_transposed(values, v.matrix, first_value());
     }
-    // values <- solver values
+    // values += N values, with which I + N is the inverse
     HEADRACE_DEVICE void solve(Tile, Tile solver) {
-        TokenSums solved;
+        SplitA of[token_steps];
+        each_step(of, [&](int step) { return left_operand(values, step); });
         add_lower_transposed<Format>(
-            solved, [&](int step) { return left_operand(values, step); }, solver.split, false);
-#pragma unroll
-        for (int tile = 0; tile < token_tiles; ++tile)
-#pragma unroll
-            for (int place = 0; place < 4; ++place) values[tile][place] = solved[tile][place];
+            values, [&](int step) -> const SplitA& { return of[step]; }, solver.split);
     }
     HEADRACE_DEVICE void scale_value_rows(Tile, Tile, const float* factors) { scale_tokens(values, factors); }
     HEADRACE_DEVICE void read_and_score(Tile o, Rows x, State, Tile P, Tile b) const {
@@ -74,7 +71,7 @@ struct ChannelWalkOps {
         if constexpr (delta) {
             add_lower_transposed<Left::both, Format>(
                 sums, [&](int step) { return left_operand(values, step); }, P.matrix);
-            if (exact[0] != 0) {
+            if (exact[0] < tensor_chunk) {
                 const std::int64_t first = ptx::not_before(place) * LowerImage::size;
                 replace_lower(P.matrix, scores_low + first, {0, block_warps});
                 add_lower_transposed<Left::high>(

@@ -104,10 +104,9 @@ struct CountedWalkerOps : CountedWarpOps {
         products.add(0, steps, 0);  // v
     }
     void solve(Tile, Tile) {
-        products.add(3 * lower, lower, 2);
-        if (split) products.add(3 * exact * lower, 1.5 * exact * lower, 3 * exact);
+        products.add(split ? 3 * lower : (1 + 2 * exact) * lower, split ? lower : (1 + exact) * lower / 2, 2);
     }
-    void scale_value_rows(Tile, Tile, const float*) { products.access(tiles, 0); }
+    void scale_value_rows(Tile, Tile, const float*) {}
     // By others where they fetch, which then take left operands: what they wait for holds up none that walks.
     void read_and_score(Tile, Decayed, State, Tile, Tile) {
         const bool left = fetching_threads(K) > 0;

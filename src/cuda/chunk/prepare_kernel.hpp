@@ -134,7 +134,7 @@ struct PrepareKernel {
             if (for_gradients) inverse_beta[warp() * tensor_chunk + i] = 1 / divisible(tokens.beta[token]);
             factors[0][token] = static_cast<float>(args.scale) * of.start[token] * q_norm[i];
             factors[1][token] = -(args.undecayed_error ? of.before[token] : of.start[token]) * e_norm[i];
-            factors[2][token] = of.end[token] * k_norm[i];
+            factors[2][token] = of.end[token] * k_norm[i] * (for_gradients ? 1.0f : tokens.beta[token]);
             factors[3][token] = tokens.beta[token];
         }
 #pragma unroll
@@ -161,13 +161,13 @@ struct PrepareKernel {
         const typename Ops::Tile P{LowerImage{args.prepared.scores}.of(place), low};
         const algorithms::ChunkInputs<Ops> in{{}, {}, {}, {}, beta + head * tensor_chunk, 1.0f, args.undecayed_error};
         algorithms::chunk_scores<true>(ops, in, {P, {}, {}, {}, {}});
-        const float sum = ops.of_warps[0] + ops.of_warps[1] + ops.of_warps[2] + ops.of_warps[3];
         const bool some_reflect = reflects[head] != 0;
         const UnitLowerBlocks::Images images{LowerImage{args.prepared.solve_high}.of(place),
                                              LowerImage{args.prepared.solve_low}.of(place),
                                              for_gradients ? inverse_beta + head * tensor_chunk : nullptr};
+        const float* const of = ops.of_warps;
         if constexpr (for_gradients) {
-            KeyOverlap overlap = key_overlap(sum, some_reflect);
+            KeyOverlap overlap = key_overlap(of[0] + of[1] + of[2] + of[3], some_reflect);
             if (is_weighty && overlap == KeyOverlap::none) overlap = KeyOverlap::some;
             if (threadIdx.x == 0) args.prepared.overlap[place] = static_cast<std::int32_t>(overlap);
             ptx::sync_warp();  // or the first warp's lanes stay apart
@@ -179,17 +179,16 @@ struct PrepareKernel {
                 ops.inverse.compute(ops.l_own, images, false);
             }
         } else {
-            const bool overlaps = sum > 0;
-            if (overlaps) ops.store_low_scores(low);
+            const int first_overlap = static_cast<int>(fminf(fminf(of[0], of[1]), fminf(of[2], of[3])));
+            if (first_overlap < tensor_chunk) ops.store_low_scores(low, in.beta);
             ops.inverse.compute(ops.l_own, images, some_reflect);
-            store_exactness(place, overlaps, some_reflect);
+            store_exactness(place, first_overlap, some_reflect);
         }
     }
 
-    HEADRACE_DEVICE void store_exactness(std::int64_t place, bool overlaps, bool some_reflect) const {
+    HEADRACE_DEVICE void store_exactness(std::int64_t place, int first_overlap, bool some_reflect) const {
         const int first = some_reflect ? first_large_row(ops.inverse, ops.of_warps + block_warps) : tensor_chunk;
-        if (threadIdx.x < 2)
-            args.prepared.exact[2 * place + threadIdx.x] = threadIdx.x == 1 ? first : overlaps ? 1 : 0;
+        if (threadIdx.x < 2) args.prepared.exact[2 * place + threadIdx.x] = threadIdx.x == 1 ? first : first_overlap;
         ptx::sync_warp();  // or the first warp's lanes stay apart
     }
 

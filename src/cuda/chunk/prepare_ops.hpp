@@ -49,8 +49,8 @@ struct PrepareOps {
     UnitLowerBlocks inverse;
 
     float* most_overlap;  // [block_warps] of the parts of rows that a warp has
-    float* of_warps;     // [block_warps] behind scale_columns: of a backward sums of squares of l, else whether rows
-                         // overlap
+    float* of_warps;      // [block_warps] behind scale_columns: of a backward sums of squares of l, else the first row
+                          // that overlaps, or tensor_chunk
     Products l_own;      // this lane's part of -l; behind scale_columns of what becomes of it
     std::uint32_t overlaps;  // of this lane's rows of blocks, a bit for each (find_overlapping_rows)
 
@@ -102,11 +102,12 @@ struct PrepareOps {
         }
     }
 
-    // What 8 bits leave of the rows that overlap, of others zeros.
-    HEADRACE_DEVICE void store_low_scores(LowerImage low) {
+    // What 8 bits leave of the rows that overlap, of others zeros. `beta` as of scores.
+    HEADRACE_DEVICE void store_low_scores(LowerImage low, const float* beta) {
         each_block([&](int turn, LowerBlock block) {
             float of_reads[2][4];
             find_reads(of_reads, turn, block);
+            scale_by_column(of_reads, block, beta);
             each_place(low, block, [&](std::uint32_t& to, int tile, int half) {
                 const SplitPair pair = split_pair(of_reads[tile][2 * half], of_reads[tile][2 * half + 1]);
                 to = (overlaps >> (2 * (turn % 2) + half) & 1) != 0 ? pair.low : 0;
@@ -115,10 +116,12 @@ struct PrepareOps {
     }
 
     // ---- what the page asks for ----
+    // P; of a forward P Diag(beta), as its walks keep r and not d = beta r.
     HEADRACE_DEVICE void scores(Tile P, Tile, const Inputs& in) {
         each_block([&](int turn, LowerBlock block) {
             float of_reads[2][4];
             in.undecayed_error ? find_scores<true>(of_reads, turn, block) : find_scores<false>(of_reads, turn, block);
+            if constexpr (!for_gradients) scale_by_column(of_reads, block, in.beta);
             each_place(P.image, block, [&](std::uint32_t& to, int tile, int half) {
                 to = Bf16::round(of_reads[tile][2 * half], of_reads[tile][2 * half + 1]);
             });
@@ -129,7 +132,7 @@ struct PrepareOps {
         });
     }
     HEADRACE_DEVICE void scale_columns(Tile, Tile, const float* factors, float factor) {
-        float of_warp = 0;
+        float of_warp = tensor_chunk;
         if constexpr (for_gradients) of_warp = energy_of_warp();
         float squares[LowerBlock::turns][2] = {};  // of this lane's rows of blocks, for most_overlap
         each_block([&](int turn, LowerBlock block) {
@@ -159,7 +162,7 @@ struct PrepareOps {
                         own[tile][2 * half], own[tile][2 * half + 1]};
             }
         });
-        if constexpr (!keeps_low) of_warp = find_overlapping_rows(squares) ? 1.0f : 0.0f;
+        if constexpr (!keeps_low) of_warp = static_cast<float>(find_overlapping_rows(squares));
         if (lane() == 0) of_warps[warp()] = of_warp;
         ptx::sync_block();
     }
@@ -185,8 +188,8 @@ struct PrepareOps {
     }
     // Which of this warp's rows of scores need 16 bits: where keys overlap, what is written are small differences, and
     // what scores make of them is, too. Of a row as far as the warp has it, which follows from no later token. Returns
-    // whether there are any.
-    HEADRACE_DEVICE bool find_overlapping_rows(const float (&squares)[LowerBlock::turns][2]) {
+    // the first of them, or tensor_chunk.
+    HEADRACE_DEVICE int find_overlapping_rows(const float (&squares)[LowerBlock::turns][2]) {
         const bool own_rows = LowerBlock(1, warp_of_blocks()).new_rows;
         const float most = most_overlap[warp()];
         overlaps = 0;
@@ -198,7 +201,31 @@ struct PrepareOps {
                 if (sum_of_quad(own_rows ? squares[turn][half] : all) > most) overlaps |= 1u << (2 * turn + half);
             }
         }
-        return ptx::any_of_warp(overlaps != 0);
+        int first = tensor_chunk;
+        if (!ptx::any_of_warp(overlaps != 0)) return first;
+        const LanePlace at;
+#pragma unroll
+        for (int turn = 0; turn < 2; ++turn) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = LowerBlock(turn, warp_of_blocks()).row + at.row + 8 * half;
+                if ((overlaps >> (2 * turn + half) & 1) != 0 && row < first) first = row;
+            }
+        }
+#pragma unroll
+        for (int distance = 4; distance < warp_lanes; distance *= 2) {  // lanes of a quad have the same rows
+            const int other = ptx::shuffle_xor(first, distance);
+            first = other < first ? other : first;
+        }
+        return first;
+    }
+    HEADRACE_DEVICE static void scale_by_column(float (&own)[2][4], LowerBlock block, const float* factors) {
+        const LanePlace at;
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+            const float2 of = *reinterpret_cast<const float2*>(factors + block.column + at.column + 8 * tile);
+            own[tile][0] *= of.x, own[tile][1] *= of.y, own[tile][2] *= of.x, own[tile][3] *= of.y;
+        }
     }
 
     // Of a block: scores of reads, and -l.

@@ -244,11 +244,11 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
             of_rows = TokenFactors::load(now.erase), rows = TransposedRows::load(now.rows, warp_value());
             beta = TokenFactors::load(now.beta), overlap = *now.overlap;
         });
-        scale_tokens(sums, of_rows);
-        rows.add_to(sums);
+        rows.add_to_scaled(sums, of_rows);
         this->solve_residuals(
-            sums, now.solve, beta, overlap, [&] { return now; }, place_of(chunk), first);
-        scale_tokens(sums, now.write);
+            sums, now.solve, beta, overlap, [&] { return now; }, place_of(chunk));
+        this->leave_residuals(sums, overlap, place_of(chunk), first);
+        scale_tokens(sums, TokenFactors::load(now.write) * TokenFactors::load(now.beta));
         const SplitDecay<float> decay{now.decay[0], now.decay[1]};
         decay_and_add<Left::both, K, Format>(
             state, [&](int step) { return left_operand(sums, step); }, now.k, [&](int, int) { return decay; });
@@ -261,16 +261,18 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         save_and_read(args.swept.adjoints, y, now.k, chunk, first, [&] {
             of_rows = TokenFactors::load(now.write), beta = TokenFactors::load(now.beta), overlap = *now.overlap;
         });
-        scale_tokens(y, of_rows);
         if constexpr (has_others) {
             meet(scored_barrier);
-            add_sums(y, left_sums(now.P.high, warp()));
+            scale_and_add_sums(y, of_rows, left_sums(now.P.high, warp()));
             ptx::arrive_threads(taken_barrier, 2 * walking_threads);
         } else {
+            scale_tokens(y, of_rows);
             Base::add_lower_of_rows(y, now.rows, warp_value(), now.P);
         }
         this->solve_gradients(
-            y, now.solve, beta, overlap, [&] { return now; }, place_of(chunk), first);
+            y, now.solve, beta, overlap, [&] { return now; }, place_of(chunk));
+        this->leave_gradients(y, overlap, place_of(chunk), first);
+        scale_tokens(y, now.beta);
         if constexpr (saves_apart) {
             OutputPatch::of(left_d_v, warp_here()).store(y);
             ptx::arrive_threads(left_d_v_barrier, 2 * walking_threads);
@@ -403,11 +405,14 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
             sums[tile][0] = of.x, sums[tile][1] = of.y, sums[tile][2] = of.z, sums[tile][3] = of.w;
         }
     }
-    HEADRACE_DEVICE static void add_sums(float (&sums)[8][4], const float4* from) {
+    // sums = what was left + sums times factors of their columns
+    HEADRACE_DEVICE static void scale_and_add_sums(TokenSums& sums, const TokenFactors& factors, const float4* from) {
 #pragma unroll
-        for (int tile = 0; tile < 8; ++tile) {
+        for (int tile = 0; tile < token_tiles; ++tile) {
             const float4 of = from[tile * warp_lanes];
-            sums[tile][0] += of.x, sums[tile][1] += of.y, sums[tile][2] += of.z, sums[tile][3] += of.w;
+            const float2 by = factors.of_tile[tile];
+            sums[tile][0] = fmaf(sums[tile][0], by.x, of.x), sums[tile][1] = fmaf(sums[tile][1], by.y, of.y);
+            sums[tile][2] = fmaf(sums[tile][2], by.x, of.z), sums[tile][3] = fmaf(sums[tile][3], by.y, of.w);
         }
     }
     // d_o^T P

@@ -146,43 +146,49 @@ struct SweepWalk {
         add_lower<Left::high, Format>(x, left, P, add);
     }
 
+    // Where warps save what they find there are no registers for groups' products of triangles.
+    using Solved = std::conditional_t<has_others, Format, Bf16>;
+
     // With N of `solve` (math.md, section 5): from what a chunk's tokens find to its residuals r = x + N Diag(beta) x,
-    // and from gradients y' of what is written to y = (I + Diag(beta) l)^-T y' = y' + N^T Diag(beta) y'. They are left
-    // for the gradients, and become d = beta r and z = beta y. `overlap`, a KeyOverlap, says whether N has a rest,
-    // which takes the place of its lower part; find() finds the stage again for it, as registers are few.
+    // of which beta r is d, and from gradients y' of what is written to y = (I + Diag(beta) l)^-T y' = y' + N^T
+    // Diag(beta) y', of which beta y is z. `overlap`, a KeyOverlap, says whether N has a rest, which takes the place of
+    // its lower part; find() finds the stage again for it, as registers are few.
     template <class Beta, class Find>
     HEADRACE_DEVICE void solve_residuals(TokenSums& x, const SplitMatrix& solve, const Beta& beta, std::int32_t overlap,
-                                         Find find, std::int64_t place, int first) const {
+                                         Find find, std::int64_t place) const {
         TokenSums scaled;
         scale_into(scaled, x, beta);
         const auto left = [&](int step) { return left_operand(scaled, step); };
-        add_lower_transposed<Format>(x, left, solve);
-        if (overlap == static_cast<std::int32_t>(KeyOverlap::reflected)) {
-            const Matrix<64> low = find().solve.low;
-            add_lower_transposed<Left::low>(x, left, low);
-            take_rest(low, place);
-            add_lower_transposed<Left::high>(x, left, low);
-        }
-        save_or_leave(args.swept.residuals, x, place, first);
-        save_low(args.swept.residuals_low, x, overlap, place, first);
-        scale_tokens(x, beta);
+        add_lower_transposed<Solved>(x, left, solve);
+        if (overlap != static_cast<std::int32_t>(KeyOverlap::reflected)) return;
+        const Matrix<64> low = find().solve.low;
+        add_lower_transposed<Left::low>(x, left, low);
+        take_rest(low, place);
+        add_lower_transposed<Left::high>(x, left, low);
     }
     template <class Beta, class Find>
     HEADRACE_DEVICE void solve_gradients(TokenSums& y, const SplitMatrix& solve, const Beta& beta, std::int32_t overlap,
-                                         Find find, std::int64_t place, int first) const {
+                                         Find find, std::int64_t place) const {
         TokenSums scaled;
         scale_into(scaled, y, beta);
         const auto left = [&](int step) { return left_operand(scaled, step); };
-        add_lower<Left::both, Format>(y, left, solve);
-        if (overlap == static_cast<std::int32_t>(KeyOverlap::reflected)) {
-            const Matrix<64> low = find().solve.low;
-            add_lower<Left::low>(y, left, low);
-            take_rest(low, place);
-            add_lower<Left::high>(y, left, low);
-        }
+        add_lower<Left::both, Solved>(y, left, solve);
+        if (overlap != static_cast<std::int32_t>(KeyOverlap::reflected)) return;
+        const Matrix<64> low = find().solve.low;
+        add_lower<Left::low>(y, left, low);
+        take_rest(low, place);
+        add_lower<Left::high>(y, left, low);
+    }
+    // r and y, for the gradients.
+    HEADRACE_DEVICE void leave_residuals(const TokenSums& x, std::int32_t overlap, std::int64_t place,
+                                         int first) const {
+        save_or_leave(args.swept.residuals, x, place, first);
+        save_low(args.swept.residuals_low, x, overlap, place, first);
+    }
+    HEADRACE_DEVICE void leave_gradients(const TokenSums& y, std::int32_t overlap, std::int64_t place,
+                                         int first) const {
         save_or_leave(args.swept.d_written, y, place, first);
         save_low(args.swept.d_written_low, y, overlap, place, first);
-        scale_tokens(y, beta);
     }
     HEADRACE_DEVICE void take_rest(Matrix<64> low, std::int64_t place) const {
         replace_lower(low, LowerImage{args.prepared.solve_rest}.of(place).first,

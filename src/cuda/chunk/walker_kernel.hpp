@@ -12,7 +12,7 @@ namespace headrace::cuda {
 template <int K, class Format, bool to_outputs = true>
 struct WalkerKernel : WalkerStages<K, Format> {
     using Base = WalkerStages<K, Format>;
-    using Ops = WalkerOps<K, Format, to_outputs && has_third_group<K>>;
+    using Ops = WalkerOps<K, Format, to_outputs>;
     using Base::args, Base::rows, Base::stage_of, Base::length_of, Base::first_token, Base::has_third_group;
     using Base::decay_at, Base::exact_at;
     using typename Base::Stage;
@@ -144,7 +144,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
         const ChunkOutputs<K, Format> outputs{stage.q,
                                               stage.numbers,
                                               stage.scores,
-                                              known.x != 0,
+                                              known.x < tensor_chunk,
                                               args.prepared.scores_low + image,
                                               {block_warps, block_warps}};
         const LeftOperands<K, Format> from = left.of_pair(of_other(), stage.solve);
@@ -164,8 +164,10 @@ struct WalkerKernel : WalkerStages<K, Format> {
                                  bool behind) {
         const int4 known = *reinterpret_cast<const int4*>(stage.numbers + exact_at);
         ops.exact = reinterpret_cast<const std::int32_t*>(stage.numbers + exact_at);
-        // Where keys overlap, what is written are small differences.
-        ops.exact_reads = exact || known.z != 0, ops.exact_writes = exact || known.w != 0 || known.x != 0;
+        // Where keys overlap, what is written are small differences. Of outputs none follows from a later token.
+        const bool overlap = known.x < tensor_chunk;
+        ops.exact_reads = exact || known.z != 0, ops.exact_writes = exact || known.w != 0 || overlap;
+        ops.first_exact = ops.exact_reads || (!to_outputs && overlap) ? 0 : known.x;
         ops.writes = known.y == tensor_chunk;
         ops.scores_low = args.prepared.scores_low;
         ops.leaves = Ops::leaves_outputs && outputs;
@@ -176,7 +178,6 @@ struct WalkerKernel : WalkerStages<K, Format> {
         ops.decay = {decay.x, decay.y};
         const float* const factors = stage.numbers;
         ops.read = factors, ops.erase = factors + tensor_chunk, ops.write = factors + 2 * tensor_chunk;
-        ops.beta = factors + 3 * tensor_chunk;
         const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, {}, true}; };
         const algorithms::ChunkInputs<Ops> in{
             {stage.q}, {stage.k},           {stage.e}, tile(own_values(stage)), factors + 3 * tensor_chunk,

@@ -17,11 +17,16 @@ inline constexpr int walking_threads = block_warps * warp_lanes;
 template <int K>
 inline constexpr bool has_third_group = fetching_threads(K) > 0 && ptx::groups_share_registers;
 
-// loads_early: what products are multiplied by or added to arrives while they go on, where there are registers for it.
-template <int K, class Format, bool loads_early = false>
+// to_outputs: of a walk to these, not of one that leaves states of segments.
+template <int K, class Format, bool to_outputs>
 struct WalkerOps {
+    // Whether what products are multiplied by or added to arrives while they go on, where there are registers for it.
+    static constexpr bool loads_early = to_outputs && has_third_group<K>;
     // Whether others compute the outputs, which are those that fetch.
     static constexpr bool leaves_outputs = fetching_threads(K) > 0;
+    // Then products of groups go on while what is left to the others is stored, but for f16, whose operands take its
+    // place.
+    static constexpr bool leaves_late = leaves_outputs && Format::by_group && !Format::splits_scores;
     using T = float;
     struct Rows {
         Matrix<K> matrix;
@@ -42,11 +47,12 @@ struct WalkerOps {
     using Inputs = algorithms::ChunkInputs<WalkerOps>;
 
     float state[K / 8][4];
-    TokenSums values;                   // the delta rule's residual, then d
+    TokenSums values;                   // v + e S, then the delta rule's residual r, of which beta r is d
     bool exact_reads, exact_writes;     // of this chunk
+    int first_exact;                    // token from which on its solve is, tensor_chunk for none
     bool writes;                        // else the state stays as it enters
-    const float *read, *erase, *write, *beta;  // [C] factors of the rows
-    TokenFactors own_beta, own_writes;         // those that this lane needs, loaded before they are
+    const float *read, *erase, *write;  // [C] factors of the rows; of those written with the betas, as the scores are
+    TokenFactors own_writes;            // those that this lane needs, loaded before they are
     SplitDecay<float> decay;            // of this chunk
     // Looked up where they are needed, as registers are few: Prepared::exact of this chunk, in shared memory;
     // scores_low of all chunks, and where this one was prepared; the warps that walk.
@@ -67,6 +73,10 @@ struct WalkerOps {
 
     // values = v + x S
     HEADRACE_DEVICE void add_read(Tile, Tile v, Decayed x, State) {
+        // Sums of their own, not those of the chunk before, leave registers; but for f16 without outputs.
+        constexpr bool in_values = Format::splits_scores && !to_outputs;
+        TokenSums of_read;
+        TokenSums& sums = in_values ? values : of_read;
         const auto factors = Format::RowFactors::of(state);
         if (waits) ptx::meet_threads(taken_barrier, 2 * walking_threads);
         if (leaves) left.leave_factors(factors);
@@ -90,74 +100,118 @@ struct WalkerOps {
                 of_rows = TokenFactors::load(x.factors), of_v = TransposedRows::load(v.matrix, first_value());
         };
         if (exact_reads) {
-            read_of<Left::both, K, Format>(values, operand, x.x.matrix, factors, meanwhile);
+            read_of<Left::both, K, Format>(sums, operand, x.x.matrix, factors, meanwhile);
         } else {
             const auto known = [&](int step) { return upper_first ? upper[step] : leave(step); };
-            read_of<Left::high, K, Format>(values, known, x.x.matrix, factors, meanwhile);
+            read_of<Left::high, K, Format>(sums, known, x.x.matrix, factors, meanwhile);
         }
         if constexpr (!loads_early)
             of_rows = TokenFactors::load(x.factors), of_v = TransposedRows::load(v.matrix, first_value());
-        scale_tokens(values, of_rows);
-        of_v.template add_to<Format>(values);
-    }
-    // values <- solver values
-    HEADRACE_DEVICE void solve(Tile, Tile solver) {
-        TokenSums solved;
-        const auto meanwhile = [&] {
-            if constexpr (loads_early) own_beta = TokenFactors::load(beta), own_writes = TokenFactors::load(write);
-        };
-        add_lower_transposed<Format>(
-            solved, [&](int step) { return left_operand(values, step); }, solver.split, false, meanwhile);
+        of_v.template add_to_scaled<Format>(sums, of_rows);
+        if constexpr (!in_values) {
 #pragma unroll
-        for (int tile = 0; tile < token_tiles; ++tile)
-            for (int place = 0; place < 4; ++place) values[tile][place] = solved[tile][place];
-    }
-    HEADRACE_DEVICE void scale_value_rows(Tile, Tile, const float* factors) {
-        // What is stored for others behind this would hold up loads.
-        if constexpr (has_third_group<K> && !loads_early) own_writes = TokenFactors::load(write);
-        if constexpr (loads_early) {
-            scale_tokens(values, own_beta);
-        } else {
-            scale_tokens(values, factors);
+            for (int tile = 0; tile < token_tiles; ++tile)
+                for (int place = 0; place < 4; ++place) values[tile][place] = sums[tile][place];
         }
     }
+    // values += N values, with which I + N is the inverse: products with 8 bits of both do, as N is small and values
+    // are there in fp32, but where keys overlap, or reads are exact (docs/decisions/003).
+    HEADRACE_DEVICE void solve(Tile, Tile solver) {
+        const auto meanwhile = [&] {
+            if constexpr (has_third_group<K>) own_writes = TokenFactors::load(write);
+        };
+        SplitA of[token_steps];
+        const auto operand = [&](int step) -> const SplitA& { return of[step]; };
+        each_step(of, [&](int step) { return left_operand(values, step); });
+        // Without outputs two groups walk, and groups' products have no registers for operands of 16 bits.
+        using Split = std::conditional_t<to_outputs, Format, Bf16>;
+        if constexpr (Format::splits_scores) {
+            add_lower_transposed<Split>(values, operand, solver.split, meanwhile);
+        } else if constexpr (!to_outputs) {
+            if (first_exact == tensor_chunk) {
+                add_lower_transposed<Left::high, Format>(values, operand, solver.split.high, meanwhile);
+            } else {
+                add_lower_transposed<Split>(values, operand, solver.split, meanwhile);
+            }
+        } else {
+            SplitA both[token_steps] = {};
+            if (first_exact < tensor_chunk) each_step(both, [&](int step) { return left_operand(values, step); });
+            add_lower_transposed<Left::high, Format>(values, operand, solver.split.high, meanwhile);
+            if (first_exact == tensor_chunk) return;
+            clear_rows(solver.split, first_exact);
+            add_lower_transposed<Bf16, Left::low>(
+                values, [&](int step) -> const SplitA& { return both[step]; }, solver.split);
+        }
+    }
+    HEADRACE_DEVICE void scale_value_rows(Tile, Tile, const float*) const {}  // by what the scores and factors have
     HEADRACE_DEVICE void read_and_score(Tile o, Decayed x, State, Tile P, Tile) {
-        const auto d = [&](int step) { return left_operand(values, step); };
         if constexpr (leaves_outputs) {
-            ptx::sync_threads(solved_barrier, walking_threads);
-#pragma unroll
-            for (int step = 0; step < token_steps; ++step) left.leave_values(step, d(step));
-            ptx::arrive_threads(left_values_barrier, 2 * walking_threads);
+            if constexpr (!leaves_late) leave_values();
         } else {
             const auto factors = Format::RowFactors::of(state);
             TokenSums sums;
             const ChunkOutputs<K, Format> outputs{x.x.matrix,
                                                   x.factors,
                                                   P.split,
-                                                  exact[0] != 0,
+                                                  exact[0] < tensor_chunk,
                                                   scores_low + ptx::not_before(place) * LowerImage::size,
                                                   {0, block_warps}};
             outputs.read_state(
                 sums, [&](int step) { return left_operand<Format>(state, step, factors); }, factors);
-            outputs.add_scores(sums, d);
+            outputs.add_scores(sums, [&](int step) { return left_operand(values, step); });
             o.patch.template store<Format>(sums);
         }
     }
     HEADRACE_DEVICE void decay_and_write(State, State, Decayed x, Tile) {
-        if (!writes) return;
-        if constexpr (has_third_group<K>) {
-            scale_tokens(values, own_writes);
-        } else {
-            scale_tokens(values, x.factors);
+        if (!writes) {
+            if constexpr (leaves_late) leave_values();
+            return;
+        }
+        exact_writes ? add_written<Left::both>(x) : add_written<Left::high>(x);
+    }
+
+  private:
+    template <Left left_of>
+    HEADRACE_DEVICE void add_written(Decayed x) {
+        if constexpr (!leaves_late) {
+            if constexpr (has_third_group<K>) {
+                scale_tokens(values, own_writes);
+            } else {
+                scale_tokens(values, x.factors);
+            }
         }
         const auto factors = Format::RowFactors::of(values);
-        const auto written = [&](int step) { return left_operand<Format>(values, step, factors); };
-        const auto of_all = [&](int, int) { return decay; };
-        if (exact_writes) {
-            decay_and_add<Left::both, K, Format>(state, written, x.x.matrix, of_all, factors);
-        } else {
-            decay_and_add<Left::high, K, Format>(state, written, x.x.matrix, of_all, factors);
+        const auto written = [&](int step) {
+            if constexpr (leaves_late) return left_operand(values, step, own_writes);
+            return left_operand<Format>(values, step, factors);
+        };
+        const auto meanwhile = [&] {
+            if constexpr (leaves_late) leave_values();
+        };
+        decay_and_add<left_of, K, Format>(
+            state, written, x.x.matrix, [&](int, int) { return decay; }, factors, meanwhile);
+    }
+    // To this warp's other, if there is one.
+    HEADRACE_DEVICE void leave_values() const {
+        if (!leaves) return;
+        ptx::sync_threads(solved_barrier, walking_threads);
+        left.leave_values(values);
+        ptx::arrive_threads(left_values_barrier, 2 * walking_threads);
+    }
+    // Of both matrices the rows before `first`, when all warps that walk have read them.
+    HEADRACE_DEVICE static void clear_rows(SplitMatrix m, int first) {
+        if (first == 0) return;
+        ptx::sync_threads(solved_barrier, walking_threads);
+        const int thread = thread_here() % walking_threads, row = thread / 2;
+        if (row < first) {
+            HEADRACE_ROLLED
+            for (int column = thread % 2 * 32, end = column + 32; column < end; column += 8) {
+                *reinterpret_cast<uint4*>(&m.high.pair(row, column)) = {};
+                *reinterpret_cast<uint4*>(&m.low.pair(row, column)) = {};
+            }
         }
+        ptx::publish_to_products();
+        ptx::sync_threads(solved_barrier, walking_threads);
     }
 };
 

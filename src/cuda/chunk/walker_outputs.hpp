@@ -95,13 +95,13 @@ struct OutputPatch {
     }
 };
 
-// sums = scale (q e^G) S + P d of a chunk (algorithms/chunk.hpp), for a warp's 16 values.
+// sums = scale (q e^G) S + P d of a chunk (algorithms/chunk.hpp), for a warp's 16 values; with the betas in P, d is r.
 template <int K, class Format>
 struct ChunkOutputs {
     Matrix<K> q;
     const float* read;   // [C] factors of its rows
     SplitMatrix P;       // low of f16
-    bool exact;          // Prepared::exact
+    bool exact;          // whether some of its rows need 16 bits (Prepared::exact)
     const std::uint16_t* scores_low;  // LowerImage, read where `exact` says that it is there
     Warps by;                         // that compute outputs of this block
 
@@ -132,16 +132,17 @@ struct ChunkOutputs {
     }
 };
 
-// Left operands that a warp with 16 values leaves, as its lanes hold them, to one that computes its outputs: of the
-// state that enters a chunk its upper halves, and d, where the solver was. Both pass the barriers below, one for each,
-// so that the other reads the state while this one solves.
+// What a warp with 16 values leaves, as its lanes hold it, to one that computes its outputs: left operands of the state
+// that enters a chunk, their upper halves, and d in fp32, where the solver was. Both pass the barriers below, one for
+// each, so that the other reads the state while this one solves.
 template <int K, class Format>
 struct LeftOperands {
     using RowFactors = typename Format::RowFactors;
     static constexpr int of_step = warp_lanes,  // pieces of 16 bytes
-                         of_state = of_step * (K / 16), of_values = of_step * 2 * token_steps;
+        of_state = of_step * (K / 16), of_values = of_step * token_tiles;
 
-    uint4 *state, *values;
+    uint4* state;
+    float4* values;
     float2* factors;  // [8] of f16: what the state's rows are multiplied by at last, those of each four lanes
 
     static __host__ __device__ LeftOperands take(Arena& arena, int warps) {
@@ -153,25 +154,30 @@ struct LeftOperands {
     // Of the pair of warps with that number, of all; `solver`: high and low, one behind the other.
     HEADRACE_DEVICE LeftOperands of_pair(int pair, SplitMatrix solver) const {
         const int own = lane_here();
-        return {state + pair * of_state + own, reinterpret_cast<uint4*>(solver.high.data) + pair * of_values + own,
+        return {state + pair * of_state + own, reinterpret_cast<float4*>(solver.high.data) + pair * of_values + own,
                 Format::splits_scores ? factors + (pair * warp_lanes + own) / 4 : nullptr};
     }
 
-    HEADRACE_DEVICE void leave_state(int step, const SplitA& a) const { leave(state[step * of_step], a.high); }
-    HEADRACE_DEVICE SplitA left_state(int step) const {
-        SplitA a{};
-        take_over(a.high, state[step * of_step]);
-        return a;
+    HEADRACE_DEVICE void leave_state(int step, const SplitA& a) const {
+        state[step * of_step] = {a.high[0], a.high[1], a.high[2], a.high[3]};
     }
-    HEADRACE_DEVICE void leave_values(int step, const SplitA& a) const {
-        leave(values[2 * step * of_step], a.high);
-        leave(values[(2 * step + 1) * of_step], a.low);
+    HEADRACE_DEVICE SplitA left_state(int step) const {
+        const uint4 of = state[step * of_step];
+        return {{of.x, of.y, of.z, of.w}, {}};
+    }
+    HEADRACE_DEVICE void leave_values(const TokenSums& d) const {
+#pragma unroll
+        for (int tile = 0; tile < token_tiles; ++tile)
+            values[tile * of_step] = {d[tile][0], d[tile][1], d[tile][2], d[tile][3]};
     }
     HEADRACE_DEVICE SplitA left_values(int step) const {
-        SplitA a;
-        take_over(a.high, values[2 * step * of_step]);
-        take_over(a.low, values[(2 * step + 1) * of_step]);
-        return a;
+        float tiles[2][4];
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+            const float4 of = values[(2 * step + odd) * of_step];
+            tiles[odd][0] = of.x, tiles[odd][1] = of.y, tiles[odd][2] = of.z, tiles[odd][3] = of.w;
+        }
+        return left_operand(tiles, 0);
     }
     HEADRACE_DEVICE void leave_factors(const RowFactors& of) const {
         if constexpr (Format::splits_scores) {
@@ -187,13 +193,6 @@ struct LeftOperands {
     // The values' memory, once they are taken over.
     HEADRACE_DEVICE static OutputPatch patch_of_pair(int pair, SplitMatrix solver) {
         return {{solver.high.data + pair * of_values * 8}};
-    }
-
-  private:
-    HEADRACE_DEVICE static void leave(uint4& to, const std::uint32_t (&a)[4]) { to = {a[0], a[1], a[2], a[3]}; }
-    HEADRACE_DEVICE static void take_over(std::uint32_t (&a)[4], const uint4& from) {
-        const uint4 of = from;
-        a[0] = of.x, a[1] = of.y, a[2] = of.z, a[3] = of.w;
     }
 };
 

@@ -93,19 +93,22 @@ inline constexpr std::int64_t lower_size = 10 * 16 * 16;
 // value head at saved_place (tiles/token_tiles.hpp). Rows lie as in shared memory (tiles/matrices.hpp), so that a walk
 // copies pieces; K stands for 64 or 128 columns.
 struct Prepared {
-    std::uint16_t* scores;                  // [places,lower_size] P
+    std::uint16_t* scores;  // [places,lower_size] P; of a forward with a gate per token P Diag(beta)
     bool of_backward;
     std::uint16_t* scores_low;              // the same of what is left of P below its bf16; of a forward in bf16 only
                                             // in chunks of which `exact` says so. Null for the additive rule's forwards
-    std::uint16_t *solve_high, *solve_low;  // the same of (I + l Diag(beta))^-1, of the delta rule; of a backward of
-                                            // N, with which it is I + N Diag(beta)
+    std::uint16_t *solve_high, *solve_low;  // the same of N, with which (I + l Diag(beta))^-1 of the delta rule is
+                                            // I + N, of a backward I + N Diag(beta)
     std::uint16_t* solve_rest;              // of a backward of the delta rule what both leave of N, in chunks that
                                             // reflect along keys that overlap
-    float* factors;                         // [places,4,64] of rows read, erased and written; beta
+    float* factors;                         // [places,4,64] of rows read, erased and written, these of a forward with
+                                            // beta; beta
     float* decay;                           // [places,2], of channel gates [places,K,2]: SplitDecay of the chunk
     float* numbers;                         // [places,4] added, kept, reflects, through (DeltaExactness)
-    std::int32_t* exact;                    // [places,2] of a forward of the delta rule: whether scores_low is there,
-                                            // and the token from which on the recurrence takes over, 64 for none
+    std::int32_t* exact;                    // [places,2] of a forward of the delta rule, tokens, 64 for none: the one
+                                            // from which on keys overlap, before which rows of scores_low are zeros,
+                                            // and if there is none it is not there; from which on the recurrence takes
+                                            // over
     std::int32_t* overlap;                  // [places] KeyOverlap of a backward of the delta rule, else null
     // Of channel gates: decayed rows [places,64,K], of those erased and written what 8 bits leave of them, where
     // chunks need it; [places,K] what a chunk adds to the errors in the state's channels. Their numbers: kept, whether

@@ -86,21 +86,21 @@ HEADRACE_DEVICE void end_lower_transposed(Sums& sums, LowerSums& others, Meanwhi
     end_lower(sums, others, meanwhile);
     add_tiles<2>(sums, others.second), add_tiles<4>(sums, others.third), add_tiles<6>(sums, others.fourth);
 }
-template <Left left>
-HEADRACE_DEVICE void add_lower_transposed(Sums& sums, const SplitA (&a)[4], Matrix<64> m) {
+template <Left left, class Meanwhile = Nothing>
+HEADRACE_DEVICE void add_lower_transposed(Sums& sums, const SplitA (&a)[4], Matrix<64> m, Meanwhile meanwhile = {}) {
     LowerSums others;
-    ptx::begin_products();
+    ptx::begin_products(sums);
     multiply_lower_transposed<left>(sums, others, a, m, true, false);
-    end_lower_transposed(sums, others);
+    end_lower_transposed(sums, others, meanwhile);
 }
-// Without `add` = a m^T.
-template <class Meanwhile = Nothing>
-HEADRACE_DEVICE void add_lower_transposed(Sums& sums, const SplitA (&a)[4], Matrix<64> high, Matrix<64> low, bool add,
+// `left`: of the operands of the high one.
+template <Left left, class Meanwhile = Nothing>
+HEADRACE_DEVICE void add_lower_transposed(Sums& sums, const SplitA (&a)[4], Matrix<64> high, Matrix<64> low,
                                           Meanwhile meanwhile = {}) {
     LowerSums others;
-    ptx::begin_products();
-    multiply_lower_transposed<Left::high>(sums, others, a, low, add, false);
-    multiply_lower_transposed<Left::both>(sums, others, a, high, true, true);
+    ptx::begin_products(sums);
+    multiply_lower_transposed<Left::high>(sums, others, a, low, true, false);
+    multiply_lower_transposed<left>(sums, others, a, high, true, true);
     end_lower_transposed(sums, others, meanwhile);
 }
 // sums += a m: token j takes of tokens from j on; of the steps before the last one, tokens up to 48, 32 and 16.
@@ -141,9 +141,9 @@ HEADRACE_DEVICE void add_written(float (&sums)[parts][8][4], const SplitA (&a)[4
 }
 
 // add(sums, first) for each 8 of the K / 8 tiles of a rows from `first` on, rows [64,K]: the next ones' products go on
-// meanwhile.
-template <Left left, class Format, int K, class Add>
-HEADRACE_DEVICE void each_written(const SplitA (&a)[4], Matrix<K> rows, Add add) {
+// meanwhile, as all do while meanwhile() does something.
+template <Left left, class Format, int K, class Add, class Meanwhile = Nothing>
+HEADRACE_DEVICE void each_written(const SplitA (&a)[4], Matrix<K> rows, Add add, Meanwhile meanwhile = {}) {
     constexpr int parts = K / 64;
     const GroupOperandAt<K> from(rows);
     Sums sums[parts];
@@ -155,6 +155,7 @@ HEADRACE_DEVICE void each_written(const SplitA (&a)[4], Matrix<K> rows, Add add)
             multiply<left, true, Format>(sums[part], a[step], from.at(16 * step, 64 * part), step > 0);
         ptx::end_products();
     }
+    meanwhile();
     if constexpr (parts == 2) {
         ptx::wait_for_products<1>(sums[0]);
         add(sums[0], 0);

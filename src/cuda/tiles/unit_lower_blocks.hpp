@@ -18,7 +18,7 @@ HEADRACE_DEVICE void multiply_transposed(float (&sums)[2][4], const SplitA& a, c
 // of 16 bits. What a warp multiplies from the right it has in registers, as it is or as the transpose of a product:
 // (B A^-1)^T = A^-T B^T.
 struct UnitLowerBlocks {
-    // What is stored: the inverse; with factors, without its ones, each column times its factor.
+    // What is stored: the inverse without its ones; with factors, each column times its factor.
     struct Images {
         LowerImage high, low;
         const float* of_columns;  // [64] or null
@@ -112,6 +112,10 @@ struct UnitLowerBlocks {
 #pragma unroll
             for (int j = 0; j < size; ++j) x[j] = j == row ? 0.0f : x[j] * of_columns[j];
             split(pairs, x);
+        } else {
+            const std::uint32_t without_one = row % 2 == 0 ? 0 : 0xffff;  // of the pair on the diagonal
+#pragma unroll
+            for (int n = 0; n < size / 2; ++n) pairs[n].high &= n == row / 2 ? without_one : 0xffffffff;
         }
         const int place = LowerImage::first_of(block, block) + row * size;
         store_row(to.high.first + place, to.low.first + place, pairs);

@@ -37,6 +37,13 @@ struct TokenFactors {
         return all;
     }
 };
+HEADRACE_DEVICE TokenFactors operator*(const TokenFactors& a, const TokenFactors& b) {
+    TokenFactors all;
+#pragma unroll
+    for (int tile = 0; tile < token_tiles; ++tile)
+        all.of_tile[tile] = {a.of_tile[tile].x * b.of_tile[tile].x, a.of_tile[tile].y * b.of_tile[tile].y};
+    return all;
+}
 // sums *= factors of their columns
 HEADRACE_DEVICE void scale_tokens(TokenSums& sums, const TokenFactors& factors) {
 #pragma unroll
@@ -85,6 +92,17 @@ HEADRACE_DEVICE SplitA left_operand(const float (&sums)[tiles][4], int step,
     }
     return a;
 }
+// The same of columns, which are tokens, times factors.
+HEADRACE_DEVICE SplitA left_operand(const TokenSums& sums, int step, const TokenFactors& factors) {
+    SplitA a;
+#pragma unroll
+    for (int place = 0; place < 4; ++place) {
+        const int tile = 2 * step + place / 2, half = place % 2;
+        a.set(place, sums[tile][2 * half] * factors.of_tile[tile].x,
+              sums[tile][2 * half + 1] * factors.of_tile[tile].y);
+    }
+    return a;
+}
 // Of m^T, m [64 tokens, 64 values]: Left::high.
 HEADRACE_DEVICE SplitA left_operand(Matrix<64> m, int first_value, int step) {
     SplitA a;
@@ -123,24 +141,32 @@ struct TransposedRows {
     // sums = m^T
     template <class Format = Bf16>
     HEADRACE_DEVICE void to_sums(TokenSums& sums) const {
-        each<Format>(sums, [](float& sum, float x) { sum = x; });
+        each<Format>(sums, [](float& sum, float x, int, int) { sum = x; });
     }
     // sums += m^T
     template <class Format = Bf16>
     HEADRACE_DEVICE void add_to(TokenSums& sums) const {
-        each<Format>(sums, [](float& sum, float x) { sum += x; });
+        each<Format>(sums, [](float& sum, float x, int, int) { sum += x; });
+    }
+    // sums = m^T + sums times factors of their columns
+    template <class Format = Bf16>
+    HEADRACE_DEVICE void add_to_scaled(TokenSums& sums, const TokenFactors& factors) const {
+        each<Format>(sums, [&](float& sum, float x, int tile, int odd) {
+            sum = fmaf(sum, odd == 0 ? factors.of_tile[tile].x : factors.of_tile[tile].y, x);
+        });
     }
 
   private:
+    // take(sum, x, tile of tokens, odd): x of the matrix, of the tile's columns of a lane the first or second
     template <class Format, class Take>
     HEADRACE_DEVICE void each(TokenSums& sums, Take take) const {
 #pragma unroll
         for (int step = 0; step < token_steps; ++step) {
 #pragma unroll
             for (int pair = 0; pair < 4; ++pair) {
-                float(&tile)[4] = sums[2 * step + pair / 2];
-                take(tile[pair % 2 * 2], Format::first(pairs[step][pair]));
-                take(tile[pair % 2 * 2 + 1], Format::second(pairs[step][pair]));
+                const int tile = 2 * step + pair / 2, half = pair % 2 * 2;
+                take(sums[tile][half], Format::first(pairs[step][pair]), tile, 0);
+                take(sums[tile][half + 1], Format::second(pairs[step][pair]), tile, 1);
             }
         }
     }
@@ -278,16 +304,18 @@ HEADRACE_DEVICE void add_all_written(float (&sums)[groups][8][4], A a, Matrix<64
     }
 }
 // S^T = decay S^T + a rows, rows [64,K]; a(step) gives left operands, of rows that were multiplied by `factors`.
-template <Left left, int K, class Format = Bf16, class A, class Decay>
+// meanwhile() as of read_of.
+template <Left left, int K, class Format = Bf16, class A, class Decay, class Meanwhile = group_products::Nothing>
 HEADRACE_DEVICE void decay_and_add(float (&state)[K / 8][4], A a, Matrix<K> rows, Decay decay,
-                                   const typename Format::RowFactors& factors = {}) {
+                                   const typename Format::RowFactors& factors = {}, Meanwhile meanwhile = {}) {
     if constexpr (Format::by_group) {
         SplitA of[token_steps];
         each_step(of, a);
-        group_products::each_written<left, Format>(of, rows, [&](float(&sums)[8][4], int first) {
+        const auto add = [&](float(&sums)[8][4], int first) {
             factors.take_back(sums);
             decay_and_add_tiles(state, sums, first, decay);
-        });
+        };
+        group_products::each_written<left, Format>(of, rows, add, meanwhile);
     } else {
         const auto from = OperandAt<K>::down(rows);
 #pragma unroll
@@ -299,22 +327,24 @@ HEADRACE_DEVICE void decay_and_add(float (&state)[K / 8][4], A a, Matrix<K> rows
             factors.take_back(sums);
             decay_and_add_tiles(state, sums, first, decay);
         }
+        meanwhile();
     }
 }
 
-// sums += a m^T, m [64,64] lower triangular: token i takes of tokens up to i.
-template <Left left, class Format = Bf16, class A>
-HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, Matrix<64> m) {
+// sums += a m^T, m [64,64] lower triangular: token i takes of tokens up to i. meanwhile() as of read_of.
+template <Left left, class Format = Bf16, class A, class Meanwhile = group_products::Nothing>
+HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, Matrix<64> m, Meanwhile meanwhile = {}) {
     if constexpr (Format::by_group) {
         SplitA of[token_steps];
         each_step(of, a);
-        group_products::add_lower_transposed<left>(sums, of, m);
+        group_products::add_lower_transposed<left>(sums, of, m, meanwhile);
     } else {
         const auto from = OperandAt<64>::across(m);
 #pragma unroll
         for (int step = 0; step < token_steps; ++step)
             multiply_tiles<left>(sums, a(step), 2 * step, token_tiles,
                                  [&](auto& b, int i) { ptx::load_matrix(b, from.at(i, 16 * step)); });
+        meanwhile();
     }
 }
 // sums += a m: token j takes of tokens from j on.
@@ -327,23 +357,21 @@ HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, Matrix<64> m) {
                              [&](auto& b, int j) { ptx::load_matrix_transposed(b, from.at(16 * step, j)); });
 }
 // The same of operands and matrices of 16 bits.
-template <class Format = Bf16, class A, class Meanwhile = group_products::Nothing>
-HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, SplitMatrix m, bool add = true,
-                                          Meanwhile meanwhile = {}) {
+template <class Format = Bf16, Left left_of_high = Left::both, class A, class Meanwhile = group_products::Nothing>
+HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, SplitMatrix m, Meanwhile meanwhile = {}) {
     if constexpr (Format::by_group) {
         SplitA of[token_steps];
         each_step(of, a);
-        group_products::add_lower_transposed(sums, of, m.high, m.low, add, meanwhile);
+        group_products::add_lower_transposed<left_of_high>(sums, of, m.high, m.low, meanwhile);
     } else {
-        if (!add) clear(sums);
         const auto high = OperandAt<64>::across(m.high), low = OperandAt<64>::across(m.low);
 #pragma unroll
         for (int step = 0; step < token_steps; ++step) {
             const SplitA left = a(step);
             multiply_tiles<Left::high>(sums, left, 2 * step, token_tiles,
                                        [&](auto& b, int i) { ptx::load_matrix(b, low.at(i, 16 * step)); });
-            multiply_tiles<Left::both>(sums, left, 2 * step, token_tiles,
-                                       [&](auto& b, int i) { ptx::load_matrix(b, high.at(i, 16 * step)); });
+            multiply_tiles<left_of_high>(sums, left, 2 * step, token_tiles,
+                                         [&](auto& b, int i) { ptx::load_matrix(b, high.at(i, 16 * step)); });
         }
         meanwhile();
     }

@@ -69,7 +69,8 @@ inline bool wants_gate_gradient(const Problem& problem) {
 inline bool has_few_gate_sums(const Problem& problem) {
     return wants_gate_gradient(problem) && problem.whole.sequences * problem.whole.heads * problem.group < 8;
 }
-// The same of so few tokens that gate gradients do not average the roundings of products in 16 bits, either.
+// The same of so few tokens that gate gradients do not average the roundings of products in 16 bits, either
+// (docs/numerics.md, "Gates of few heads").
 inline bool gates_rest_on_few_tokens(const Problem& problem) {
     return has_few_gate_sums(problem) && problem.whole.tokens * problem.whole.heads * problem.group < 256;
 }

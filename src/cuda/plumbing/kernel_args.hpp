@@ -105,10 +105,9 @@ struct Prepared {
                                             // beta; beta
     float* decay;                           // [places,2], of channel gates [places,K,2]: SplitDecay of the chunk
     float* numbers;                         // [places,4] added, kept, reflects, through (DeltaExactness)
-    std::int32_t* exact;                    // [places,2] of a forward of the delta rule, tokens, 64 for none: the one
-                                            // from which on keys overlap, before which rows of scores_low are zeros,
-                                            // and if there is none it is not there; from which on the recurrence takes
-                                            // over
+    std::int32_t* exact;                    // [places,2] of a forward of the delta rule the token, 64 for none, from
+                                            // which on keys overlap (channel gates: 0 where some do), without which
+                                            // scores_low is not there; and that from which on the recurrence takes over
     std::int32_t* overlap;                  // [places] KeyOverlap of a backward of the delta rule, else null
     // Of channel gates: decayed rows [places,64,K], of those erased and written what 8 bits leave of them, where
     // chunks need it; [places,K] what a chunk adds to the errors in the state's channels. Their numbers: kept, whether

@@ -77,7 +77,7 @@ TEST(Solve, KeysOfFewDirections) {
     }
 }
 
-// The kernels of bf16 dot products take 64 keys and 32 values at least, and for gates' gradients 8 heads.
+// The kernels of bf16 dot products take 64 keys and 32 values at least, and for gates' gradients 256 tokens times heads.
 TEST(Solve, OverlappingKeysInBf16DotProducts) {
     for (const std::string op : delta_operators) {
         for (const char* direction : {":fwd", ":bwd"}) {

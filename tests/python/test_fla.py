@@ -91,7 +91,7 @@ def compare(op, problem, T, D, offsets=None, H=1, form="chunk", chunks_served=No
         assert ratio(state, expected[1]) <= bars[0], dtype
         for name, x in mine.items():
             bar = bars[1] if name in ("q", "k", "v", "p", "initial_state") else bars[2]
-            if name == "g" and H < 8:  # few sums, which may cancel: nothing inside is rounded
+            if name == "g" and H * T < 256:  # few sums, which may cancel: nothing inside is rounded
                 bar = RATIOS[torch.float32][2]
             assert ratio(x.grad, reference[name].grad) <= bar, (dtype, name)
         assert chunks_served is None or chunks_served(dtype)
@@ -107,7 +107,7 @@ def test_dense(problem, op, T, D):
 @pytest.mark.parametrize("T, D", [(75, 72), (83, 100)])
 @pytest.mark.parametrize("op", OPS)
 def test_bf16_gradients_of_gates(problem, op, T, D, chunks_served):
-    """From eight heads on the gradients of gates, too, come from bf16 products. Sizes that chunks serve in any type."""
+    """From 256 tokens times heads on these, too, come from bf16 products. Sizes that chunks serve in any type."""
     compare(op, problem, T, D, H=8, chunks_served=chunks_served)
 
 

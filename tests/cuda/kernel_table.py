@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What ptxas makes of src/cuda/kernels: registers, spills, blocks per multiprocessor, instructions; needs no GPU.
+"""What ptxas makes of src/cuda/kernels: registers, spills, serialized products, blocks, instructions; needs no GPU.
 
 usage: kernel_table.py [--check] [--update docs/cuda-kernels.md] [--instructions sm_80] [--jobs 2]
 Prints the tables; --update puts them into the document, behind its text. --check compares with the limits below and
@@ -97,6 +97,7 @@ class Code:
     stack: int = 0
     spilled: int = 0  # bytes, stores and loads
     static_shared: int = 0
+    serialized: bool = False  # the products of groups of warps, each of which waits for the one before
     kinds: dict = dataclasses.field(default_factory=dict)
     instructions: int = 0
 
@@ -134,7 +135,9 @@ def resources(ptxas):
     """{symbol: Code} of what ptxas -v says."""
     found, properties = {}, None
     for line in ptxas.splitlines():
-        if match := re.search(r"Compiling entry function '(\w+)'", line):
+        if match := re.search(r"wgmma\.mma_async instructions are serialized .* in the function '(\w+)'", line):
+            found.setdefault(match[1], Code()).serialized = True
+        elif match := re.search(r"Compiling entry function '(\w+)'", line):
             properties = found.setdefault(match[1], Code())
         elif match := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
             properties.stack += int(match[1])
@@ -285,6 +288,8 @@ def violations(table, memory):
                                     ("bytes spilled", code.spilled, spilled)):
                 if got > most:
                     yield f"{name}, {gpu.architecture}: expected at most {most} {word}, got {got}"
+            if code.serialized:
+                yield f"{name}, {gpu.architecture}: ptxas serializes its wgmma"
         if name.startswith(("walk_", "split_", "tensor_forward", "tensor_walk", "tensor_sweep", "tensor_gradients",
                             "channel_prepare", "channel_walk", "channel_states", "channel_sweep", "channel_gradients",
                             "channel_key_sums", "recurrent_backward", "convolution")) and memory_of(name, memory)[0][0] == 0:

@@ -121,7 +121,8 @@ HEADRACE_DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;"
 template <int tiles>
 HEADRACE_DEVICE void begin_products(float (&sums)[tiles][4]) {
 #pragma unroll
-    for (auto& tile : sums) asm volatile("" : "+f"(tile[0]), "+f"(tile[1]), "+f"(tile[2]), "+f"(tile[3]));
+    for (int i = 0; i < tiles; ++i)
+        asm volatile("" : "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3]));
     begin_products();
 }
 // Ends a group of this warp's products.
@@ -131,7 +132,8 @@ template <int pending, int tiles>
 HEADRACE_DEVICE void wait_for_products(float (&sums)[tiles][4]) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 #pragma unroll
-    for (auto& tile : sums) asm volatile("" : "+f"(tile[0]), "+f"(tile[1]), "+f"(tile[2]), "+f"(tile[3])::"memory");
+    for (int i = 0; i < tiles; ++i)
+        asm volatile("" : "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3])::"memory");
 }
 // What this thread has written to shared memory is there for products of groups behind the next barrier.
 HEADRACE_DEVICE void publish_to_products() {

@@ -90,10 +90,12 @@ class Plan(unittest.TestCase):
             """Accesses of 128 bytes: 512 of a matrix or of 16 bytes a lane, 256 of doubles where a tile has them. Pairs of
             floats are factors of columns, which eight lanes share."""
             wide = ".x4." in instruction or re.search(r"\.v4\.|\.v2\..64", instruction) or instruction.startswith("cp.async.cg")
-            return 4 if wide else 2 if instruction.endswith("f64") and launch["arithmetic"] == "f64" else 1
+            doubles = instruction.endswith("f64") and launch["arithmetic"] == "f64"
+            apart = launch["kernel"] == "tensor_gradients" and ".v2.f32" in instruction  # sums that each lane keeps
+            return 4 if wide else 2 if doubles or apart else 1
 
         # Written by one part of a launch and read by another; or by launches of their own.
-        saved_in = {"tensor_prepare": 0, "tensor_walk": 1, "tensor_forward_gradient": 0, "tensor_add_outputs": 1}.get(launch["kernel"], 0.5) * launch["saved_bytes"]
+        saved_in = {"tensor_prepare": 0, "tensor_walk": 1, "tensor_forward_gradient": 0, "tensor_add_outputs": 1, "tensor_gradients": 1}.get(launch["kernel"], 0.5) * launch["saved_bytes"]
         saved_out = launch["saved_bytes"] - saved_in
         tiles = r"(ld|st)(\.shared)?(\.v[24])?\.[fu](32|64)|shfl.*|ldmatrix.*|cp\.async\.c[ag]\..*"
         if launch["arithmetic"] == "f32":
@@ -107,7 +109,7 @@ class Plan(unittest.TestCase):
             "bytes out": (launch["output_bytes"] + saved_out, moved("st"), EXACT),
         }
         # a lane has a few numbers; lanes read the same
-        idle = {"tensor_prepare": 0.05, "tensor_walk": 0.12, "recurrent_forward": 0.8}.get(launch["kernel"], EXACT)
+        idle = {"tensor_prepare": 0.05, "tensor_walk": 0.12, "tensor_gradients": 0.03, "recurrent_forward": 0.8}.get(launch["kernel"], EXACT)
         for name in ("bytes in", "bytes out"):
             pairs[name] = (*pairs[name][:2], idle)
         if launch["tensor_flop"] == 0:  # else of elementwise work
@@ -160,9 +162,12 @@ class Plan(unittest.TestCase):
         self.compared("linear_attention:bwd t256 h2 hv6 k64 v64 bf16 force=cuda.tensor cuda")
         for heads in ("h2 hv8", "h8"):
             self.compared(f"retention:bwd t64 {heads} k128 v128 l2norm bf16 force=cuda.tensor cuda", only="tensor_add")
-
         for operator in ("retention:fwd", "linear_attention:bwd"):
             self.compared(f"{operator} t64 h33 k256 v128 bf16 force=cuda.tensor cuda", only="tensor_add")
+
+    def test_delta_gradients(self):
+        for operator, sizes in (("gated_delta_rule", "k64 v128 l2norm"), ("comba", "k128 v64"), ("delta_rule", "k128 v64")):
+            self.compared(f"{operator}:bwd t128 h2 hv4 {sizes} bf16 force=cuda.tensor cuda", only="tensor_gradients")
 
     def test_split(self):
         problem = "gated_delta_rule:bwd t128 h1 hv2 k64 v64 bf16 gate=step+head force=cuda.split cuda"

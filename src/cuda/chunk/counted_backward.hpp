@@ -51,24 +51,29 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
 // Follows GradientKernel::run: all value heads of a key head.
 template <int K, bool comba>
 BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    constexpr double warps = 8, on_diagonal = 6, tiles = K / 32.0, operand = 512, pair = 128, kept = 8 * 512;
+    constexpr double warps = 8, tiles = K / 16.0, operand = 512, pair = 128, pair_blocks = 9;
     const double C = tensor_chunk, blocks = quotient_up(args.V, tensor_values), rows = comba ? 3 : 2;
     TileCounter head, chunk;
-    const auto multiply = [](TileCounter& counter, double products, double operands, double waits) {
-        counter.work.tensor_flop += products * WarpProducts::flop_of_product;
-        counter.work.tile_bytes += operands * operand;
-        counter.work.tile_waits += waits;
+    // By all warps, of so many steps and tiles of columns.
+    const auto multiply = [](TileCounter& counter, double steps, double columns) {
+        counter.work.tensor_flop += warps * steps * columns * WarpProducts::flop_of_product;
+        counter.work.tile_bytes += warps * steps * (1 + columns / 2) * operand;
+        counter.work.tile_waits += steps;
     };
-    const auto score = [&](TileCounter& counter) {
-        if (args.gate_gradient) multiply(counter, on_diagonal * K / 16 * 8, on_diagonal * K / 16 * 5, K / 16.0);
-    };
-    // of 64 values: with the states, which d_o and y share but of comba; with their gradients; d_P and d_l
-    multiply(head, blocks * warps * 4 * 4 * tiles, blocks * warps * 4 * (4 + tiles / 2), blocks * (comba ? 8 : 4));
-    if (comba) head.work.tile_bytes += blocks * warps * 4 * (2 + tiles / 2) * operand;
-    multiply(head, blocks * warps * 4 * 2 * tiles, blocks * warps * 4 * (2 + tiles / 2), blocks * 4);
-    multiply(head, blocks * on_diagonal * 4 * 8, blocks * on_diagonal * 4, 0);
-    head.work.tile_bytes += blocks * (warps * 3 * (4 * tiles + 4) * pair + 2 * 64 * K * 2 + 3 * 64 * 64 * 2);
-    if (args.gate_gradient) multiply(head, blocks * K / 2, blocks * K / 2, blocks * 2);  // with each other
+    const auto access = [](TileCounter& counter, double pairs) { counter.work.tile_bytes += warps * pairs * pair; };
+    // of 64 values: d_o S^T, y S^T and r D^T, which are added to all heads', and d_o r^T or y r^T
+    for (int i = 0; i < 3; ++i) {
+        multiply(head, blocks * 4, tiles);
+        head.work.tile_bytes += warps * blocks * tiles / 2 * operand;
+        access(head, blocks * 2);
+    }
+    multiply(head, blocks * 4, 8);
+    if (args.gate_gradient) {  // S and D with each other
+        head.work.tensor_flop += blocks * K / 2 * WarpProducts::flop_of_product;
+        head.work.tile_bytes += blocks * K / 2 * operand;
+        head.work.tile_waits += blocks * 2;
+    }
+    head.work.tile_bytes += blocks * (2 * 64 * K * 2 + 3 * 64 * 64 * 2);
     head.work.saved_bytes = args.V * (K + 64.0) * 2 * 2;
     head.work.input_bytes = C * args.V * 2 + bytes_of(args.log_decays, C) + bytes_of(args.beta, C);
     for (double i = 0; i < blocks; ++i) {
@@ -76,32 +81,35 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
         if (args.stages == 1) head.barrier(), head.work.memory_waits += 1;
     }
     // behind them
-    if (comba) score(head);
-    head.work.tile_bytes += (12 * 2 + 10 + on_diagonal * (4 + 24 + 4)) * pair;
-    head.work.tile_bytes += on_diagonal * kept * (2 - 1.0 / args.group);  // weights, which the first head only stores
+    if (comba) multiply(head, K / 16.0, 8);                                    // scores
+    access(head, 2 * 3 + pair_blocks * (2 + 4 + 2 * (2 - 1.0 / args.group)));  // weights, which the first only stores
+    head.work.tile_bytes += 20 * pair;
     head.work.tile_waits += 20;
-    for (int i = 0; i < 2 + (args.d_beta.given ? 1 : 0); ++i) head.barrier();
+    for (int i = 0; i < 2; ++i) head.barrier();
     head.work.output_bytes = bytes_of(args.d_beta, C) + bytes_of(args.d_log_decays, C);
     if (args.gate_gradient) {
-        head.work.tile_bytes += comba ? 0 : on_diagonal * kept;
-        head.work.tile_bytes += warps * (comba ? 2 * 50 + 33 : 50 + 25) * pair + 40 * pair;
-        head.work.tile_waits += 40;
-        for (int i = 0; i < (comba ? 6 : 3); ++i) head.barrier();
+        access(head, (comba ? 0 : pair_blocks * 2) + 4 * pair_blocks + 16 + 6 * rows);  // sums of neighbours, too
+        head.work.tile_bytes += 40 * pair;
+        head.work.tile_waits += 30;
     }
     // of the keys
     chunk.work = head.work * args.group;
     chunk.work.input_bytes += rows * C * args.K * 2;
     chunk.work.memory_waits += 2;
-    chunk.work.barriers += 4;
+    chunk.work.barriers += 5;
     chunk.work.tile_bytes += rows * C * K * 2 * 2;
-    if (!comba) score(chunk);
-    chunk.work.tile_bytes += on_diagonal * ((comba || !args.gate_gradient ? 1 : 2) * kept + 16 * pair);
-    multiply(chunk, warps * 24 * tiles, warps * 3 * (1.5 * tiles + 8), 6);
+    if (!comba && args.gate_gradient) {
+        multiply(chunk, K / 16.0, 8);
+        access(chunk, pair_blocks * 2);
+    }
+    access(chunk, pair_blocks * 2 + 16);
+    for (int i = 0; i < 4; ++i) multiply(chunk, 4, tiles);
     const Strided* const stored[] = {&args.d_q, &args.d_k, &args.d_p};
     for (const Strided* tensor : stored) {
         if (!tensor->given) continue;
         chunk.work.output_bytes += bytes_of(*tensor, C * args.K);
-        chunk.work.tile_bytes += warps * (args.l2norm ? 3 : 2) * 4 * tiles * pair + C * args.K * 2;
+        chunk.work.tile_bytes += warps * (args.l2norm ? 2 : 1) * tiles / 2 * operand + C * args.K * 2;
+        access(chunk, 2 * tiles + (args.l2norm ? 10 : 0));
         for (int i = 0; i < (args.l2norm ? 3 : 2); ++i) chunk.barrier();
     }
     return {{}, chunk.work};

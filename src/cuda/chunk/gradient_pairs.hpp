@@ -1,78 +1,112 @@
-// gradient_pairs: of a matrix over pairs of tokens in accumulators, the sum over the pairs that span each gate.
+// gradient_pairs: matrices over pairs of tokens in accumulators: which warp has what of them, and the sum over the
+// pairs that span each gate.
 #pragma once
 
 #include "cuda/kernels/kernels.hpp"
-#include "cuda/tiles/matrices.hpp"
+#include "cuda/tiles/warp_products.hpp"
 
 namespace headrace::cuda {
 
-// Of M [64,64], 32 rows and 16 columns of it one of eight warps': the sums over j < m <= i, or m < i, of M_ij for each
-// m. Nothing is subtracted: running sums along rows, then down columns (docs/decisions/002).
+// Of M [64,64], needed on and below its diagonal, four warps have 16 rows each: eight from either end, so that all need
+// nine blocks of 8 x 8. Eight warps have two such matrices, four each.
+struct TokenPairs {
+    using Sums = float[8][4];  // accumulators of 16 rows and 8 columns; of half h rows 2 h and 2 h + 1
+    static constexpr int blocks = 9, matrices = 2, warps = 8;
+
+    HEADRACE_DEVICE static int matrix() { return warp_here() / 4; }  // that this warp has
+    HEADRACE_DEVICE static int first_row(int half, int of_warp = warp()) {
+        return half == 0 ? of_warp % 4 * 8 : tensor_chunk - 8 - of_warp % 4 * 8;
+    }
+    HEADRACE_DEVICE static int row(int half) { return first_row(half) + lane() / 4; }  // this lane's
+    // f(half, tile, place, on_diagonal) for this warp's blocks, whose places count them. One of each half is on the
+    // diagonal.
+    template <class F>
+    HEADRACE_DEVICE static void each_block(F f) {
+        const int of_first = warp_here() % 4;
+#pragma unroll
+        for (int block = 0; block < 12; ++block) {
+            const int half = block < 4 ? 0 : 1, tile = block - 4 * half;
+            const int last = half == 0 ? of_first : 7 - of_first;
+            if (tile <= last) f(half, tile, tile + half * (of_first + 1), tile == last);
+        }
+    }
+};
+
+// The sums over j < m <= i, or m < i, of M_ij for each m, of both matrices together. Nothing is subtracted: running
+// sums along rows, then down columns (docs/decisions/002).
 struct SpanningPairs {
-    using Sums = float[2][2][4];  // accumulators of 16 rows and 8 columns
+    float* of_warps;  // [8,C] of the 16 rows of a warp
 
-    float* of_quarters;  // [4,C] of 16 columns of each row
-    float* of_halves;    // [2,C] of 32 rows of each column
+    __host__ __device__ void carve(Arena& arena) { of_warps = arena.take<float>(TokenPairs::warps * tensor_chunk); }
 
-    __host__ __device__ void carve(Arena& arena) {
-        of_quarters = arena.take<float>(4 * tensor_chunk);
-        of_halves = arena.take<float>(2 * tensor_chunk);
-    }
-    HEADRACE_DEVICE static int first_row() { return warp() / 4 * 32 + lane() / 4; }  // of this lane
-
-    // M becomes the sums of what lies before it in its quarter of the row. The next step is behind a barrier.
-    HEADRACE_DEVICE void sum_rows(Sums& M) const {
-        const int t = lane() % 4;
-#pragma unroll
-        for (int row = 0; row < 4; ++row) {
-            const int half = row % 2;
-            float running = 0;
-#pragma unroll
-            for (int tile = 0; tile < 2; ++tile) {
-                float(&of)[4] = M[row / 2][tile];
-                const float first = of[2 * half];
-                float sum = first + of[2 * half + 1];
-#pragma unroll
-                for (int distance = 1; distance < 4; distance *= 2) {
-                    const float earlier = ptx::shuffle_from(sum, (lane() - distance) & (warp_lanes - 1));
-                    if (t >= distance) sum += earlier;
-                }
-                const float left = ptx::shuffle_from(sum, (lane() - 1) & (warp_lanes - 1)),
-                            before = running + (t > 0 ? left : 0.0f);
-                running += ptx::shuffle_from(sum, lane() | 3);
-                of[2 * half] = before;
-                of[2 * half + 1] = before + first;
-            }
-            if (t == 0) of_quarters[warp() % 4 * tensor_chunk + first_row() + 8 * row] = running;
-        }
-    }
     // `own`: of rows i >= m, else i > m. The sums are there behind a barrier.
-    HEADRACE_DEVICE void sum_columns(const Sums& M, bool own) const {
-        float left[4] = {};
+    HEADRACE_DEVICE void add_up(TokenPairs::Sums& M, bool own) const {
+        sum_rows(M);
+        sum_columns(M, own);
+    }
+    // Of tokens 2 lane and 2 lane + 1.
+    HEADRACE_DEVICE float2 spanning() const {
+        float2 sum = {};
 #pragma unroll
-        for (int quarter = 0; quarter < 3; ++quarter) {
-            if (quarter >= warp() % 4) break;
-#pragma unroll
-            for (int row = 0; row < 4; ++row) left[row] += of_quarters[quarter * tensor_chunk + first_row() + 8 * row];
+        for (int of_warp = 0; of_warp < TokenPairs::warps; ++of_warp) {
+            const float2 of = *reinterpret_cast<const float2*>(of_warps + of_warp * tensor_chunk + 2 * lane());
+            sum.x += of.x, sum.y += of.y;
         }
+        return sum;
+    }
+
+  private:
+    // M becomes the sums of what lies before it in its row.
+    HEADRACE_DEVICE static void sum_rows(TokenPairs::Sums& M) {
+        const int t = lane() % 4;
+        float running[2] = {};
+        TokenPairs::each_block([&](int half, int tile, int, bool) {
+            float(&of)[4] = M[tile];
+            const float first = of[2 * half];
+            float sum = first + of[2 * half + 1];
 #pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
+            for (int distance = 1; distance < 4; distance *= 2) {
+                const float earlier = ptx::shuffle_from(sum, (lane() - distance) & (warp_lanes - 1));
+                if (t >= distance) sum += earlier;
+            }
+            const float left = ptx::shuffle_from(sum, (lane() - 1) & (warp_lanes - 1)),
+                        before = running[half] + (t > 0 ? left : 0.0f);
+            running[half] += ptx::shuffle_from(sum, lane() | 3);
+            of[2 * half] = before;
+            of[2 * half + 1] = before + first;
+        });
+    }
+    // A lane's sums of two rows in 16 columns become those of 16 rows in two, as lanes give each other half of what
+    // they have left.
+    HEADRACE_DEVICE void sum_columns(const TokenPairs::Sums& M, bool own) const {
+        const LanePlace at;
+        float sums[8][2] = {};
+        TokenPairs::each_block([&](int half, int tile, int, bool on_diagonal) {
+            const int i = lane() / 4;
+            float left = M[tile][2 * half], right = M[tile][2 * half + 1];
+            if (on_diagonal) {
+                left = at.column < i || (own && at.column == i) ? left : 0.0f;
+                right = at.column + 1 < i || (own && at.column + 1 == i) ? right : 0.0f;
+            }
+            sums[tile][0] += left, sums[tile][1] += right;
+        });
 #pragma unroll
-            for (int side = 0; side < 2; ++side) {
-                const int m = warp() % 4 * 16 + 8 * tile + LanePlace().column + side;
-                float sum = 0;
+        for (int left = 4; left > 0; left /= 2) {  // tiles
+            const bool upper = (lane() & 4 * left) != 0;
 #pragma unroll
-                for (int row = 0; row < 4; ++row) {
-                    const int i = first_row() + 8 * row;
-                    if (i > m || (own && i == m)) sum += M[row / 2][tile][row % 2 * 2 + side] + left[row];
+            for (int tile = 0; tile < left; ++tile) {
+#pragma unroll
+                for (int side = 0; side < 2; ++side) {
+                    const float kept = upper ? sums[tile + left][side] : sums[tile][side],
+                                given = upper ? sums[tile][side] : sums[tile + left][side];
+                    sums[tile][side] = kept + ptx::shuffle_xor(given, 4 * left);
                 }
-#pragma unroll
-                for (int distance = 4; distance < warp_lanes; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
-                if (lane() < 4) of_halves[warp() / 4 * tensor_chunk + m] = sum;
             }
         }
+        const int tile = lane() / 4;
+        *reinterpret_cast<float2*>(of_warps + warp_here() * tensor_chunk + 8 * tile + at.column) = {sums[0][0],
+                                                                                                    sums[0][1]};
     }
-    HEADRACE_DEVICE float spanning(int m) const { return of_halves[m] + of_halves[tensor_chunk + m]; }
 };
 
 }  // namespace headrace::cuda

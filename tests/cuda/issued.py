@@ -58,12 +58,12 @@ PREPARED_HEADS = 4
 WITH_FETCHING, FETCHING = ("tensor_walk", "tensor_sweeps", "tensor_sweep_segments"), 4  # kernels with more than 64 channels; warps
 GROUP, THREE_GROUPS = 4, 384  # warps; threads of blocks that have a third group, which the table leaves out
 # The least share of a warp's lanes that execute an instruction, on the mean, where all tiles are whole: what is lost are
-# lanes that part, at masks, or have nothing to do. Gradients lose up to a fifth, where lanes part on the diagonals of
-# triangles; with 64 channels so do the warps that decay rows for a walk, and prepare where it adds up over tokens. In
-# double few lanes compute the decays of one gate per token and their gradients.
+# lanes that part, at masks, or have nothing to do. Gradients under gates per channel lose up to a fifth, where lanes
+# part on the diagonals of triangles; with 64 channels so do the warps that decay rows for a walk, and prepare where it
+# adds up over tokens. In double few lanes compute the decays of one gate per token and their gradients.
 LANES = 0.85
 # A block of channel_prepare_low looks at a place with each of up to 16 lanes, here at one.
-FEWER = {"channel_prepare_low": 0.35, "tensor_gradients": 0.75, "channel_gradients": 0.75, "channel_walk": 0.75,
+FEWER = {"channel_prepare_low": 0.35, "channel_gradients": 0.75, "channel_walk": 0.75,
          "channel_prepare": 0.84, "split_gradients": 0.65, "split_sweeps": 0.73}
 
 

@@ -10,10 +10,10 @@ namespace headrace::cuda {
 // Of M [64,64], needed on and below its diagonal, four warps have 16 rows each: eight from either end, so that all need
 // nine blocks of 8 x 8. Eight warps have two such matrices, four each.
 struct TokenPairs {
-    using Sums = float[8][4];  // accumulators of 16 rows and 8 columns; of half h rows 2 h and 2 h + 1
-    static constexpr int blocks = 9, matrices = 2, warps = 8;
+    using Sums = float[8][4];  // accumulators of 16 rows and 8 columns: [tile][2 h], [tile][2 h + 1] of half h
+    static constexpr int blocks = 9, warps = 8;
 
-    HEADRACE_DEVICE static int matrix() { return warp_here() / 4; }  // that this warp has
+    HEADRACE_DEVICE static int matrix() { return warp_here() / 4; }  // this warp's, of two
     HEADRACE_DEVICE static int first_row(int half, int of_warp = warp()) {
         return half == 0 ? of_warp % 4 * 8 : tensor_chunk - 8 - of_warp % 4 * 8;
     }

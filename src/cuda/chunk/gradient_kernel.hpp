@@ -552,7 +552,9 @@ struct GradientKernel {
     }
     // Zeros above the diagonal, too.
     HEADRACE_DEVICE void leave_pairs(bool fine) const {
-        const Matrix<64> to = of_erases() ? L : W, to_low = of_erases() ? L_low : W_low;
+        const int erases = of_erases() ? 1 : 0;
+        const Matrix<64> to{W.data + erases * (L.data - W.data)},
+            to_low{W_low.data + erases * (L_low.data - W_low.data)};
         float sums[8][4] = {};
         TokenPairs::each_block([&](int half, int tile, int place, bool) {
             const float2 kept = kept_at(weights, place);

@@ -81,8 +81,9 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
         if (args.stages == 1) head.barrier(), head.work.memory_waits += 1;
     }
     // behind them
-    if (comba) multiply(head, K / 16.0, 8);                                    // scores
-    access(head, 2 * 3 + pair_blocks * (2 + 4 + 2 * (2 - 1.0 / args.group)));  // weights, which the first only stores
+    if (comba) multiply(head, K / 16.0, 8);
+    // weights, which the first head only stores
+    access(head, 2 * 3 + pair_blocks * (2 + 4 + 2 * (2 - 1.0 / args.group)));
     head.work.tile_bytes += 20 * pair;
     head.work.tile_waits += 20;
     for (int i = 0; i < 2; ++i) head.barrier();

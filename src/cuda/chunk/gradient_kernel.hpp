@@ -170,6 +170,7 @@ struct GradientKernel {
         }
         add_pairs(any_fine, d_q, d_k, d_e);
     }
+    // The next ones.
     HEADRACE_DEVICE Values behind(Values values) const {
         const bool same = values.block + 1 < value_blocks();
         return {same ? values.member : values.member + 1, same ? values.block + 1 : 0};
@@ -298,15 +299,15 @@ struct GradientKernel {
     }
 
     // ---- of 64 values ----
-    // Gives <S,D>, this lane's part. `behind`: others of the head.
-    HEADRACE_DEVICE float add_values(const Stage& now, bool behind, Sums& d_q, Sums& d_k, Sums& d_e, PairSums& d_pairs,
+    // Gives <S,D>, this lane's part. `add`: to pairs of other values of the head.
+    HEADRACE_DEVICE float add_values(const Stage& now, bool add, Sums& d_q, Sums& d_k, Sums& d_e, PairSums& d_pairs,
                                      BorderDots& dots) const {
         const Places at = Places::of_thread();
         Sums part;
         Products::multiply(part, rows_of(now.d_o, at.rows), now.S, at.channel, false);
         const float crossing = args.gate_gradient ? cross(now) : 0.0f;
         Products::template wait<0>(part);
-        Products::multiply(d_pairs, pairs_left(now.d_o, now.y, at), now.r, 0, behind);
+        Products::multiply(d_pairs, pairs_left(now.d_o, now.y, at), now.r, 0, add);
         if (comba) Products::template wait<0>(d_pairs);  // as registers are few
         fold(d_q, dots.q, part, q, read, at);
         Products::multiply(part, columns_of(now.y, at.columns), now.S, at.channel, false);

@@ -9,68 +9,60 @@ namespace headrace::cuda {
 // Functions `load(a, step)` give this lane's part of 16 columns of a left operand, from 16 step on.
 template <bool by_group>
 struct GradientProducts {
-    // sums = a m, or with `add` sums + a m: 64 deep, of the columns of m from `first` on. They are there when waited for.
+    // sums = a m, or with `add` sums + a m: 64 deep, of the columns of m from `first` on. They are there when waited
+    // for.
     template <int tiles, int columns, class Load>
     HEADRACE_DEVICE static void multiply(float (&sums)[tiles][4], Load load, Matrix<columns> m, int first, bool add) {
-        if constexpr (by_group) {
-            std::uint32_t a[4][4];
-#pragma unroll
-            for (int step = 0; step < 4; ++step) load(a[step], step);
-            const group_products::GroupOperandAt<columns> from(m);
-            ptx::begin_products(sums);
-#pragma unroll
-            for (int step = 0; step < 4; ++step)
-                ptx::multiply_group_bf16<true>(sums, a[step], from.at(16 * step, first), add || step > 0);
-            ptx::end_products();
-        } else {
-            if (!add) clear(sums);
-            const OperandAt<columns> from{OperandAt<columns>::down(m, lane_here()).at(0, first)};
-            HEADRACE_ROLLED
-            for (int step = 0; step < 4; ++step) {
-                std::uint32_t a[4], b[4];
-                load(a, step);
-#pragma unroll
-                for (int tile = 0; tile < tiles; tile += 2) {
-                    ptx::load_matrix_transposed(b, from.at(16 * step, 8 * tile));
-                    ptx::multiply_bf16(sums[tile], a, {b[0], b[1]});
-                    ptx::multiply_bf16(sums[tile + 1], a, {b[2], b[3]});
-                }
-            }
-        }
+        multiply_steps<4, true>(sums, load, m, first, add);
     }
     // sums = a m^T, K deep.
     template <int tiles, int K, class Load>
     HEADRACE_DEVICE static void multiply_transposed(float (&sums)[tiles][4], Load load, Matrix<K> m) {
-        if constexpr (by_group) {
-            std::uint32_t a[K / 16][4];
-#pragma unroll
-            for (int step = 0; step < K / 16; ++step) load(a[step], step);
-            const group_products::GroupOperandAt<K> from(m);
-            ptx::begin_products(sums);
-#pragma unroll
-            for (int step = 0; step < K / 16; ++step)
-                ptx::multiply_group_bf16<false>(sums, a[step], from.at(0, 16 * step), step > 0);
-            ptx::end_products();
-        } else {
-            clear(sums);
-            const auto from = OperandAt<K>::across(m, lane_here());
-            HEADRACE_ROLLED
-            for (int step = 0; step < K / 16; ++step) {
-                std::uint32_t a[4], b[4];
-                load(a, step);
-#pragma unroll
-                for (int tile = 0; tile < tiles; tile += 2) {
-                    ptx::load_matrix(b, from.at(8 * tile, 16 * step));
-                    ptx::multiply_bf16(sums[tile], a, {b[0], b[1]});
-                    ptx::multiply_bf16(sums[tile + 1], a, {b[2], b[3]});
-                }
-            }
-        }
+        multiply_steps<K / 16, false>(sums, load, m, 0, false);
     }
     // For all products but those that ended last, `pending` times.
     template <int pending, int... tiles>
     HEADRACE_DEVICE static void wait(float (&... sums)[tiles][4]) {
         if constexpr (by_group) (ptx::wait_for_products<pending>(sums), ...);
+    }
+
+  private:
+    // `down`: of the rows of m, of columns from `first` on; else of its columns, of all rows.
+    template <int steps, bool down, int tiles, int columns, class Load>
+    HEADRACE_DEVICE static void multiply_steps(float (&sums)[tiles][4], Load load, Matrix<columns> m, int first,
+                                               bool add) {
+        if constexpr (by_group) {
+            std::uint32_t a[steps][4];
+#pragma unroll
+            for (int step = 0; step < steps; ++step) load(a[step], step);
+            const group_products::GroupOperandAt<columns> from(m);
+            ptx::begin_products(sums);
+#pragma unroll
+            for (int step = 0; step < steps; ++step)
+                ptx::multiply_group_bf16<down>(sums, a[step], down ? from.at(16 * step, first) : from.at(0, 16 * step),
+                                               add || step > 0);
+            ptx::end_products();
+        } else {
+            if (!add) clear(sums);
+            const int own = lane_here();
+            const OperandAt<columns> from{down ? OperandAt<columns>::down(m, own).at(0, first)
+                                               : OperandAt<columns>::across(m, own).first};
+            HEADRACE_ROLLED
+            for (int step = 0; step < steps; ++step) {
+                std::uint32_t a[4], b[4];
+                load(a, step);
+#pragma unroll
+                for (int tile = 0; tile < tiles; tile += 2) {
+                    if constexpr (down) {
+                        ptx::load_matrix_transposed(b, from.at(16 * step, 8 * tile));
+                    } else {
+                        ptx::load_matrix(b, from.at(8 * tile, 16 * step));
+                    }
+                    ptx::multiply_bf16(sums[tile], a, {b[0], b[1]});
+                    ptx::multiply_bf16(sums[tile + 1], a, {b[2], b[3]});
+                }
+            }
+        }
     }
 };
 

@@ -34,6 +34,8 @@ FORWARDS = {"gated_delta_rule": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 
             "kda": ["t256 h1 v64", "t128 h1 v64", "t2048 h1 v64", "t3072 h1 v64"],
             "gla": ["t256 h1 v64", "t128 h1 v64", "t2048 h1 v64", "t3072 h1 v64"]}
 IN_SEGMENTS = ("t2048", "t1536")
+LONG = (*IN_SEGMENTS, "t3072")
+WIDE = ("gated_delta_rule", "comba")  # which have kernels of 256 channels, in bf16 and not in segments
 SWEPT = ["t128 h4 hv8 v64", "t192 h8 v64", "t128 h8 v64", "t64 h8 v128", "t64 h34 v128",
          "t2048 h4 v64", "t3072 h4 v64"]
 BACKWARDS = {"gated_delta_rule": SWEPT, "comba": SWEPT, "kda": SWEPT, "gla": SWEPT,
@@ -84,13 +86,21 @@ class Measured(typing.NamedTuple):
     lanes: float  # on the mean of a warp's
 
 
+def sizes_of(operator, direction, K, dtype, quick):
+    sizes = (FORWARDS if direction == "fwd" else BACKWARDS)[operator]
+    if dtype != "bf16" and (operator, direction) not in IN_F16:
+        return []
+    if K > 128:
+        short = [each for each in sizes if not each.startswith(LONG)]
+        sizes = short if operator in WIDE and dtype == "bf16" else []
+    return sizes[:1] + [each for each in sizes if each.startswith(IN_SEGMENTS)] if quick else sizes
+
+
 def problems(quick):
     """[(operator, direction, K, sizes, type, form)]"""
     on_16_bits = [(operator, direction, K, sizes.format(K=K), dtype, "cuda.tensor")
-                  for K in (128, 64) for dtype in ("bf16", "f16")
-                  for direction, forms in (("fwd", FORWARDS), ("bwd", BACKWARDS)) for operator, all_sizes in forms.items()
-                  if dtype == "bf16" or (operator, direction) in IN_F16
-                  for sizes in (all_sizes[:1] + [sizes for sizes in all_sizes if sizes.startswith(IN_SEGMENTS)] if quick else all_sizes)]
+                  for K in (256, 128, 64) for dtype in ("bf16", "f16") for direction in ("fwd", "bwd")
+                  for operator in FORWARDS for sizes in sizes_of(operator, direction, K, dtype, quick)]
     return on_16_bits + [(operator, direction, K, sizes, "f64", form) for K in (128, 64) for operator in DOUBLE_OPERATORS
                          for direction, (form, all_sizes) in IN_DOUBLE.items()
                          for sizes in (all_sizes[:1] if quick else all_sizes)]

@@ -89,14 +89,14 @@ void print_split() {
         [](auto& args, auto& arena) { SplitKernel<Gate, delta, ChunkOps<Gate>>(args, arena, Use::gradients); }, true);
 }
 
-// All in shared memory, two chunks' rows in it; the same at any size that K channels serve.
+// All in shared memory, two chunks' rows in it, or one's; the same at any size that K channels serve.
 template <class Block>
-void print_tensor(const char* name, bool delta, bool outputs, int value_columns = tensor_values) {
+void print_tensor(const char* name, bool delta, bool outputs, int value_columns = tensor_values, int stages = 2) {
     print(name, delta, false, [=](const KernelArgs& args, Arena& arena) {
-        KernelArgs two = args;
-        two.stages = 2, two.o.given = outputs, two.value_columns = value_columns;
+        KernelArgs of_block = args;
+        of_block.stages = stages, of_block.o.given = outputs, of_block.value_columns = value_columns;
         arena.shared_size = ~std::size_t{0};
-        Block(two, arena);
+        Block(of_block, arena);
     });
 }
 
@@ -144,6 +144,16 @@ void print_backward(const char* size) {
     print_tensor<SweepKernel<K, Bf16, true>>((std::string("tensor_sweep_segments,") + size).c_str(), true, true);
     print_tensor<GradientKernel<K, false>>((std::string("tensor_gradients,") + size).c_str(), true, true);
     print_tensor<GradientKernel<K, true>>((std::string("tensor_gradients,") + size + ",comba").c_str(), true, true);
+}
+
+// Of more than 128 channels, of the delta rule.
+void print_wide() {
+    print_tensor<PrepareKernel<256, Bf16, false>>("tensor_prepare,k256", true, true);
+    print_tensor<PrepareKernel<256, Bf16, true>>("tensor_prepare,k256,backward", true, true);
+    print_tensor<WalkerKernel<256, Bf16>>("tensor_walk,k256", true, true);
+    print_tensor<SweepKernel<256, Bf16, false>>("tensor_sweeps,k256", true, true, tensor_values, 1);
+    print_tensor<GradientKernel<128, false, 2>>("tensor_gradients,k256", true, true);
+    print_tensor<GradientKernel<128, true, 2>>("tensor_gradients,k256,comba", true, true);
 }
 
 template <class T, bool delta>
@@ -194,6 +204,7 @@ int main() {
     print_channel<128>("k128");
     print_backward<64>("k64");
     print_backward<128>("k128");
+    print_wide();
     print_layers<float>();
     print_layers<double>();
 }

@@ -50,10 +50,14 @@ LIMITS = {
     "tensor_forward_terms k128 f16": (255, 0, 0, (0, 1, 1)),  # no room for its scores on sm_80
     "tensor_add_outputs": (128, 0, 0, (2, 2, 2)),
     "tensor_prepare": (168, 0, 0, (2, 3, 3)),
+    "tensor_prepare k256": (176, 0, 0, (1, 2, 2)),
     "tensor_join": (64, 0, 0, (2, 2, 2)),
     "tensor_join_transitions": (128, 0, 0, (2, 2, 2)),
     "channel_join": (64, 0, 0, (2, 2, 2)),
     "tensor_walk": (255, 0, 0, (1, 1, 1)),
+    # Of a state that takes 128 registers of each thread, addresses.
+    "tensor_walk k256": (255, 112, 400, (0, 1, 1)),
+    "tensor_sweeps k256": (255, 32, 88, (1, 1, 1)),
     "tensor_walk_states k64": (168, 0, 0, (2, 3, 3)),
     "tensor_walk_states k128": (255, 0, 0, (1, 1, 2)),
     "tensor_states": (255, 0, 0, (1, 1, 1)),
@@ -85,8 +89,9 @@ LIMITS = {
 # Kernels whose blocks have three groups of warps where these share registers, sm_90a, and the bytes of shared memory
 # that they take for it (Kernel::more_shared in src/cuda/kernels/kernels.hpp; values of a second group that walks).
 THREE_GROUPS = 384
-THIRD_GROUP = {"tensor_walk k128": 0, "tensor_walk_states k128": 2 * 64 * 64 * 2, r"tensor_forward\w* k128": 0,
+THIRD_GROUP = {r"tensor_walk k(128|256)": 0, "tensor_walk_states k128": 2 * 64 * 64 * 2, r"tensor_forward\w* k128": 0,
                "tensor_states k128": 0, r"channel_(walk|states) k\d+ delta": 0, "tensor_sweeps k128": 2 * 64 * (128 + 64),
+               "tensor_sweeps k256": 2 * 64 * (256 + 64),
                "tensor_sweep_segments k128": 0}
 
 
@@ -218,7 +223,7 @@ def blocks_of(name, table, memory, size):
     threads = 128
     if name.startswith(("tensor_forward", "tensor_states", "tensor_gradients", "channel_sweep", "channel_gradients k128",
                         "channel_gradients_low k128", "channel_key_sums k128", "tensor_add_outputs k128",
-                        "tensor_walk k128", "tensor_sweeps k128", "tensor_sweep_segments k128",
+                        "tensor_walk k128", "tensor_walk k256", "tensor_sweeps k128", "tensor_sweeps k256", "tensor_sweep_segments k128",
                         "tensor_join_transitions k128")) or \
             name.startswith(("channel_walk", "channel_states")) and name.endswith("delta"):
         threads = 256

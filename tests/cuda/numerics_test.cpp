@@ -166,7 +166,8 @@ TEST(CudaNumerics, N6_AShorterSequenceIsAPrefix) {
 // Tokens before the first of a chunk whose keys overlap are solved as in a chunk without.
 TEST(CudaNumerics, N6_KeysThatOverlapFromATokenOn) {
     for (const char* operation : {"gated_delta_rule:fwd gates=lasting", "comba:fwd gates=lasting", "delta_rule:fwd"}) {
-        for (const char* words : {" k64 directions=12", " k128 directions=20", " k128 directions=60"}) {
+        for (const char* words :
+             {" k64 directions=12", " k128 directions=20", " k128 directions=60", " k256 directions=100"}) {
             const ProblemLine line =
                 line_of(std::string(operation) + words + " t128 h2 v32 bf16 betas=0,1 l2norm force=cuda.tensor cuda");
             const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);

@@ -136,6 +136,8 @@ class Plan(unittest.TestCase):
         self.compared("simple_gla:fwd t256 h1 k128 v64 bf16 force=cuda.tensor cuda")
         self.compared("gated_delta_rule:fwd t256 h1 k128 v64 bf16 l2norm force=cuda.tensor cuda")
         self.compared("comba:fwd t128 h1 hv4 k128 v128 bf16 force=cuda.tensor cuda")
+        self.compared("gated_delta_rule:fwd t256 h1 k256 v64 bf16 l2norm force=cuda.tensor cuda")
+        self.compared("comba:fwd t128 h1 hv4 k256 v128 bf16 force=cuda.tensor cuda")
         self.compared("simple_gla:fwd t256 h1 k128 v64 f16 force=cuda.tensor cuda")
         self.compared("gated_delta_rule:fwd t256 h1 k128 v64 f16 l2norm force=cuda.tensor cuda")
         for problem, count in {"gated_delta_rule:fwd t2048 h1 k64 v64 bf16": 4, "linear_attention:bwd t128 h1 k64 v64 bf16": 3,
@@ -145,6 +147,7 @@ class Plan(unittest.TestCase):
                                "gated_delta_rule:fwd t100 b2 h3 k64 v64 rawgate bf16": 3,
                                "retention:fwd t128 h2 k64 v64 bf16": 1,
                                "gated_delta_rule:bwd t64 h8 k64 v64 bf16": 3,
+                               "gated_delta_rule:bwd t64 h8 k256 v64 l2norm bf16": 4, "delta_rule:bwd t64 h8 k256 v64 bf16": 3,
                                "comba:bwd t64 h8 k64 v64 gate=step+head bf16": 6,
                                "retention:fwd t128 h1 k256 v136 bf16": 3, "gla:fwd t128 h33 k160 v64 bf16": 5,
                                "gla:bwd t256 h1 k256 v200 bf16": 7, "simple_gla:bwd t128 h2 k256 v200 bf16": 10,
@@ -166,7 +169,8 @@ class Plan(unittest.TestCase):
             self.compared(f"{operator} t64 h33 k256 v128 bf16 force=cuda.tensor cuda", only="tensor_add")
 
     def test_delta_gradients(self):
-        for operator, sizes in (("gated_delta_rule", "k64 v128 l2norm"), ("comba", "k128 v64"), ("delta_rule", "k128 v64")):
+        for operator, sizes in (("gated_delta_rule", "k64 v128 l2norm"), ("comba", "k128 v64"), ("delta_rule", "k128 v64"),
+                                ("gated_delta_rule", "k256 v128"), ("comba", "k256 v64")):
             self.compared(f"{operator}:bwd t128 h2 hv4 {sizes} bf16 force=cuda.tensor cuda", only="tensor_gradients")
 
     def test_split(self):

@@ -351,7 +351,8 @@ TEST(CudaTensor, ServesWhatItCan) {
           "simple_gla:bwd t64 h8", "simple_gla:bwd t64 h1 hv8 k128", "simple_gla:bwd t64 h8 l2norm",
           "retention:bwd t64 h8 k32 v128", "gated_delta_rule:bwd t64 h8",
           "comba:bwd t64 h2 hv8 v200 l2norm", "delta_rule:bwd t64 h1 k100", "kda:bwd t64 h2 hv8 k100 v200",
-          "gla:bwd t64 h2 hv8 k32 l2norm"})
+          "gla:bwd t64 h2 hv8 k32 l2norm", "delta_rule:fwd t64 k129", "comba:fwd t64 k256 v512 l2norm",
+          "gated_delta_rule:bwd t64 h8 k256 v512 l2norm", "comba:bwd t64 h8 k129 gate=step+head"})
         EXPECT_EQ(served_by(std::string(text) + " bf16 cuda"), "cuda.tensor") << text;
     for (const char* text :
          {"linear_attention:fwd t64 k32 v32", "simple_gla:fwd t64 k128 v256", "delta_rule:fwd t64",
@@ -363,7 +364,7 @@ TEST(CudaTensor, ServesWhatItCan) {
           "simple_gla:fwd t64 v31 bf16", "delta_rule:fwd t64 k63 bf16", "simple_gla:fwd t64 k129 l2norm bf16",
           "gla:fwd t64 k31 bf16", "kda:fwd t64 k63 bf16", "gated_delta_rule:bwd t36 h7 bf16", "gla:bwd t36 h7 bf16",
           "gated_delta_rule:bwd t64 h8 f16", "kda:bwd t64 h8 k63 bf16", "kda:bwd t64 h8 k129 bf16",
-          "simple_gla:bwd t36 h7 bf16", "delta_rule:fwd t64 k129 bf16"})
+          "simple_gla:bwd t36 h7 bf16", "delta_rule:fwd t64 k129 f16", "kda:fwd t64 k129 bf16"})
         EXPECT_NE(served_by(std::string(text) + " cuda"), "cuda.tensor") << text;
 }
 

@@ -48,10 +48,11 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
     return sweeps_work(args, back.work, on.work, values);
 }
 
-// Follows GradientKernel::run: all value heads of a key head.
+// Follows GradientKernel::run: all value heads of a key head, for each part of K channels.
 template <int K, bool comba>
 BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
-    constexpr double warps = 8, tiles = K / 16.0, operand = 512, pair = 128, pair_blocks = 9;
+    constexpr double warps = 8, parts = K > 128 ? K / 128 : 1, tiles = K / 16.0, operand = 512, pair = 128,
+                     pair_blocks = 9;
     const double C = tensor_chunk, blocks = quotient_up(args.V, tensor_values), rows = comba ? 3 : 2;
     TileCounter head, chunk;
     // By all warps, of so many steps and tiles of columns.
@@ -67,51 +68,55 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
         head.work.tile_bytes += warps * blocks * tiles / 2 * operand;
         access(head, blocks * 2);
     }
-    multiply(head, blocks * 4, 8);
+    multiply(head, parts * blocks * 4, 8);
     if (args.gate_gradient) {  // S and D with each other
         head.work.tensor_flop += blocks * K / 2 * WarpProducts::flop_of_product;
         head.work.tile_bytes += blocks * K / 2 * operand;
         head.work.tile_waits += blocks * 2;
     }
-    head.work.tile_bytes += blocks * (2 * 64 * K * 2 + 3 * 64 * 64 * 2);
-    head.work.saved_bytes = args.V * (K + 64.0) * 2 * 2;
-    head.work.input_bytes = C * args.V * 2 + bytes_of(args.log_decays, C) + bytes_of(args.beta, C);
-    for (double i = 0; i < blocks; ++i) {
+    head.work.tile_bytes += blocks * (2 * 64 * K * 2 + parts * 3 * 64 * 64 * 2);
+    head.work.saved_bytes = args.V * (K + parts * 64) * 2 * 2;
+    head.work.input_bytes = parts * (C * args.V * 2 + bytes_of(args.log_decays, C) + bytes_of(args.beta, C));
+    for (double i = 0; i < parts * blocks; ++i) {
         head.barrier();
         if (args.stages == 1) head.barrier(), head.work.memory_waits += 1;
     }
     // behind them
     if (comba) multiply(head, K / 16.0, 8);
     // weights, which the first head only stores
-    access(head, 2 * 3 + pair_blocks * (2 + 4 + 2 * (2 - 1.0 / args.group)));
-    head.work.tile_bytes += 20 * pair;
-    head.work.tile_waits += 20;
-    for (int i = 0; i < 2; ++i) head.barrier();
-    head.work.output_bytes = bytes_of(args.d_beta, C) + bytes_of(args.d_log_decays, C);
+    access(head, parts * (2 * 3 + pair_blocks * (2 + 4 + 2 * (2 - 1.0 / args.group))));
+    head.work.tile_bytes += parts * 20 * pair;
+    head.work.tile_waits += parts * 20;
+    for (int i = 0; i < 2 * parts; ++i) head.barrier();
+    head.work.output_bytes = bytes_of(args.d_beta, C) + parts * bytes_of(args.d_log_decays, C);
     if (args.gate_gradient) {
-        access(head, (comba ? 0 : pair_blocks * 2) + 4 * pair_blocks + 16 + 6 * rows);  // sums of neighbours, too
-        head.work.tile_bytes += 40 * pair;
-        head.work.tile_waits += 30;
+        access(head, parts * ((comba ? 0 : pair_blocks * 2) + 4 * pair_blocks + 16 + 6 * rows));  // of neighbours
+        head.work.tile_bytes += parts * 40 * pair;
+        head.work.tile_waits += parts * 30;
     }
     // of the keys
     chunk.work = head.work * args.group;
-    chunk.work.input_bytes += rows * C * args.K * 2;
-    chunk.work.memory_waits += 2;
-    chunk.work.barriers += 5;
-    chunk.work.tile_bytes += rows * C * K * 2 * 2;
+    // With l2norm parts are read once more for the norms, and but for the last for what waits in fp32 for their sums.
+    const bool waits = parts > 1 && args.l2norm;
+    const double times = waits ? 3 - 1 / parts : 1;
+    chunk.work.input_bytes += times * rows * C * args.K * 2;
+    chunk.work.saved_bytes += waits ? 2 * rows * C * (K - 128) * 4 : 0;
+    chunk.work.memory_waits += 2 * times * parts;
+    chunk.work.barriers += parts == 1 ? 5 : 6 * parts - 1 + (waits ? 7 * parts - 3 + parts * rows * 2 : 0);
+    chunk.work.tile_bytes += (1 + times) * rows * C * K * 2;
     if (!comba && args.gate_gradient) {
         multiply(chunk, K / 16.0, 8);
-        access(chunk, pair_blocks * 2);
+        access(chunk, parts * pair_blocks * 2);
     }
-    access(chunk, pair_blocks * 2 + 16);
+    access(chunk, parts * (pair_blocks * 2 + 16));
     for (int i = 0; i < 4; ++i) multiply(chunk, 4, tiles);
     const Strided* const stored[] = {&args.d_q, &args.d_k, &args.d_p};
     for (const Strided* tensor : stored) {
         if (!tensor->given) continue;
         chunk.work.output_bytes += bytes_of(*tensor, C * args.K);
         chunk.work.tile_bytes += warps * (args.l2norm ? 2 : 1) * tiles / 2 * operand + C * args.K * 2;
-        access(chunk, 2 * tiles + (args.l2norm ? 10 : 0));
-        for (int i = 0; i < (args.l2norm ? 3 : 2); ++i) chunk.barrier();
+        access(chunk, 2 * tiles + (args.l2norm ? 10 * parts : 0));
+        for (int i = 0; i < (args.l2norm && parts == 1 ? 3 : 2 * parts); ++i) chunk.barrier();
     }
     return {{}, chunk.work};
 }

@@ -158,7 +158,7 @@ template <int K>
 BlockWork tensor_walk_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
     const double values = args.V / quotient_up(args.V, args.value_columns);  // on the mean of the blocks
     KernelWork block = tensor_state_work(args, values);
-    block.barriers = 1;
+    block.barriers = args.stages == 1 ? 0 : 1;  // nothing is read when the first chunk arrives
     if (args.segments.tokens > 0) block.saved_bytes = 4 * args.K * values;
     return {block, walk_chunk_work<K>(args, values, args.o.given, 0)};
 }

@@ -22,8 +22,9 @@ namespace headrace::cuda {
 //     d_e = -|e|^-1 e^{Ge} (z S^T) + L k
 // are gradients of unit rows times the inverse norms, and W_ij q_i.k_j + L_ij e_i.k_j what the pair adds to a gate
 // between its tokens. With e = k (not `comba`) d_e is added to d_k as it is made. W and L are multiplied once, as sums
-// of all value heads.
-template <int K, bool comba>
+// of all value heads. Keys of more channels are taken `parts` times K one after the other, as what is added up over
+// channels, gates' gradients and with l2norm y . d, adds up over parts; K below are those of a part.
+template <int K, bool comba, int parts = 1>
 struct GradientKernel {
     // Of 64 channels the groups' right operands would begin within a row.
     using Products = GradientProducts<ptx::multiplies_by_group && K == 128>;
@@ -48,6 +49,7 @@ struct GradientKernel {
     struct Task {
         ChunkRange range;
         std::int64_t row, key_head;  // of all sequences' chunks (part_at)
+        int first_channel;           // of the part
     };
     // 64 values of one of the value heads.
     struct Values {
@@ -73,6 +75,7 @@ struct GradientKernel {
     float* through;                               // [2] the chunk's decay, of a head and the next
     float *of_q, *of_e, *of_k;                    // [2,C] BorderDots by halves of channels
     float* warp_sums;                             // [8]
+    float* along_rows;                            // [3,C] of parts, with l2norm: d_q, d_k and d_e along their rows
     ScalarDecays decays;
     SpanningPairs pairs;
     Tile<float> gradient;      // [1,C] of the gate
@@ -93,6 +96,7 @@ struct GradientKernel {
         for (float** vector : {&of_q, &of_k}) *vector = arena.take<float>(2 * tensor_chunk);
         of_e = comba ? arena.take<float>(2 * tensor_chunk) : nullptr;
         warp_sums = arena.take<float>(8);
+        along_rows = parts > 1 ? arena.take<float>(3 * tensor_chunk) : nullptr;
         decays.carve(arena);
         pairs.carve(arena);
         gradient = arena.tile<float>(1, tensor_chunk);
@@ -115,15 +119,16 @@ struct GradientKernel {
         const PartAt at = part_at(args, row, tensor_chunk);
         const TokenRange s = sequence_of(args, at.n);
         if (at.part * tensor_chunk >= s.end - s.begin) return;
-        if (threadIdx.x == 0) *task = {chunk_range(args, s, at.part), row, key_head};
+        if (threadIdx.x == 0) *task = {chunk_range(args, s, at.part), row, key_head, 0};
         ptx::sync_block();
-        HEADRACE_ROLLED  // here and below, the same code for several: what is new to a multiprocessor is slow
-        for (int which = 0; which < (comba ? 3 : 2); ++which)
-            copy_tokens(which == 0 ? q : which == 1 ? k : e, which == 0 ? args.q : which == 1 ? args.k : args.p,
-                        task->range, key_head, 0, args.K);
-        Sums d_q = {}, d_k = {}, d_e = {};
-        heads(d_q, d_k, d_e);
-        store_keys(d_q, d_k, d_e);
+        if constexpr (parts > 1) {
+            run_parts();
+        } else {
+            fetch_keys();
+            Sums d_q = {}, d_k = {}, d_e = {};
+            heads(d_q, d_k, d_e);
+            store_keys(d_q, d_k, d_e);
+        }
     }
 
   private:
@@ -131,6 +136,106 @@ struct GradientKernel {
     HEADRACE_DEVICE static int token_row(int of = static_cast<int>(threadIdx.x)) { return of / 32 % 4 * 16; }
     HEADRACE_DEVICE static int key_column(int of = static_cast<int>(threadIdx.x)) { return of / 128 * (K / 2); }
     HEADRACE_DEVICE static bool of_erases() { return TokenPairs::matrix() == 1; }  // whether y r^T is this warp's
+    HEADRACE_DEVICE void fetch_keys() const {
+        HEADRACE_ROLLED  // here and below, the same code for several: what is new to a multiprocessor is slow
+        for (int which = 0; which < (comba ? 3 : 2); ++which)
+            copy_tokens(which == 0 ? q : which == 1 ? k : e, which == 0 ? args.q : which == 1 ? args.k : args.p,
+                        task->range, task->key_head, first_channel(), args.K - first_channel());
+    }
+
+    // ---- parts of the channels ----
+    HEADRACE_DEVICE int first_channel() const { return parts > 1 ? task->first_channel : 0; }
+    HEADRACE_DEVICE void run_parts() {
+        HEADRACE_ROLLED
+        for (int part = parts - 1; args.l2norm && part >= 0; --part) add_squares(part);
+        if (own() < tensor_chunk) finish_norms(own());
+        HEADRACE_ROLLED
+        for (int part = 0; part < parts; ++part) {
+            begin_part(part);
+            fetch_keys();
+            Sums d_q = {}, d_k = {}, d_e = {};
+            heads(d_q, d_k, d_e);
+            if (args.l2norm) add_along(d_q, d_k, d_e);
+            args.l2norm && part < parts - 1 ? keep(d_q, d_k, d_e) : store_keys(d_q, d_k, d_e);
+        }
+        if (!args.l2norm) return;
+        HEADRACE_ROLLED
+        for (int part = 0; part < parts - 1; ++part) {
+            begin_part(part);
+            fetch_keys();
+            Sums d_q, d_k, d_e = {};
+            ptx::end_copies();
+            take(d_q, d_k, d_e);
+            end_copies_of_block();
+            store_keys(d_q, d_k, d_e);
+        }
+    }
+    HEADRACE_DEVICE void begin_part(int part) const {
+        ptx::sync_block();  // all have read the rows of the one before
+        if (threadIdx.x == 0) task->first_channel = part * K;
+        ptx::sync_block();
+    }
+    // Of rows of a part, to those of parts before: in place of the norms, and along them zeros.
+    HEADRACE_DEVICE void add_squares(int part) const {
+        begin_part(part);
+        fetch_keys();
+        ptx::end_copies();
+        end_copies_of_block();
+        const int i = 8 * warp() + lane_here() / 4;
+        HEADRACE_ROLLED
+        for (int which = 0; which < (comba ? 3 : 2); ++which) {
+            const Matrix<K> x = which == 0 ? q : which == 1 ? k : e;
+            float* const to = which == 0 ? q_norm : which == 1 ? k_norm : e_norm;
+            const float square = dot_of_rows(x, x, i);
+            if (lane() % 4 == 0) {
+                to[i] = part < parts - 1 ? to[i] + square : square;
+                along_rows[which * tensor_chunk + i] = 0;
+            }
+            ptx::sync_warp();
+        }
+        ptx::sync_block();
+    }
+    HEADRACE_DEVICE void finish_norms(int i) const {
+        q_norm[i] = args.l2norm ? inverse_norm(q_norm[i]) : 1.0f, k_norm[i] = args.l2norm ? inverse_norm(k_norm[i]) : 1.0f;
+        if (comba) e_norm[i] = args.l2norm ? inverse_norm(e_norm[i]) : 1.0f;
+    }
+    HEADRACE_DEVICE void add_along(const Sums& d_q, const Sums& d_k, const Sums& d_e) const {
+        add_along(along_rows, d_q, q), add_along(along_rows + tensor_chunk, d_k, k);
+        if (comba) add_along(along_rows + 2 * tensor_chunk, d_e, e);
+    }
+    HEADRACE_DEVICE void add_along(float* to, const Sums& d, Matrix<K> x) const {
+        find_along(d, x);
+        if (const int i = own(); i < tensor_chunk) to[i] += of_halves(of_q, i);
+        ptx::sync_block();
+    }
+    // d_q, d_k and d_e as threads hold them, until y . d is known of all parts.
+    HEADRACE_DEVICE float4* kept_sums(int which) const {
+        const std::int64_t place = task->row * args.H + task->key_head;
+        return reinterpret_cast<float4*>(args.swept.key_gradients) + (3 * place + which) * (tensor_chunk * K / 4) + own();
+    }
+    HEADRACE_DEVICE void keep(const Sums& d_q, const Sums& d_k, const Sums& d_e) const {
+#pragma unroll
+        for (int which = 0; which < (comba ? 3 : 2); ++which) {
+            const Sums& of = which == 0 ? d_q : which == 1 ? d_k : d_e;
+            float4* const to = kept_sums(which);
+#pragma unroll
+            for (int tile = 0; tile < tiles; ++tile)
+                to[tile * tensor_threads] = {of[tile][0], of[tile][1], of[tile][2], of[tile][3]};
+        }
+    }
+    HEADRACE_DEVICE void take(Sums& d_q, Sums& d_k, Sums& d_e) const {
+#pragma unroll
+        for (int which = 0; which < (comba ? 3 : 2); ++which) {
+            Sums& to = which == 0 ? d_q : which == 1 ? d_k : d_e;
+            const float4* const from = kept_sums(which);
+#pragma unroll
+            for (int tile = 0; tile < tiles; ++tile) {
+                const float4 of = from[tile * tensor_threads];
+                to[tile][0] = of.x, to[tile][1] = of.y, to[tile][2] = of.z, to[tile][3] = of.w;
+            }
+        }
+    }
+
     HEADRACE_DEVICE std::int64_t first_head() const { return task->key_head * args.group; }
     HEADRACE_DEVICE int value_blocks() const { return (args.V + tensor_values - 1) / tensor_values; }
     HEADRACE_DEVICE Stage stage_of(int step) const {
@@ -153,8 +258,10 @@ struct GradientKernel {
             if (ahead == 0) end_copies_of_block();
             if (step < 0) continue;
             if (step == 0) {
-                weigh_rows();
-                ptx::sync_block();
+                if constexpr (parts == 1) {
+                    weigh_rows();
+                    ptx::sync_block();
+                }
                 weigh_numbers();
                 if (!comba && args.gate_gradient) keep_scores();
                 ptx::sync_block();
@@ -184,27 +291,30 @@ struct GradientKernel {
         const SweptChunks& from = args.swept;
         HEADRACE_ROLLED
         for (int which = 0; which < 2; ++which)
-            copy(which == 0 ? stage.S : stage.D, (which == 0 ? from.states : from.adjoints) + line * K, count);
+            copy<parts * K>(which == 0 ? stage.S : stage.D,
+                            (which == 0 ? from.states : from.adjoints) + line * (parts * K) + first_channel(), count);
         HEADRACE_ROLLED
         for (int which = 0; which < 2; ++which)
-            copy(which == 0 ? stage.r : stage.y, (which == 0 ? from.residuals : from.d_written) + line * tensor_chunk,
-                 count);
+            copy<tensor_chunk>(which == 0 ? stage.r : stage.y,
+                               (which == 0 ? from.residuals : from.d_written) + line * tensor_chunk, count);
         copy_tokens<tensor_values, tensor_threads>(stage.d_o, args.d_o, task->range, head, first,
                                                    count < tensor_values ? count : tensor_values);
         ptx::end_copies();
     }
-    // Queues copies of 64 lines; where there are as many, of pieces that a thread has at distances known beforehand.
-    template <int columns>
+    // Queues copies of 64 lines, so many elements apart; where there are as many, of pieces that a thread has at
+    // distances known beforehand.
+    template <int step, int columns>
     HEADRACE_DEVICE static void copy(Matrix<columns> to, const std::uint16_t* from, int count) {
-        if (count < tensor_values) return copy_lines(to, from, count);
+        if (count < tensor_values) return copy_lines<step>(to, from, count);
         constexpr int pieces = columns / 8, bytes = 16 * tensor_threads;
         static_assert(tensor_threads / pieces % 8 == 0);
         const int of = own();
         const std::uint32_t first = to.piece(of / pieces, of % pieces * 8);
-        const char* const source = reinterpret_cast<const char*>(from) + 16 * of;
+        const char* const source = reinterpret_cast<const char*>(from) +
+                                   (step == columns ? 16 * of : of / pieces * (2 * step) + of % pieces * 16);
 #pragma unroll
         for (int at = 0; at < 2 * columns * tensor_values; at += bytes)
-            ptx::copy_16(first + at / columns * Matrix<columns>::row, source + at, 16);
+            ptx::copy_16(first + at / columns * Matrix<columns>::row, source + at / columns * step, 16);
     }
     // Of these values in what the sweeps saved.
     HEADRACE_DEVICE std::int64_t first_line(Values values) const {
@@ -419,18 +529,20 @@ struct GradientKernel {
         ptx::sync_block();
         if (args.gate_gradient && warp_here() == 0) add_up(member, pairs.spanning());
         find_numbers(member + 1);
-        store_by_warps(args.d_beta, d_beta, 4, member);
+        if (first_channel() == 0) store_by_warps(args.d_beta, d_beta, 4, member);
         ptx::sync_block();
-        if (args.gate_gradient) store_by_warps(args.d_log_decays, gradient.data, 0, member);
+        if (args.gate_gradient) store_by_warps(args.d_log_decays, gradient.data, 0, member, first_channel() > 0);
         if (member + 1 < args.group) weigh_numbers();
     }
-    // Of a head's tokens, by two warps.
-    HEADRACE_DEVICE void store_by_warps(const Strided& tensor, const float* numbers, int first_warp, int member) const {
+    // Of a head's tokens, by two warps. `add`: to what they have stored of the part before, in fp32.
+    HEADRACE_DEVICE void store_by_warps(const Strided& tensor, const float* numbers, int first_warp, int member,
+                                        bool add = false) const {
         const int i = own() - first_warp * warp_lanes;
         const ChunkRange& range = task->range;
         if (!tensor.given || i < 0 || i >= range.length) return;
         const std::int64_t place = offset_of(tensor, range.row, range.token(i), first_head() + member);
-        store_element<float>(tensor.data, tensor.dtype, place, numbers[i]);
+        const float before = parts > 1 && add ? reinterpret_cast<const float*>(tensor.data)[place] : 0.0f;
+        store_element<float>(tensor.data, tensor.dtype, place, parts > 1 ? before + numbers[i] : numbers[i]);
     }
     // q k^T or e k^T
     HEADRACE_DEVICE void score(PairSums& sums) const {
@@ -587,27 +699,32 @@ struct GradientKernel {
 
     // ---- rows of keys ----
     HEADRACE_DEVICE void store_keys(Sums& d_q, Sums& d_k, Sums& d_e) {
-        store_rows(args.d_q, d_q, q, q_norm);
-        store_rows(args.d_k, d_k, k, k_norm);
-        if (comba) store_rows(args.d_p, d_e, e, e_norm);
+        store_rows(args.d_q, d_q, q, q_norm, along_rows);
+        store_rows(args.d_k, d_k, k, k_norm, along_rows + tensor_chunk);
+        if (comba) store_rows(args.d_p, d_e, e, e_norm, along_rows + 2 * tensor_chunk);
+    }
+    // d along the rows, of all channels of a part: behind a barrier, by halves (of_halves).
+    HEADRACE_DEVICE void find_along(const Sums& d, Matrix<K> x) const {
+        RowSums sums = {};
+        each_pair_of(x, Places::of_thread(), [&](int half, int tile, std::uint32_t row) {
+            sums[half] = fmaf(d[tile][2 * half], low_half(row), fmaf(d[tile][2 * half + 1], high_half(row), sums[half]));
+        });
+        leave(of_q, sums);
+        ptx::sync_block();
     }
     // Of the gradient times the inverse norm: with y = x r the unit rows, d - y (y . d) is that of x. It takes the
-    // place of the rows.
-    HEADRACE_DEVICE void store_rows(const Strided& tensor, Sums& d, Matrix<K> x, const float* inverse_norm) const {
+    // place of the rows. Of parts x . d is known.
+    HEADRACE_DEVICE void store_rows(const Strided& tensor, Sums& d, Matrix<K> x, const float* inverse_norm,
+                                    const float* of_parts) const {
         if (!tensor.given) return;
         const Places places = Places::of_thread();
         RowSums along = {};
         if (args.l2norm) {
-            each_pair_of(x, places, [&](int half, int tile, std::uint32_t row) {
-                along[half] =
-                    fmaf(d[tile][2 * half], low_half(row), fmaf(d[tile][2 * half + 1], high_half(row), along[half]));
-            });
-            leave(of_q, along);
-            ptx::sync_block();
+            if constexpr (parts == 1) find_along(d, x);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int i = own_row(half);
-                along[half] = of_halves(of_q, i) * inverse_norm[i] * inverse_norm[i];
+                along[half] = (parts > 1 ? of_parts[i] : of_halves(of_q, i)) * inverse_norm[i] * inverse_norm[i];
             }
         }
         ptx::sync_block();  // other warps' products with x, and what they read of the sums
@@ -623,7 +740,7 @@ struct GradientKernel {
         for (int tile = 0; tile < tiles; ++tile)
             at.of(x, tile, 0) = rounded[0][tile], at.of(x, tile, 8) = rounded[1][tile];
         ptx::sync_block();
-        store_matrix(tensor, x, task->range, task->key_head, 0, args.K);
+        store_matrix(tensor, x, task->range, task->key_head, first_channel(), args.K - first_channel());
     }
 };
 

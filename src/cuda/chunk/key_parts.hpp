@@ -1,5 +1,5 @@
 // key_parts: keys of more than most_key_part channels, of the additive rule: launches of a part of them each, and one
-// that adds up their outputs.
+// that adds up their outputs. The delta rule's kernels have all channels, as what it erases rests on all of them.
 #pragma once
 
 #include "core/problem.hpp"
@@ -7,11 +7,15 @@
 
 namespace headrace::cuda {
 
-constexpr std::int64_t key_parts(std::int64_t channels) { return (channels + most_key_part - 1) / most_key_part; }
+constexpr std::int64_t key_parts(std::int64_t channels, bool delta = false) {
+    return delta ? 1 : (channels + most_key_part - 1) / most_key_part;
+}
+inline std::int64_t key_parts(const Problem& problem) { return key_parts(problem.K, problem.rule == Rule::delta); }
 
 // Of a walk, or all launches of a sweep: no channel of a state knows of another, so that a part's keys, states and
 // gates per channel are a problem of their own, with the same values, whose outputs are summands.
 inline KernelArgs part_of_keys(KernelArgs args, std::int64_t part) {
+    if (args.delta) return args;
     const std::int64_t first = part * most_key_part, blocks = (args.V + tensor_values - 1) / tensor_values;
     const auto skip = [&](Strided& tensor, int dimension) {
         if (tensor.given)

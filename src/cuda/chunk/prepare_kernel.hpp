@@ -14,6 +14,7 @@ template <int K, class Format, bool for_gradients>
 struct PrepareKernel {
     using Ops = PrepareOps<K, Format, for_gradients>;
     static constexpr bool of_backward = for_gradients;
+    static constexpr int channels = K;
     static_assert(prepared_heads == block_warps);
     static_assert(!(for_gradients && Format::splits_scores));  // not of f16 tensors
 
@@ -37,7 +38,7 @@ struct PrepareKernel {
             constexpr int row = tensor_chunk + 8;  // lanes of a fragment meet different banks
             static_assert(K < 128 || 2 * K * 2 >= row * 4);
             const auto take = [&] { return arena.take<float>(std::size_t{tensor_chunk} * row); };
-            inverse = {K == 128 ? reinterpret_cast<float*>(q.data) : take(), row};
+            inverse = {K >= 128 ? reinterpret_cast<float*>(q.data) : take(), row};
             n = {take(), row};
             inverse_beta = arena.take<float>(prepared_heads * tensor_chunk);
             Arena in_n{reinterpret_cast<char*>(n.data), nullptr, sizeof(float) * tensor_chunk * row};

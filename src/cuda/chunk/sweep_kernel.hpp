@@ -21,7 +21,7 @@ template <int K, class Format, bool leaves>
 struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved<K, leaves>> {
     using Base = SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved<K, leaves>>;
     using Base::args, Base::patches, Base::of_sequence, Base::state, Base::state_tiles, Base::warp_value;
-    using Base::length_of, Base::place_of, Base::token_of, Base::left_rows_barrier;
+    using Base::length_of, Base::place_of, Base::token_of, Base::left_rows_barrier, Base::has_registers;
     using typename Base::Chunks;
 
     static constexpr bool has_others = fetching_threads(K) > 0, fetches_apart = has_third_group<K>,
@@ -237,12 +237,13 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
     // From the state that enters to the one that leaves.
     HEADRACE_DEVICE void advance(const Stage& now, int chunk, int first) {
         TokenSums sums;
-        TokenFactors of_rows, beta;
+        TokenFactors of_rows;
+        Betas beta;
         TransposedRows rows;
         std::int32_t overlap;
         save_and_read(args.swept.states, sums, now.e, chunk, first, [&] {
             of_rows = TokenFactors::load(now.erase), rows = TransposedRows::load(now.rows, warp_value());
-            beta = TokenFactors::load(now.beta), overlap = *now.overlap;
+            beta = betas(now), overlap = *now.overlap;
         });
         rows.add_to_scaled(sums, of_rows);
         this->solve_residuals(
@@ -256,10 +257,11 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
     // From the gradient of the state that leaves to that of the one that enters.
     HEADRACE_DEVICE void retreat(const Stage& now, int chunk, int first) {
         TokenSums y;
-        TokenFactors of_rows, beta;
+        TokenFactors of_rows;
+        Betas beta;
         std::int32_t overlap;
         save_and_read(args.swept.adjoints, y, now.k, chunk, first, [&] {
-            of_rows = TokenFactors::load(now.write), beta = TokenFactors::load(now.beta), overlap = *now.overlap;
+            of_rows = TokenFactors::load(now.write), beta = betas(now), overlap = *now.overlap;
         });
         if constexpr (has_others) {
             meet(scored_barrier);
@@ -282,6 +284,14 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         scale_tokens(y, now.erase);
         decay_and_add_both(y, now);
     }
+    using Betas = std::conditional_t<has_registers, TokenFactors, const float*>;
+    HEADRACE_DEVICE static Betas betas(const Stage& now) {
+        if constexpr (has_registers) {
+            return TokenFactors::load(now.beta);
+        } else {
+            return now.beta;
+        }
+    }
     // The state, or gradient of one, is saved; sums = S^T rows^T.
     template <class Meanwhile>
     HEADRACE_DEVICE void save_and_read(std::uint16_t* to, TokenSums& sums, Matrix<K> rows, int chunk, int first,
@@ -294,11 +304,17 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
                 left.leave_state(step, a);
                 return a;
             };
-            SplitA a[K / 16];
-            each_step(a, of_state);
-            ptx::arrive_threads(left_state_barrier, 2 * walking_threads);
-            read_of<Left::both, K, Format>(
-                sums, [&](int step) { return a[step]; }, rows, factors, meanwhile);
+            const auto left_all = [] { ptx::arrive_threads(left_state_barrier, 2 * walking_threads); };
+            if constexpr (has_registers) {
+                SplitA a[K / 16];
+                each_step(a, of_state);
+                left_all();
+                read_of<Left::both, K, Format>(
+                    sums, [&](int step) { return a[step]; }, rows, factors, meanwhile);
+            } else {
+                read_of<Left::both, K, Format>(sums, of_state, rows, factors, left_all);
+                meanwhile();
+            }
         } else {
             this->save(to, state, place_of(chunk), first);
             read<Left::both, K, Format>(sums, state, rows);
@@ -308,6 +324,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
     // D = decay D + d_o^T (reads q) + z^T (erases e)
     HEADRACE_DEVICE void decay_and_add_both(const TokenSums& erased, const Stage& now) {
         const SplitDecay<float> decay{now.decay[0], now.decay[1]};
+        if constexpr (!has_registers) return decay_and_add_groups(erased, now, decay);
         float sums[groups][8][4];
         if constexpr (has_others) {
             meet(reads_barrier);
@@ -321,6 +338,20 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
 #pragma unroll
         for (int group = 0; group < groups; ++group)
             decay_and_add_tiles(state, sums[group], 8 * group, [&](int, int) { return decay; });
+    }
+    // The same 64 channels at a time, of which the warps beside have left what multiplies q.
+    HEADRACE_DEVICE void decay_and_add_groups(const TokenSums& erased, const Stage& now, SplitDecay<float> decay) {
+        SplitA erases[token_steps];
+        each_step(erases, [&](int step) { return left_operand(erased, step); });
+        meet(reads_barrier);
+        const LeftRows left = LeftRows::of(now, warp());
+#pragma unroll
+        for (int group = 0; group < groups; ++group) {
+            float sums[8][4];
+            add_group_written<Left::both, Format>(sums, [&](int step) { return left.load(step); }, now.q, group, false);
+            add_group_written<Left::both, Format>(sums, [&](int step) { return erases[step]; }, now.e, group, true);
+            decay_and_add_tiles(state, sums, 8 * group, [&](int, int) { return decay; });
+        }
     }
     // sums = d_o^T (reads q) of the values from `value` on.
     HEADRACE_DEVICE static void read_queries(float (&sums)[groups][8][4], const Stage& now, int value) {
@@ -389,6 +420,22 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
     HEADRACE_DEVICE static float4* left_sums(Matrix<64> memory, int pair) {
         return reinterpret_cast<float4*>(memory.data) + pair * token_tiles * warp_lanes + lane_here();
     }
+    // Left operands of 64 tokens, as lanes hold them, in place of P.
+    struct LeftRows {
+        uint4* high;
+        static constexpr int low = token_steps * block_warps * warp_lanes;  // behind the upper halves
+        HEADRACE_DEVICE static LeftRows of(const Stage& now, int pair) {
+            return {reinterpret_cast<uint4*>(now.P.high.data) + pair * token_steps * warp_lanes + lane_here()};
+        }
+        HEADRACE_DEVICE void leave(int step, const SplitA& a) const {
+            high[step * warp_lanes] = {a.high[0], a.high[1], a.high[2], a.high[3]};
+            high[step * warp_lanes + low] = {a.low[0], a.low[1], a.low[2], a.low[3]};
+        }
+        HEADRACE_DEVICE SplitA load(int step) const {
+            const uint4 of = high[step * warp_lanes], rest = high[step * warp_lanes + low];
+            return {{of.x, of.y, of.z, of.w}, {rest.x, rest.y, rest.z, rest.w}};
+        }
+    };
     // In place of q's first half, and of P.
     HEADRACE_DEVICE static Matrix<64> left_reads(const Stage& now, int group) {
         return group == 0 ? Matrix<64>{now.q.data} : now.P.high;
@@ -426,12 +473,23 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
     }
     HEADRACE_DEVICE void leave_reads(const Stage& now) const {
         if (!is_beside()) return;
+        if constexpr (!has_registers) return leave_read_rows(now);
         float sums[groups][8][4];
         read_queries(sums, now, 16 * of_other());
         meet(taken_barrier);  // all have read q, and what was left before is taken
 #pragma unroll
         for (int group = 0; group < groups; ++group)
             leave_sums(left_sums(left_reads(now, group), of_other()), sums[group]);
+        ptx::arrive_threads(reads_barrier, 2 * walking_threads);
+    }
+    // Of more channels what multiplies q, as there is no room for the products.
+    HEADRACE_DEVICE void leave_read_rows(const Stage& now) const {
+        SplitA rows[token_steps];
+        each_step(rows, [&](int step) { return read_rows(now, step, 16 * of_other()); });
+        meet(taken_barrier);
+        const LeftRows left = LeftRows::of(now, of_other());
+#pragma unroll
+        for (int step = 0; step < token_steps; ++step) left.leave(step, rows[step]);
         ptx::arrive_threads(reads_barrier, 2 * walking_threads);
     }
 };

@@ -146,8 +146,10 @@ struct SweepWalk {
         add_lower<Left::high, Format>(x, left, P, add);
     }
 
-    // Where warps save what they find there are no registers for groups' products of triangles.
-    using Solved = std::conditional_t<has_others, Format, Bf16>;
+    // Where warps save what they find, or have more channels, there are no registers for groups' products of triangles,
+    // nor for what is there before it is needed.
+    static constexpr bool has_registers = K <= 128;
+    using Solved = std::conditional_t<has_others && has_registers, Format, Bf16>;
 
     // With N of `solve` (math.md, section 5): from what a chunk's tokens find to its residuals r = x + N Diag(beta) x,
     // of which beta r is d, and from gradients y' of what is written to y = (I + Diag(beta) l)^-T y' = y' + N^T

@@ -19,9 +19,10 @@ class TensorBackward : public PreparingImplementation {
         if (problem.dtype != DType::bf16) return "the tensor cores' products are in bf16";
         if (problem.options.allow_positive_gates) return "takes no positive gates";
         if (problem.K > most_key_part) {
-            if (problem.rule == Rule::delta || problem.options.qk_l2norm)
-                return "with the delta rule or l2norm takes up to 128 key channels";
-            if (wants_gate_gradient(problem) &&
+            const bool delta = problem.rule == Rule::delta;
+            if (delta ? problem.channel_gate : problem.options.qk_l2norm)
+                return "of the delta rule under channel gates, or of others with l2norm, takes up to 128 key channels";
+            if (!delta && wants_gate_gradient(problem) &&
                 (problem.options.gate_form != GateForm::log_decay || problem.in.g_gamma.given()))
                 return "of gates with a formula or a part of their head's takes up to 128 key channels";
         }
@@ -45,8 +46,8 @@ class TensorBackward : public PreparingImplementation {
         const TensorBackwardKernels backward = of(problem);
         const std::size_t most = shared_memory_limit(problem);
         const bool low = problem.channel_gate && args.delta;
-        if (shared(backward.sweeps, args) > most || shared(backward.gradients, args) > most ||
-            (low && shared(channel_gradients_low_kernel(problem.K), args) > most))
+        if (shared(problem, backward.sweeps, args) > most || shared(problem, backward.gradients, args) > most ||
+            (low && shared(problem, channel_gradients_low_kernel(problem.K), args) > most))
             return "needs more shared memory than the GPU has";
         return {};
     }
@@ -54,7 +55,7 @@ class TensorBackward : public PreparingImplementation {
   protected:
     std::vector<Launch> staged_kernels(const Problem& problem, const KernelArgs& args) const override {
         std::vector<Launch> launches;
-        for (std::int64_t part = 0; part < key_parts(problem.K); ++part)
+        for (std::int64_t part = 0; part < key_parts(problem); ++part)
             for (Launch& each : kernels_of_part(problem, part_of_keys(args, part))) launches.push_back(each);
         if (args.added.sums == nullptr || !args.d_v.given) return launches;
         KernelArgs of_values = outputs_of_values(args);
@@ -64,12 +65,12 @@ class TensorBackward : public PreparingImplementation {
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         const std::int64_t chunks = parts_of(problem, tensor_chunk), places = chunks * problem.HV,
-                           V = round_up_16(problem.V), K = problem.K <= 64 ? 64 : 128;
+                           V = round_up_16(problem.V), K = swept_channels(problem);
         KernelArgs args = make_args(problem, carver, chunks);
         stage(problem, carver, args);
         args.value_columns = values_of_block(problem);
         args.prepared = take_prepared(problem, carver, chunks);
-        args.added = {chunks, static_cast<int>(key_parts(problem.K)), 0, nullptr};
+        args.added = {chunks, static_cast<int>(key_parts(problem)), 0, nullptr};
         if (args.added.parts > 1)
             args.added.sums = take_added(problem, carver, args.added.parts * blocks_of(problem.V), chunks);
         take_segments(problem, carver, args);
@@ -88,6 +89,9 @@ class TensorBackward : public PreparingImplementation {
         args.swept.d_written = take("saved gradients of what is written", tensor_chunk);
         args.swept.d_written_low = take("saved gradients of what is written, low", tensor_chunk);
         if (problem.channel_gate) return args;
+        if (problem.K > most_key_part && problem.options.qk_l2norm)
+            args.swept.key_gradients = static_cast<float*>(carver.take(
+                "gradients of keys' first channels", DType::f32, {chunks, problem.H, 3, tensor_chunk, most_key_part}));
         args.d_log_decays = args.d_g;
         if (makes_gate_gradients(problem))
             args.d_log_decays = {static_cast<char*>(carver.take("gradients of log decays", DType::f32,
@@ -153,7 +157,8 @@ class TensorBackward : public PreparingImplementation {
         }
         if (makes_gate_gradients(problem))
             once(tensor_kernels<false>(problem.K, problem.dtype).gate, args, problem.HV, launched_threads);
-        if (args.swept.key_gradients != nullptr) once(channel_key_sums_kernel(problem.K), args, problem.H, threads);
+        if (problem.channel_gate && args.swept.key_gradients != nullptr)
+            once(channel_key_sums_kernel(problem.K), args, problem.H, threads);
         return launches;
     }
     static std::vector<Launch> prepare(const Problem& problem, const KernelArgs& args) {
@@ -167,11 +172,14 @@ class TensorBackward : public PreparingImplementation {
             return {{}, channel_sweeps_kernel(problem.K, delta), channel_gradients_kernel(problem.K, delta)};
         return tensor_backward_kernels(problem.K, problem.erase_with_p);
     }
-    static std::size_t shared(const Kernel& kernel, const KernelArgs& args) { return kernel.memory(args, 0).shared; }
+    // With what a third group of warps takes, where the kernel's code for the GPU has one.
+    static std::size_t shared(const Problem& problem, const Kernel& kernel, const KernelArgs& args) {
+        const bool more = kernel.more_shared > 0 && takes(kernel.function, three_groups, problem.options.planned_gpu);
+        return kernel.memory(args, 0).shared + (more ? kernel.more_shared : 0);
+    }
     static KernelArgs staged(const Problem& problem, const Kernel& kernel, KernelArgs args) {
         args.stages = 2;
-        const bool more = kernel.more_shared > 0 && takes(kernel.function, three_groups, problem.options.planned_gpu);
-        if (shared(kernel, args) + (more ? kernel.more_shared : 0) > shared_memory_limit(problem)) args.stages = 1;
+        if (shared(problem, kernel, args) > shared_memory_limit(problem)) args.stages = 1;
         return args;
     }
     // Under channel gates two blocks of 64 channels fit onto a multiprocessor if each has one stage, and those of up to
@@ -198,10 +206,18 @@ class TensorBackward : public PreparingImplementation {
         const int tokens = sweep_segment_tokens(problem);
         return tokens > 0 ? parts_of(problem, tokens) : problem.N;
     }
-    // Whether gradients of log decays are not d_g itself, or not all that is wanted of gates per token.
+    // That a kernel is compiled for.
+    static std::int64_t swept_channels(const Problem& problem) {
+        if (problem.K <= 64) return 64;
+        return problem.K > most_key_part && key_parts(problem) == 1 ? 256 : 128;
+    }
+    // Whether gradients of log decays are not d_g itself, or not all that is wanted of gates per token, or added up
+    // over parts of channels.
     static bool makes_gate_gradients(const Problem& problem) {
         const bool formula = problem.in.g.given() && problem.options.gate_form != GateForm::log_decay;
-        return !problem.channel_gate && (problem.grads.d_g_gamma.given() || (formula && wants_gate_gradient(problem)));
+        const bool in_parts = problem.K > most_key_part && problem.grads.d_g.given();
+        return !problem.channel_gate &&
+               (problem.grads.d_g_gamma.given() || in_parts || (formula && wants_gate_gradient(problem)));
     }
     static bool wants_gradients(const Problem& problem) {
         const Gradients& g = problem.grads;

@@ -22,8 +22,10 @@ class Tensor : public PreparingImplementation {
             return "the tensor cores' products are in 16 bits";
         if (problem.dtype == DType::f16 && problem.channel_gate) return "under channel gates serves bf16 tensors";
         if (problem.options.allow_positive_gates) return "takes no positive gates";
-        if (problem.K > most_key_part && (delta || problem.options.qk_l2norm))
-            return "with the delta rule or l2norm takes up to 128 key channels";
+        if (problem.K > most_key_part && (delta ? problem.channel_gate : problem.options.qk_l2norm))
+            return "of the delta rule under channel gates, or of others with l2norm, takes up to 128 key channels";
+        if (problem.K > most_key_part && delta && problem.dtype != DType::bf16)
+            return "with the delta rule takes up to 128 key channels of f16";
         if (problem.K < (delta ? 64 : 32) || problem.V < 32 || problem.whole.longest < 32)
             return "fewer than 32 tokens, values or key channels, 64 of the delta rule, are too few to average "
                    "roundings";
@@ -87,7 +89,7 @@ class Tensor : public PreparingImplementation {
     }
     static std::vector<Launch> channel_launches(const Problem& problem, const KernelArgs& args) {
         std::vector<Launch> launches;
-        for (std::int64_t part = 0; part < key_parts(problem.K); ++part)
+        for (std::int64_t part = 0; part < key_parts(problem); ++part)
             launch_channels(problem, part_of_keys(args, part), launches);
         if (args.o.given && args.added.sums != nullptr)
             launches.push_back(add_outputs(problem, outputs_of_values(args)));
@@ -147,13 +149,13 @@ class Tensor : public PreparingImplementation {
         KernelArgs of_states = args;
         of_states.o = {}, of_states.value_columns = tensor_values;
         // A third group of warps fetches for two that walk.
-        const bool pairs = args.delta && fetching_threads(args.K) > 0 &&
+        const int tokens = args.segments.tokens;
+        const bool pairs = tokens > 0 && args.delta && fetching_threads(args.K) > 0 &&
                            takes(kernels.states.function, three_groups, problem.options.planned_gpu);
         of_states.segments.groups = pairs ? 2 : 1;
         of_states.segments.blocks =
             blocks_of(blocks_of(args.V) + (args.delta ? blocks_of(args.K) : 0), of_states.segments.groups);
         const int state_threads = pairs ? three_groups : args.delta ? 2 * tensor_values : tensor_threads;
-        const int tokens = args.segments.tokens;
         const std::int64_t walks = tokens > 0 ? args.segments.slots : problem.N;
         const std::int64_t blocks = walks * problem.HV * values;
         Steps steps = steps_along(problem, tensor_chunk, problem.N * problem.HV * values);
@@ -178,7 +180,8 @@ class Tensor : public PreparingImplementation {
             launches.push_back(add_outputs(problem, outputs_of_values(args)));
     }
     static void walk_parts(const Problem& problem, const KernelArgs& args, std::vector<Launch>& launches) {
-        for (std::int64_t part = 0; part < key_parts(args.K); ++part) walk(problem, part_of_keys(args, part), launches);
+        for (std::int64_t part = 0; part < key_parts(args.K, args.delta); ++part)
+            walk(problem, part_of_keys(args, part), launches);
     }
 
     // Of the additive rule each gradient is the output of a forward (math.md, section 5): d_q of queries d_o, keys v
@@ -192,7 +195,7 @@ class Tensor : public PreparingImplementation {
         KernelArgs of_v = args;
         of_v.q = args.k, of_v.k = args.q, of_v.v = args.d_o, of_v.o = args.d_v;
         of_v.initial_state = args.d_final_state, of_v.final_state = args.d_initial_state;
-        if (key_parts(problem.K) == 1) of_v.added.sums = nullptr;
+        if (key_parts(problem) == 1) of_v.added.sums = nullptr;
         KernelArgs of_k = args;
         of_k.q = args.v, of_k.k = args.d_o, of_k.v = args.q, of_k.o = args.d_k;
         of_k.initial_state = transposed(args.d_final_state);
@@ -227,7 +230,7 @@ class Tensor : public PreparingImplementation {
     // from it, but for l2norm, where its walk is the first. No bit depends on which gradients are wanted.
     static void walk_of_values(const Problem& problem, KernelArgs of_v, const KernelArgs& of_k,
                                std::vector<Launch>& launches) {
-        if (of_v.segments.tokens == 0 || of_v.l2norm || key_parts(problem.K) > 1 || key_parts(problem.V) > 1)
+        if (of_v.segments.tokens == 0 || of_v.l2norm || key_parts(problem) > 1 || key_parts(problem.V) > 1)
             return walk_values(problem, of_v, launches);
         if (!of_k.o.given && !of_k.gate_gradient) walk(problem, of_k, launches, Part::entering);
         of_v.segments.transposed = true;
@@ -240,10 +243,9 @@ class Tensor : public PreparingImplementation {
     }
     // Of a forward, or of a backward's gradients one after the other.
     static void take_added_outputs(const Problem& problem, Carver& carver, KernelArgs& args, std::int64_t chunks) {
-        args.added = {chunks, static_cast<int>(key_parts(problem.K)), 0, nullptr};
-        const bool of_values = key_parts(problem.K) > 1,
-                   of_keys = problem.runs_backward() && adds_key_gradients(problem);
-        const std::int64_t blocks = std::max(of_values ? key_parts(problem.K) * blocks_of(problem.V) : 0,
+        args.added = {chunks, static_cast<int>(key_parts(problem)), 0, nullptr};
+        const bool of_values = key_parts(problem) > 1, of_keys = problem.runs_backward() && adds_key_gradients(problem);
+        const std::int64_t blocks = std::max(of_values ? key_parts(problem) * blocks_of(problem.V) : 0,
                                              of_keys ? key_parts(problem.V) * blocks_of(problem.K) : 0);
         if (blocks > 0) args.added.sums = take_added(problem, carver, blocks, chunks);
     }

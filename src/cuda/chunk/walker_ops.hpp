@@ -20,13 +20,18 @@ inline constexpr bool has_third_group = fetching_threads(K) > 0 && ptx::groups_s
 // to_outputs: of a walk to these, not of one that leaves states of segments.
 template <int K, class Format, bool to_outputs>
 struct WalkerOps {
-    // Whether what products are multiplied by or added to arrives while they go on, where there are registers for it.
-    static constexpr bool loads_early = to_outputs && has_third_group<K>;
+    // Of more channels the state leaves no registers for what is there before it is needed, or for sums of triangles that
+    // groups' products have of their own.
+    static constexpr bool has_registers = K <= 128;
+    using Solved = std::conditional_t<has_registers, Format, Bf16>;
+    // Whether what products are multiplied by or added to arrives while they go on.
+    static constexpr bool loads_early = to_outputs && has_third_group<K> && has_registers;
     // Whether others compute the outputs, which are those that fetch.
     static constexpr bool leaves_outputs = fetching_threads(K) > 0;
     // Then products of groups go on while what is left to the others is stored, but for f16, whose operands take its
     // place.
-    static constexpr bool leaves_late = leaves_outputs && Format::by_group && !Format::splits_scores;
+    static constexpr bool leaves_late = leaves_outputs && Format::by_group && !Format::splits_scores && has_registers;
+    static constexpr bool loads_writes = has_third_group<K> && has_registers;
     using T = float;
     struct Rows {
         Matrix<K> matrix;
@@ -118,7 +123,7 @@ struct WalkerOps {
     // are there in fp32, but where keys overlap, or reads are exact (docs/decisions/003).
     HEADRACE_DEVICE void solve(Tile, Tile solver) {
         const auto meanwhile = [&] {
-            if constexpr (has_third_group<K>) own_writes = TokenFactors::load(write);
+            if constexpr (loads_writes) own_writes = TokenFactors::load(write);
         };
         SplitA of[token_steps];
         const auto operand = [&](int step) -> const SplitA& { return of[step]; };
@@ -136,7 +141,7 @@ struct WalkerOps {
         } else {
             SplitA both[token_steps] = {};
             if (first_exact < tensor_chunk) each_step(both, [&](int step) { return left_operand(values, step); });
-            add_lower_transposed<Left::high, Format>(values, operand, solver.split.high, meanwhile);
+            add_lower_transposed<Left::high, Solved>(values, operand, solver.split.high, meanwhile);
             if (first_exact == tensor_chunk) return;
             clear_rows(solver.split, first_exact);
             add_lower_transposed<Bf16, Left::low>(
@@ -174,7 +179,7 @@ struct WalkerOps {
     template <Left left_of>
     HEADRACE_DEVICE void add_written(Decayed x) {
         if constexpr (!leaves_late) {
-            if constexpr (has_third_group<K>) {
+            if constexpr (loads_writes) {
                 scale_tokens(values, own_writes);
             } else {
                 scale_tokens(values, x.factors);

@@ -18,9 +18,11 @@ __global__ void __launch_bounds__(sweep_threads<K> + (has_third_group<K> ? fetch
 }
 
 template <int K, bool comba>
+using GradientBlock = GradientKernel<K <= 128 ? K : 128, comba, K <= 128 ? 1 : K / 128>;
+template <int K, bool comba>
 __global__ void __launch_bounds__(tensor_threads, 1) tensor_gradients(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
-    GradientKernel<K, comba> kernel(args, arena);
+    GradientBlock<K, comba> kernel(args, arena);
     const Task task = task_of(blockIdx.x, args.H);
     kernel.run(task.place, task.head);
 }
@@ -37,7 +39,7 @@ TensorBackwardKernels kernels_of() {
          &shared_memory_of<SweepKernel<K, ByGroup<Bf16>, false>>, &tensor_sweeps_work<K>, fetching_threads(K),
          left_to_third_group(K)},
         {"tensor_gradients", reinterpret_cast<const void*>(&tensor_gradients<K, comba>), of_gradients,
-         &shared_memory_of<GradientKernel<K, comba>>, &tensor_gradients_work<K, comba>}};
+         &shared_memory_of<GradientBlock<K, comba>>, &tensor_gradients_work<K, comba>}};
 }
 
 template <int K>
@@ -55,6 +57,7 @@ Kernel tensor_sweep_segments_kernel(std::int64_t K) {
 
 TensorBackwardKernels tensor_backward_kernels(std::int64_t K, bool comba) {
     if (K <= 64) return comba ? kernels_of<64, true>() : kernels_of<64, false>();
+    if (K > 128) return comba ? kernels_of<256, true>() : kernels_of<256, false>();
     return comba ? kernels_of<128, true>() : kernels_of<128, false>();
 }
 

@@ -19,13 +19,15 @@ TensorKernels delta_kernels() {
                        &shared_memory_of<Block>,
                        &tensor_walk_work<K>,
                        fetching_threads(K)};
-    kernels.states = {"tensor_walk_states", reinterpret_cast<const void*>(&tensor_walk_states<States>),
-                      K <= 64 ? registers_allowed(walker_threads, states_blocks<K>)
-                              : registers_allowed(three_groups, states_blocks<K>),
-                      &shared_memory_of<States>, &tensor_walk_states_work<K>};
-    kernels.join = {"tensor_join_transitions", reinterpret_cast<const void*>(&tensor_join_transitions<K>),
-                    registers_allowed(join_threads(true, K), 1), &shared_memory_of<TransitionJoin<K>>,
-                    &transition_join_work<K>};
+    if constexpr (K <= 128) {  // in segments
+        kernels.states = {"tensor_walk_states", reinterpret_cast<const void*>(&tensor_walk_states<States>),
+                          K <= 64 ? registers_allowed(walker_threads, states_blocks<K>)
+                                  : registers_allowed(three_groups, states_blocks<K>),
+                          &shared_memory_of<States>, &tensor_walk_states_work<K>};
+        kernels.join = {"tensor_join_transitions", reinterpret_cast<const void*>(&tensor_join_transitions<K>),
+                        registers_allowed(join_threads(true, K), 1), &shared_memory_of<TransitionJoin<K>>,
+                        &transition_join_work<K>};
+    }
     return kernels;
 }
 
@@ -34,6 +36,7 @@ TensorKernels delta_kernels() {
 template <>
 TensorKernels tensor_kernels<true>(std::int64_t K, DType dtype) {
     if (dtype == DType::f16) return K <= 64 ? delta_kernels<64, F16>() : delta_kernels<128, F16>();
+    if (K > 128) return delta_kernels<256, Bf16>();
     return K <= 64 ? delta_kernels<64, Bf16>() : delta_kernels<128, Bf16>();
 }
 

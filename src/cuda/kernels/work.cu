@@ -58,13 +58,17 @@ HEADRACE_WORK(double, true);
     template BlockWork transition_join_work<K>(const KernelArgs& args, std::size_t)
 HEADRACE_TENSOR_WORK(64);
 HEADRACE_TENSOR_WORK(128);
+template BlockWork tensor_prepare_work<256>(const KernelArgs& args, std::size_t);
+template BlockWork tensor_walk_work<256>(const KernelArgs& args, std::size_t);
 template BlockWork tensor_sweeps_work<64>(const KernelArgs& args, std::size_t);
 template BlockWork tensor_sweeps_work<128>(const KernelArgs& args, std::size_t);
+template BlockWork tensor_sweeps_work<256>(const KernelArgs& args, std::size_t);
 #define HEADRACE_GRADIENTS_WORK(K)                                                           \
     template BlockWork tensor_gradients_work<K, false>(const KernelArgs& args, std::size_t); \
     template BlockWork tensor_gradients_work<K, true>(const KernelArgs& args, std::size_t)
 HEADRACE_GRADIENTS_WORK(64);
 HEADRACE_GRADIENTS_WORK(128);
+HEADRACE_GRADIENTS_WORK(256);
 
 #define HEADRACE_CHANNEL_WORK(K)                                                              \
     template BlockWork channel_prepare_work<K, false>(const KernelArgs& args, std::size_t);   \

@@ -55,12 +55,13 @@ inline int walk_value_columns(const Problem& problem) {
 // Tokens of the segments that the tensor-core form cuts sequences into where few blocks have 64 values of a sequence
 // and head each, else 0. A segment's state is computed twice, the delta rule's transition too, and decayed rows of
 // channel gates are read twice: a quarter of 128 multiprocessors, or half of them, may do without. In a backward two
-// walks of three have 64 key channels in place of values. By sizes that a longer sequence does not change, as its first
-// tokens' outputs do not change.
+// walks of three have 64 key channels in place of values. A transition of more than 128 channels is as much as four
+// states of 64 values. By sizes that a longer sequence does not change, as its first tokens' outputs do not change.
 inline int segment_tokens(const Problem& problem) {
     const bool delta = problem.rule == Rule::delta;
     const std::int64_t columns = problem.runs_backward() ? std::max(problem.K, problem.V) : problem.V,
                        blocks = problem.N * problem.HV * ((columns + 63) / 64);
+    if (delta && problem.K > 128) return 0;
     const bool few = delta || problem.channel_gate;
     const int tokens = blocks > (few ? 32 : 64) ? 0 : few ? 1024 : 512;
     return problem.whole.longest > tokens ? tokens : 0;
@@ -74,6 +75,7 @@ inline int sweep_segment_tokens(const Problem& problem) {
                        of_head = 4 * values + (problem.rule == Rule::delta ? keys : 0);
     constexpr std::int64_t most = 96;
     constexpr int tokens = 1024;
+    if (problem.rule == Rule::delta && problem.K > 128) return 0;
     return problem.N * problem.HV * of_head <= most && problem.whole.longest > tokens ? tokens : 0;
 }
 

@@ -94,10 +94,14 @@ constexpr Issued measured[] = {
     {"tensor_forward_terms", "additive", 128, false, 302, 1002, 0, 0, 0},
     {"tensor_gate", "additive", 64, false, 0, 111, 0, 0, 0},
     {"tensor_gate", "additive", 128, false, 0, 128, 0, 0, 0},
-    {"tensor_gradients", "comba", 64, true, 0, 1481, 922, 904, 0},
-    {"tensor_gradients", "comba", 128, true, 0, 1866, 898, 871, 0},
-    {"tensor_gradients", "delta", 64, true, 0, 1348, 768, 904, 0},
-    {"tensor_gradients", "delta", 128, true, 0, 1513, 759, 886, 0},
+    {"tensor_gate", "comba", 256, true, 0, 83, 0, 0, 0},
+    {"tensor_gate", "delta", 256, true, 0, 83, 0, 0, 0},
+    {"tensor_gradients", "comba", 64, true, 0, 1484, 922, 904, 0},
+    {"tensor_gradients", "comba", 128, true, 0, 1869, 898, 871, 0},
+    {"tensor_gradients", "comba", 256, true, 0, 3425, 1726, 1760, 0},
+    {"tensor_gradients", "delta", 64, true, 0, 1350, 768, 904, 0},
+    {"tensor_gradients", "delta", 128, true, 0, 1515, 759, 886, 0},
+    {"tensor_gradients", "delta", 256, true, 0, 2807, 1535, 1730, 0},
     {"tensor_join", "additive", 64, false, 0, 162, 0, 0, 0},
     {"tensor_join", "additive", 128, false, 0, 205, 0, 0, 0},
     {"tensor_join_transitions", "comba", 64, true, 207, 289, 0, 0, 0},
@@ -112,30 +116,38 @@ constexpr Issued measured[] = {
     {"tensor_prepare", "comba", 64, true, 0, 1194, 1323, 0, 0},
     {"tensor_prepare", "comba", 128, false, 0, 1705, 1179, 0, 0},
     {"tensor_prepare", "comba", 128, true, 0, 1750, 1322, 0, 0},
+    {"tensor_prepare", "comba", 256, false, 0, 2735, 1181, 0, 0},
+    {"tensor_prepare", "comba", 256, true, 0, 2822, 1324, 0, 0},
     {"tensor_prepare", "comba f16", 64, false, 0, 1294, 1132, 0, 0},
     {"tensor_prepare", "comba f16", 128, false, 0, 1949, 1134, 0, 0},
     {"tensor_prepare", "delta", 64, false, 0, 874, 1044, 0, 0},
     {"tensor_prepare", "delta", 64, true, 0, 900, 1191, 0, 0},
     {"tensor_prepare", "delta", 128, false, 0, 1226, 1048, 0, 0},
     {"tensor_prepare", "delta", 128, true, 0, 1272, 1190, 0, 0},
+    {"tensor_prepare", "delta", 256, false, 0, 1884, 1049, 0, 0},
+    {"tensor_prepare", "delta", 256, true, 0, 1976, 1191, 0, 0},
     {"tensor_prepare", "delta f16", 64, false, 0, 968, 1000, 0, 0},
     {"tensor_prepare", "delta f16", 128, false, 0, 1404, 1002, 0, 0},
     {"tensor_states", "additive", 64, false, 0, 275, 0, 0, 0},
     {"tensor_states", "additive", 128, false, 0, 284, 0, 0, 0},
     {"tensor_sweep_segments", "comba", 64, true, 0, 1056, 0, 0, 0},
-    {"tensor_sweep_segments", "comba", 128, true, 0, 1353, 0, 0, 0},
+    {"tensor_sweep_segments", "comba", 128, true, 0, 1354, 0, 0, 0},
     {"tensor_sweep_segments", "delta", 64, true, 0, 1046, 0, 0, 0},
-    {"tensor_sweep_segments", "delta", 128, true, 0, 1332, 0, 0, 0},
-    {"tensor_sweeps", "comba", 64, true, 274, 1398, 0, 0, 0},
+    {"tensor_sweep_segments", "delta", 128, true, 0, 1333, 0, 0, 0},
+    {"tensor_sweeps", "comba", 64, true, 274, 1399, 0, 0, 0},
     {"tensor_sweeps", "comba", 128, true, 586, 1804, 0, 0, 0},
-    {"tensor_sweeps", "delta", 64, true, 274, 1386, 0, 0, 0},
+    {"tensor_sweeps", "comba", 256, true, 477, 2469, 0, 0, 0},
+    {"tensor_sweeps", "delta", 64, true, 274, 1387, 0, 0, 0},
     {"tensor_sweeps", "delta", 128, true, 586, 1783, 0, 0, 0},
+    {"tensor_sweeps", "delta", 256, true, 477, 2432, 0, 0, 0},
     {"tensor_walk", "comba", 64, false, 120, 1170, 0, 0, 0},
     {"tensor_walk", "comba", 128, false, 509, 1224, 0, 0, 0},
+    {"tensor_walk", "comba", 256, false, 492, 1598, 0, 0, 0},
     {"tensor_walk", "comba f16", 64, false, 121, 1845, 0, 0, 0},
     {"tensor_walk", "comba f16", 128, false, 523, 2008, 0, 0, 0},
     {"tensor_walk", "delta", 64, false, 94, 1145, 0, 0, 0},
     {"tensor_walk", "delta", 128, false, 459, 1217, 0, 0, 0},
+    {"tensor_walk", "delta", 256, false, 488, 1543, 0, 0, 0},
     {"tensor_walk", "delta f16", 64, false, 91, 1822, 0, 0, 0},
     {"tensor_walk", "delta f16", 128, false, 470, 2002, 0, 0, 0},
     {"tensor_walk_states", "delta", 64, false, 20, 854, 0, 0, 0},
@@ -163,11 +175,16 @@ const char* rule_of(const KernelArgs& args, bool in_double) {
 }
 
 const Issued* row_of(const Kernel& kernel, const KernelArgs& args, bool in_double, bool backward) {
-    const auto found = std::find_if(std::begin(measured), std::end(measured), [&](const Issued& row) {
-        return std::strcmp(row.kernel, kernel.name) == 0 && std::strcmp(row.rule, rule_of(args, in_double)) == 0 &&
-               row.K == (args.K <= 64 ? 64 : 128) && row.backward == backward;
-    });
-    return found == std::end(measured) ? nullptr : found;
+    const auto of = [&](int K) {
+        const auto found = std::find_if(std::begin(measured), std::end(measured), [&](const Issued& row) {
+            return std::strcmp(row.kernel, kernel.name) == 0 && std::strcmp(row.rule, rule_of(args, in_double)) == 0 &&
+                   row.K == K && row.backward == backward;
+        });
+        return found == std::end(measured) ? nullptr : found;
+    };
+    if (args.K <= 64) return of(64);
+    const Issued* const wide = args.K > 128 ? of(256) : nullptr;  // few have code of their own for so many
+    return wide != nullptr ? wide : of(128);
 }
 
 // Value heads of a block at a step, on the mean.

@@ -119,13 +119,14 @@ struct Prepared {
 };
 
 // What the sweeps of a backward of the delta rule on tensor cores leave for its gradients, of each chunk and value head
-// at saved_place, transposed: lines of values, V of them rounded up to 16; K stands for 64 or 128 columns.
+// at saved_place, transposed: lines of values, V of them rounded up to 16; K stands for 64, 128 or 256 columns.
 struct SweptChunks {
     std::uint16_t *states, *adjoints;      // [places,V,K] the state that enters, the gradient of the one that leaves
     std::uint16_t *residuals, *d_written;  // [places,V,64] r and y of docs/math.md, sections 4 and 5
     // What is left of them below their bf16, of chunks whose keys overlap.
     std::uint16_t *residuals_low, *d_written_low;
-    // [places,2,64,K] under channel gates, where value heads share keys: their d_q and d_k, as the threads hold them.
+    // As threads hold them: under channel gates, where value heads share keys, their d_q and d_k [places,2,64,K]; of more
+    // than 128 channels with l2norm d_q, d_k and comba's d_p of the first ones, [chunks,H,3,64,128].
     float* key_gradients;
 };
 

@@ -50,6 +50,25 @@ HEADRACE_DEVICE void read(Sums& sums, const SplitA (&state)[K / 16], Matrix<K> r
     ptx::wait_for_products<0>(sums);
 }
 
+// The same of more channels than there are registers for operands of: 64 at a time, which state(step) gives.
+template <Left left, class Format, int K, class State, class Meanwhile = Nothing>
+HEADRACE_DEVICE void read_in_parts(Sums& sums, State state, Matrix<K> rows, Meanwhile meanwhile = {}) {
+    const GroupOperandAt<K> from(rows);
+#pragma unroll
+    for (int first = 0; first < K / 16; first += 4) {
+        SplitA of[4];
+#pragma unroll
+        for (int step = 0; step < 4; ++step) of[step] = state(first + step);
+        ptx::begin_products(sums);
+#pragma unroll
+        for (int step = 0; step < 4; ++step)
+            multiply<left, false, Format>(sums, of[step], from.at(0, 16 * (first + step)), first + step > 0);
+        ptx::end_products();
+        if (first + 4 == K / 16) meanwhile();
+        ptx::wait_for_products<0>(sums);
+    }
+}
+
 // sums += a m^T, m [64,64] lower triangular: token i takes of tokens up to i. Blocks above the diagonal are not read: so
 // products of a step have fewer columns than those of the step before, and sums of their own.
 struct LowerSums {
@@ -140,30 +159,41 @@ HEADRACE_DEVICE void add_written(float (&sums)[parts][8][4], const SplitA (&a)[4
     for (int part = 0; part < parts; ++part) ptx::wait_for_products<0>(sums[part]);
 }
 
+// The same of 64 channels from 64 group on, rows [64,K].
+template <Left left, class Format, int K>
+HEADRACE_DEVICE void add_group_written(float (&sums)[8][4], const SplitA (&a)[4], Matrix<K> rows, int group, bool add) {
+    const GroupOperandAt<K> from(rows);
+    ptx::begin_products(sums);
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+        multiply<left, true, Format>(sums, a[step], from.at(16 * step, 64 * group), add || step > 0);
+    ptx::end_products();
+    ptx::wait_for_products<0>(sums);
+}
+
 // add(sums, first) for each 8 of the K / 8 tiles of a rows from `first` on, rows [64,K]: the next ones' products go on
-// meanwhile, as all do while meanwhile() does something.
+// meanwhile where there are registers for two, and while meanwhile() does something.
 template <Left left, class Format, int K, class Add, class Meanwhile = Nothing>
 HEADRACE_DEVICE void each_written(const SplitA (&a)[4], Matrix<K> rows, Add add, Meanwhile meanwhile = {}) {
-    constexpr int parts = K / 64;
+    constexpr int parts = K / 64, together = parts == 2 ? 2 : 1;
     const GroupOperandAt<K> from(rows);
-    Sums sums[parts];
-    ptx::begin_products();
-#pragma unroll
-    for (int part = 0; part < parts; ++part) {
+    Sums sums[together];
+    const auto begin = [&](int part) {
 #pragma unroll
         for (int step = 0; step < 4; ++step)
-            multiply<left, true, Format>(sums[part], a[step], from.at(16 * step, 64 * part), step > 0);
+            multiply<left, true, Format>(sums[part % together], a[step], from.at(16 * step, 64 * part), step > 0);
         ptx::end_products();
-    }
+    };
+    ptx::begin_products();
+#pragma unroll
+    for (int part = 0; part < together; ++part) begin(part);
     meanwhile();
-    if constexpr (parts == 2) {
-        ptx::wait_for_products<1>(sums[0]);
-        add(sums[0], 0);
-        ptx::wait_for_products<0>(sums[1]);
-        add(sums[1], 8);
-    } else {
-        ptx::wait_for_products<0>(sums[0]);
-        add(sums[0], 0);
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+        Sums& of_part = sums[part % together];
+        together == 2 && part + 1 < parts ? ptx::wait_for_products<1>(of_part) : ptx::wait_for_products<0>(of_part);
+        add(of_part, 8 * part);
+        if (part + together < parts) ptx::begin_products(), begin(part + together);
     }
 }
 

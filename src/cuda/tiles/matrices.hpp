@@ -9,7 +9,7 @@
 
 namespace headrace::cuda {
 
-// [rows, columns], columns 64 or 128: of 128, [64,64] twice, one behind the other. A row's pieces of 16 bytes change
+// [rows, columns], columns 64, 128 or 256: of more than 64, [64,64] one behind the other. A row's pieces of 16 bytes change
 // places with the row's number, so that a column of eight pieces lies in all banks: what wgmma calls a swizzle of 128
 // bytes, if the matrix begins at a multiple of 1024. It begins at a multiple of its rows, so that what is known of a
 // place's bits holds for its address.

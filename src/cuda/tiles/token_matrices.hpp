@@ -98,6 +98,13 @@ HEADRACE_DEVICE TokenRows rows_of(const Strided& tensor, const ChunkRange& range
 template <int columns>
 HEADRACE_DEVICE void copy_pieces(Matrix<columns> to, const char* from, std::int64_t step, int length, int padded,
                                  int count, int width, Warps by) {
+    if constexpr (columns > 128) {
+        HEADRACE_ROLLED
+        for (int first = 0; first < columns; first += 128)
+            copy_pieces(Matrix<128>{to.data + 64 * first}, from + 2 * first, step, length, padded, count - first,
+                        width - first, by);
+        return;
+    }
     constexpr int pieces = columns / 8;
     const int thread = thread_here() - by.first * warp_lanes, together = by.count * warp_lanes / pieces,
               first_row = thread / pieces, column = thread % pieces * 8;
@@ -115,10 +122,11 @@ HEADRACE_DEVICE void copy_pieces(Matrix<columns> to, const char* from, std::int6
     }
 }
 // The pieces that a thread copies of [64, columns], all of it, by so many threads from `first` on, of rows that are
-// `near`: two instructions for a copy.
+// `near`: two instructions for a copy. Of more than 128 columns the same pieces of each 128.
 template <int columns, int threads = block_threads>
 struct WholePieces {
-    static constexpr unsigned pieces = columns / 8, together = threads / pieces;
+    static constexpr int parts = columns > 128 ? columns / 128 : 1;
+    static constexpr unsigned pieces = columns / 8 / parts, together = threads / pieces;
     static_assert(together % 8 == 0 && together <= 32);
     static constexpr int count = static_cast<int>(64 / together);
 
@@ -137,9 +145,13 @@ struct WholePieces {
     // To the matrix, or one that lies so many bytes behind it.
     HEADRACE_DEVICE void copy(std::uint32_t behind = 0) const {
 #pragma unroll
-        for (int n = 0; n < count; ++n)
-            ptx::copy_16(to + behind + n * together * 2 * Matrix<columns>::row,
-                         from + static_cast<std::int64_t>(n) * to_next, 16);
+        for (int n = 0; n < count; ++n) copy_row(to + behind, n, from + static_cast<std::int64_t>(n) * to_next);
+    }
+    // Of the n-th of its rows, to the first one's place.
+    HEADRACE_DEVICE static void copy_row(std::uint32_t to, int n, const char* from) {
+#pragma unroll
+        for (int part = 0; part < parts; ++part)
+            ptx::copy_16(to + (n * together + part * 128) * 2 * Matrix<columns>::row, from + 256 * part, 16);
     }
     // What 64 rows further takes; to the same pieces so many times that.
     HEADRACE_DEVICE std::int64_t rows() const { return static_cast<std::int64_t>(count) * to_next; }
@@ -162,8 +174,7 @@ struct PlacedPieces {
     }
     HEADRACE_DEVICE void copy(std::uint32_t behind) const {
 #pragma unroll
-        for (int n = 0; n < Whole::count; ++n)
-            ptx::copy_16(to + behind + n * Whole::together * 2 * Matrix<columns>::row, from[n], 16);
+        for (int n = 0; n < Whole::count; ++n) Whole::copy_row(to + behind, n, from[n]);
     }
     // What 64 rows further takes.
     HEADRACE_DEVICE std::int64_t rows() const { return static_cast<std::int64_t>(Whole::count) * to_next; }
@@ -174,22 +185,23 @@ struct PlacedPieces {
     }
 };
 // The line of 128 bytes of [64, columns] that a thread asks for before it is copied, so that it is in L2 by then; there
-// are a thread for each, or more.
+// are a thread for each, or more. Of more than 128 columns the first of two.
 template <int columns>
 HEADRACE_DEVICE const char* line_of(TokenRows rows, int thread) {
-    constexpr unsigned lines = columns / 64;
+    constexpr unsigned together = columns > 128 ? 2 : 1, lines = columns / 64 / together;
     const auto own = static_cast<unsigned>(thread);
-    return rows.from(own / lines).first + own % lines * 128;
+    return rows.from(own / lines).first + own % lines * (together * 128);
 }
 template <int columns, int threads = block_threads>
 HEADRACE_DEVICE void copy_whole(Matrix<columns> to, TokenRows rows, int first) {
     WholePieces<columns, threads>(to, rows, first).copy();
 }
 
-// The same of `count` lines of a matrix that lies one line behind the other, up to 64.
-template <int columns>
+// The same of `count` lines that lie one behind the other, or so many elements apart, up to 64.
+template <int apart = 0, int columns>
 HEADRACE_DEVICE void copy_lines(Matrix<columns> to, const std::uint16_t* from, int count) {
-    copy_pieces(to, reinterpret_cast<const char*>(from), 2 * columns, count, 64, columns, columns, all_warps());
+    constexpr int step = apart > 0 ? apart : columns;
+    copy_pieces(to, reinterpret_cast<const char*>(from), 2 * step, count, 64, columns, columns, all_warps());
 }
 
 // The same of rows of tokens. They are there behind ptx::wait_for_copies and a barrier. Where `by` have so many

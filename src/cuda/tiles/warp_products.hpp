@@ -217,7 +217,9 @@ HEADRACE_DEVICE void add_read(TokenSums& sums, State state, Matrix<K> rows) {
 template <Left left, int K, class Format = Bf16, class State, class Meanwhile = group_products::Nothing>
 HEADRACE_DEVICE void read_of(TokenSums& sums, State state, Matrix<K> rows, const typename Format::RowFactors& factors,
                              Meanwhile meanwhile = {}) {
-    if constexpr (Format::by_group) {
+    if constexpr (Format::by_group && K > 128) {
+        group_products::read_in_parts<left, Format>(sums, state, rows, meanwhile);
+    } else if constexpr (Format::by_group) {
         SplitA a[K / 16];
         each_step(a, state);
         group_products::read<left, Format>(sums, a, rows, meanwhile);
@@ -301,6 +303,21 @@ HEADRACE_DEVICE void add_all_written(float (&sums)[groups][8][4], A a, Matrix<64
             for (int group = 0; group < groups; ++group)
                 add_written<left, Format>(sums[group], of, from, step, 8 * group);
         }
+    }
+}
+// The same of 64 channels from 64 group on.
+template <Left left, class Format = Bf16, int K, class A>
+HEADRACE_DEVICE void add_group_written(float (&sums)[8][4], A a, Matrix<K> rows, int group, bool add) {
+    if constexpr (Format::by_group) {
+        SplitA of[token_steps];
+        each_step(of, a);
+        group_products::add_group_written<left, Format>(sums, of, rows, group, add);
+    } else {
+        if (!add) clear(sums);
+        const auto from = OperandAt<K>::down(rows);
+#pragma unroll
+        for (int step = 0; step < token_steps; ++step)
+            add_written<left, Format>(sums, a(step), from, step, 8 * group);
     }
 }
 // S^T = decay S^T + a rows, rows [64,K]; a(step) gives left operands, of rows that were multiplied by `factors`.

@@ -325,7 +325,7 @@ struct ChannelPrepare {
     HEADRACE_DEVICE static float sum_of_warps(const float* of) { return (of[0] + of[1]) + (of[2] + of[3]); }
     // Of a chunk's sum of squares of l.
     HEADRACE_DEVICE KeyOverlap find_overlap(float squares) const {
-        const KeyOverlap of_all = key_overlap(squares, some_reflect());
+        const KeyOverlap of_all = key_overlap(squares, tensor_chunk, some_reflect());
         if (of_all != KeyOverlap::none) return of_all;
         return find_nearby_overlap();
     }

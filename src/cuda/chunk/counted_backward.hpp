@@ -6,13 +6,16 @@
 
 namespace headrace::cuda {
 
-// Follows SweepKernel::advance and retreat, of which a launch with saved states has as many blocks each.
+// Follows SweepKernel::advance and retreat, of which a launch with saved states has as many blocks each: with 16 bits
+// on one side of products where blocks leave what follows of segments, else with 8, as the numbers of chunks are not
+// known.
 template <int K>
 BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
     constexpr double tiles = tensor_chunk / 8.0, steps = tensor_chunk / 16.0, lower = 8 + 6 + 4 + 2;
     const double C = tensor_chunk, values = values_of_block(args, args.value_columns),
                  warps = args.value_columns / 16.0, of_erases = args.undecayed_error ? 1 : 0;
-    const bool saves = args.swept.states != nullptr;
+    const bool saves = args.swept.states != nullptr, leaves = args.segments.blocks > 0;
+    const double halves = leaves ? 2 : 1, of_solve = leaves ? 3 : 1;
     const auto copied = [&](TileCounter& counter, double rows, double matrices) {
         counter.work.input_bytes = rows * C * args.K * 2 + C * values * 2;
         counter.work.saved_bytes = prepared_bytes(matrices) + (saves ? values * (K + 64) * 2 : 0);
@@ -25,10 +28,10 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
     back.work.output_bytes = bytes_of(args.d_v, C * values);
     WarpProducts products{back, warps};
     const bool beside = fetching_threads(K) > 0;              // others leave d_o^T P and what q reads
-    products.add(2 * tiles * K / 16, tiles / 2 * K / 16, 2);  // read
-    products.add(2 * lower, lower + 2 * steps, beside ? 0 : 2);
-    products.add(3 * lower, lower, 2);  // solve
-    const double writes = 2 * steps * K / 8, operands = steps * K / 16 + steps * K / 64 / 2, waits = 1 + K / 128.0;
+    products.add(halves * tiles * K / 16, tiles / 2 * K / 16, 2);  // read
+    products.add(halves * lower, halves * lower / 2 + 2 * steps, beside ? 0 : 2);
+    products.add(of_solve * lower, halves * lower / 2, 2);  // solve
+    const double writes = halves * steps * K / 8, operands = steps * K / 16 + steps * K / 64 / 2, waits = 1 + K / 128.0;
     products.add(writes, operands, waits);
     products.add(writes, operands, beside ? 0 : waits);
     if (beside) {
@@ -40,9 +43,9 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
     back.fma(warps * 2 * K / 8 * 4);
     copied(on, 1 + of_erases, 2);
     WarpProducts forwards{on, warps};
-    forwards.add(2 * tiles * K / 16, tiles / 2 * K / 16, 2);
-    forwards.add(3 * lower, lower + steps, 2);
-    forwards.add(2 * steps * K / 8, steps * K / 16, 1.0 + K / 64);
+    forwards.add(halves * tiles * K / 16, tiles / 2 * K / 16, 2);
+    forwards.add(of_solve * lower, halves * lower / 2 + steps, 2);
+    forwards.add(halves * steps * K / 8, steps * K / 16, 1.0 + K / 64);
     forwards.access(4 * tiles, 0);
     on.fma(warps * 2 * K / 8 * 4);
     return sweeps_work(args, back.work, on.work, values);

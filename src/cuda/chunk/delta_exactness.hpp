@@ -83,10 +83,10 @@ struct ChunkNumbers {
     }
 };
 
-// Of a chunk's sum of squares of l.
-HEADRACE_DEVICE KeyOverlap key_overlap(float squares, bool reflects) {
-    constexpr float most = 64 * 63 / 2 / 32.0f;  // 1/32 on the mean of the pairs; of random unit keys it is 1/K
-    if (squares < most) return KeyOverlap::none;
+// Of the sum of squares of l of a chunk of so many tokens.
+HEADRACE_DEVICE KeyOverlap key_overlap(float squares, int tokens, bool reflects) {
+    const auto pairs = static_cast<float>(tokens * (tokens - 1) / 2);
+    if (squares < pairs / 32) return KeyOverlap::none;  // on the mean; of random unit keys it is 1/K
     return reflects ? KeyOverlap::reflected : KeyOverlap::some;
 }
 // Of keys that overlap only near each other, as gates per channel forget them: of the chunk's sum of l^4, which random
@@ -130,6 +130,35 @@ struct DeltaExactness {
                 decide<Format>({ptx::shuffle_from(of.x, chunk), ptx::shuffle_from(of.y, chunk),
                                 ptx::shuffle_from(of.z, chunk), ptx::shuffle_from(of.w, chunk)});
         }
+    }
+};
+
+// What a sweep of a backward makes of its chunks' numbers, from either end: which products have 16 bits on one side.
+enum class SweptFinely : std::int32_t { none, reads, all };  // reads: of the gradient of a state
+
+template <bool back>
+struct SweepExactness {
+    // The states' gradient grows in directions that no key erases, what keys read in it does not. With more chunks in
+    // it than these, each as far as the gates leave it, roundings of all of it are too much for what is read.
+    static constexpr float most_chunks = 16;
+    DeltaExactness so_far{};
+    float chunks_inside = 0;
+
+    // As DeltaExactness.
+    template <class Format>
+    HEADRACE_DEVICE void pass(const float* numbers, std::int64_t step, std::int64_t chunks) {
+        chunks_inside = 2 * most_chunks;
+        so_far.pass<Format>(numbers, step, chunks);
+    }
+    // Of the next chunk.
+    template <class Format>
+    HEADRACE_DEVICE SweptFinely decide(float4 numbers, KeyOverlap overlap) {
+        so_far.decide<Format>(numbers);
+        const bool all = overlap != KeyOverlap::none || so_far.reads || so_far.writes,
+                   reads = back && chunks_inside > most_chunks;
+        const float through = numbers.w;
+        chunks_inside = fmaf(chunks_inside, through * through, 1.0f);
+        return all ? SweptFinely::all : reads ? SweptFinely::reads : SweptFinely::none;
     }
 };
 

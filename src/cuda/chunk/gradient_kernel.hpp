@@ -137,10 +137,14 @@ struct GradientKernel {
     HEADRACE_DEVICE static int key_column(int of = static_cast<int>(threadIdx.x)) { return of / 128 * (K / 2); }
     HEADRACE_DEVICE static bool of_erases() { return TokenPairs::matrix() == 1; }  // whether y r^T is this warp's
     HEADRACE_DEVICE void fetch_keys() const {
-        HEADRACE_ROLLED  // here and below, the same code for several: what is new to a multiprocessor is slow
-        for (int which = 0; which < (comba ? 3 : 2); ++which)
-            copy_tokens(which == 0 ? q : which == 1 ? k : e, which == 0 ? args.q : which == 1 ? args.k : args.p,
-                        task->range, task->key_head, first_channel(), args.K - first_channel());
+        // Here and below, the same code for several: what is new to a multiprocessor is slow.
+        HEADRACE_ROLLED
+        for (int which = 0; which < (comba ? 3 : 2); ++which) {
+            const Matrix<K> to = which == 0 ? q : which == 1 ? k : e;
+            const Strided& from = which == 0 ? args.q : which == 1 ? args.k : args.p;
+            copy_tokens<K, tensor_threads>(to, from, task->range, task->key_head, first_channel(),
+                                           args.K - first_channel());
+        }
     }
 
     // ---- parts of the channels ----
@@ -156,7 +160,11 @@ struct GradientKernel {
             Sums d_q = {}, d_k = {}, d_e = {};
             heads(d_q, d_k, d_e);
             if (args.l2norm) add_along(d_q, d_k, d_e);
-            args.l2norm && part < parts - 1 ? keep(d_q, d_k, d_e) : store_keys(d_q, d_k, d_e);
+            if (args.l2norm && part < parts - 1) {
+                keep(d_q, d_k, d_e);
+            } else {
+                store_keys(d_q, d_k, d_e);
+            }
         }
         if (!args.l2norm) return;
         HEADRACE_ROLLED
@@ -196,7 +204,8 @@ struct GradientKernel {
         ptx::sync_block();
     }
     HEADRACE_DEVICE void finish_norms(int i) const {
-        q_norm[i] = args.l2norm ? inverse_norm(q_norm[i]) : 1.0f, k_norm[i] = args.l2norm ? inverse_norm(k_norm[i]) : 1.0f;
+        q_norm[i] = args.l2norm ? inverse_norm(q_norm[i]) : 1.0f;
+        k_norm[i] = args.l2norm ? inverse_norm(k_norm[i]) : 1.0f;
         if (comba) e_norm[i] = args.l2norm ? inverse_norm(e_norm[i]) : 1.0f;
     }
     HEADRACE_DEVICE void add_along(const Sums& d_q, const Sums& d_k, const Sums& d_e) const {
@@ -211,7 +220,8 @@ struct GradientKernel {
     // d_q, d_k and d_e as threads hold them, until y . d is known of all parts.
     HEADRACE_DEVICE float4* kept_sums(int which) const {
         const std::int64_t place = task->row * args.H + task->key_head;
-        return reinterpret_cast<float4*>(args.swept.key_gradients) + (3 * place + which) * (tensor_chunk * K / 4) + own();
+        return reinterpret_cast<float4*>(args.swept.key_gradients) + (3 * place + which) * (tensor_chunk * K / 4) +
+               own();
     }
     HEADRACE_DEVICE void keep(const Sums& d_q, const Sums& d_k, const Sums& d_e) const {
 #pragma unroll
@@ -707,7 +717,8 @@ struct GradientKernel {
     HEADRACE_DEVICE void find_along(const Sums& d, Matrix<K> x) const {
         RowSums sums = {};
         each_pair_of(x, Places::of_thread(), [&](int half, int tile, std::uint32_t row) {
-            sums[half] = fmaf(d[tile][2 * half], low_half(row), fmaf(d[tile][2 * half + 1], high_half(row), sums[half]));
+            sums[half] =
+                fmaf(d[tile][2 * half], low_half(row), fmaf(d[tile][2 * half + 1], high_half(row), sums[half]));
         });
         leave(of_q, sums);
         ptx::sync_block();

@@ -91,7 +91,7 @@ struct PrepareKernel {
         ops.finish_products(static_cast<float>(args.scale));
         ptx::sync_block();
         HEADRACE_ROLLED
-        for (int i = 0; i < heads; ++i) solve(i, static_cast<int>(place) + i, ends_in_state(range));
+        for (int i = 0; i < heads; ++i) solve(i, static_cast<int>(place) + i, range.length, ends_in_state(range));
     }
 
   private:
@@ -155,7 +155,7 @@ struct PrepareKernel {
                range.first + range.length == range.end - range.begin;
     }
     // Scores and the inverse, of the value head whose tokens a warp has stored.
-    HEADRACE_DEVICE void solve(int head, int of_chunk, bool is_weighty) {
+    HEADRACE_DEVICE void solve(int head, int of_chunk, int length, bool is_weighty) {
         const std::int64_t place = of_chunk;  // of kilobytes each: there are fewer than 2^31
         ops.decays = decays_of(head);
         const LowerImage low = LowerImage{args.prepared.scores_low}.of(place);
@@ -167,9 +167,12 @@ struct PrepareKernel {
                                              LowerImage{args.prepared.solve_low}.of(place),
                                              for_gradients ? inverse_beta + head * tensor_chunk : nullptr};
         const float* const of = ops.of_warps;
+        const int first_overlap = static_cast<int>(fminf(fminf(of[0], of[1]), fminf(of[2], of[3])));
         if constexpr (for_gradients) {
-            KeyOverlap overlap = key_overlap(of[0] + of[1] + of[2] + of[3], some_reflect);
+            const float* const energy = ops.energy_of_warps();
+            KeyOverlap overlap = key_overlap(energy[0] + energy[1] + energy[2] + energy[3], length, some_reflect);
             if (is_weighty && overlap == KeyOverlap::none) overlap = KeyOverlap::some;
+            if (first_overlap < tensor_chunk && overlap == KeyOverlap::none) overlap = KeyOverlap::in_rows;
             if (threadIdx.x == 0) args.prepared.overlap[place] = static_cast<std::int32_t>(overlap);
             ptx::sync_warp();  // or the first warp's lanes stay apart
             if (overlap == KeyOverlap::reflected) {
@@ -180,7 +183,6 @@ struct PrepareKernel {
                 ops.inverse.compute(ops.l_own, images, false);
             }
         } else {
-            const int first_overlap = static_cast<int>(fminf(fminf(of[0], of[1]), fminf(of[2], of[3])));
             if (first_overlap < tensor_chunk) ops.store_low_scores(low, in.beta);
             ops.inverse.compute(ops.l_own, images, some_reflect);
             store_exactness(place, first_overlap, some_reflect);

@@ -40,7 +40,8 @@ struct PrepareOps {
         HEADRACE_DEVICE explicit operator bool() const { return static_cast<bool>(image); }
     };
     struct State {};
-    static constexpr bool keeps_low = for_gradients || Format::splits_scores;  // all of P's
+    static constexpr bool keeps_low = for_gradients || Format::splits_scores,  // all of P's
+        finds_overlap = !Format::splits_scores;                                // in rows of l
     using Inputs = algorithms::ChunkInputs<PrepareOps>;
     using Products = float[LowerBlock::turns][2][4];  // this lane's, of the blocks of its warp
 
@@ -49,11 +50,12 @@ struct PrepareOps {
     UnitLowerBlocks inverse;
 
     float* most_overlap;  // [block_warps] of the parts of rows that a warp has
-    float* of_warps;      // [block_warps] behind scale_columns: of a backward sums of squares of l, else the first row
-                          // that overlaps, or tensor_chunk
+    float* of_warps;      // [block_warps] behind scale_columns: the first row that overlaps, or tensor_chunk; behind
+                          // them of a backward sums of squares of l
     Products l_own;      // this lane's part of -l; behind scale_columns of what becomes of it
     std::uint32_t overlaps;  // of this lane's rows of blocks, a bit for each (find_overlapping_rows)
 
+    HEADRACE_DEVICE float* energy_of_warps() const { return of_warps + block_warps; }
     // Products of rows, of the blocks of this warp.
     HEADRACE_DEVICE void multiply_rows(Matrix<K> q, Matrix<K> k, Matrix<K> e) {
         const int own = warp_of_blocks();
@@ -61,7 +63,7 @@ struct PrepareOps {
         const auto left_q = OperandAt<K>::down(q), left_e = OperandAt<K>::down(e), right = OperandAt<K>::across(k);
 #pragma unroll
         for (int turn = 0; turn < LowerBlock::turns; ++turn) clear(q_k[turn]), clear(e_k[turn]);
-#pragma unroll
+#pragma unroll 8
         for (int d = 0; d < K; d += 16) {
             std::uint32_t of_q[4], of_e[4];
 #pragma unroll
@@ -133,7 +135,7 @@ struct PrepareOps {
     }
     HEADRACE_DEVICE void scale_columns(Tile, Tile, const float* factors, float factor) {
         float of_warp = tensor_chunk;
-        if constexpr (for_gradients) of_warp = energy_of_warp();
+        const float energy = for_gradients ? energy_of_warp() : 0.0f;
         float squares[LowerBlock::turns][2] = {};  // of this lane's rows of blocks, for most_overlap
         each_block([&](int turn, LowerBlock block) {
             const LanePlace at;
@@ -146,7 +148,7 @@ struct PrepareOps {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     float &x = own[tile][2 * half], &y = own[tile][2 * half + 1], &sum = squares[turn][half];
-                    if constexpr (!keeps_low) {
+                    if constexpr (finds_overlap) {
                         sum = fmaf(x * overlap_weight(of.x), x, fmaf(y * overlap_weight(of.y), y, sum));
                     }
                     x *= of.x * -factor, y *= of.y * -factor;
@@ -162,8 +164,11 @@ struct PrepareOps {
                         own[tile][2 * half], own[tile][2 * half + 1]};
             }
         });
-        if constexpr (!keeps_low) of_warp = static_cast<float>(find_overlapping_rows(squares));
-        if (lane() == 0) of_warps[warp()] = of_warp;
+        if constexpr (finds_overlap) of_warp = static_cast<float>(find_overlapping_rows(squares));
+        if (lane() == 0) {
+            of_warps[warp()] = of_warp;
+            if constexpr (for_gradients) energy_of_warps()[warp()] = energy;
+        }
         ptx::sync_block();
     }
     // What has become of l.

@@ -14,14 +14,15 @@ inline constexpr Saved sweep_saved = leaves               ? Saved::not_at_all
                                      : has_third_group<K> ? Saved::by_others
                                                           : Saved::by_walkers;
 
-// Everything here is multiplied with 16 bits on one side: roundings of reads and writes come back in both walks, and
-// what keys of few directions read in a gradient is far below its roundings (docs/decisions/003).
+// Chunks are multiplied with 16 bits on one side where their keys overlap, as what keys of few directions read in a
+// gradient is far below its roundings, and where what came before them in the walk says that roundings of reads and
+// writes would come back (DeltaExactness, docs/decisions/003).
 // `leaves`: what leaves segments, and nothing else (SweptBlock).
 template <int K, class Format, bool leaves>
 struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved<K, leaves>> {
     using Base = SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved<K, leaves>>;
     using Base::args, Base::patches, Base::of_sequence, Base::state, Base::state_tiles, Base::warp_value;
-    using Base::length_of, Base::place_of, Base::token_of, Base::left_rows_barrier, Base::has_registers;
+    using Base::length_of, Base::place_of, Base::token_of, Base::left_rows_barrier;
     using typename Base::Chunks;
 
     static constexpr bool has_others = fetching_threads(K) > 0, fetches_apart = has_third_group<K>,
@@ -41,6 +42,8 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         float *read, *erase, *write, *beta;  // [C] one behind the other
         float* decay;                        // [2]
         std::int32_t* overlap;               // KeyOverlap
+        float* numbers;                      // [4] Prepared::numbers
+        std::int32_t* fine;                  // SweptFinely
     };
     // Where the sequence's rows of keys lie: in shared memory, as registers are few.
     struct Keys {
@@ -48,15 +51,16 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         bool whole;  // whether all rows are near, and have all columns of the block's matrices
     };
 
-    // Numbers of a chunk in a stage: factors, the decay, KeyOverlap.
-    static constexpr int decay_at = 4 * tensor_chunk, stage_numbers = decay_at + 4;
+    // Numbers of a chunk in a stage: factors, the decay, KeyOverlap and what follows from these: [4];
+    // Prepared::numbers.
+    static constexpr int decay_at = 4 * tensor_chunk, stage_numbers = decay_at + 8;
 
     Keys* keys;
     char* first_stage;
     std::uint32_t stage_bytes;  // of its matrices
     float* first_numbers;
-    LeftOperands<K, Format> left_states;  // to those that save: upper halves
-    Matrix<64> left_d_v;                  // [16 warps,64] OutputPatch of each warp
+    Matrix<K> left_states;  // [64 values, K] to those that save, in bf16
+    Matrix<64> left_d_v;    // [16 warps,64] OutputPatch of each warp
     typename Base::Nothing nothing;
 
     __host__ __device__ SweepKernel(const KernelArgs& arguments, Arena& arena) : Base{arguments, {}, {}, {}} {
@@ -67,7 +71,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         patches = Matrix<64>::take(arena, tensor_values);
         if constexpr (saves_apart) {  // beside what the host counts: left_to_third_group
             left_d_v = Matrix<64>::take(arena, tensor_values);
-            left_states = LeftOperands<K, Format>::take(arena, block_warps);
+            left_states = Matrix<K>::take(arena, tensor_values);
         }
         first_numbers = arena.take<float>(stage_numbers * stages);
         of_sequence = arena.take<typename Base::Sequence>(1);
@@ -78,10 +82,13 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         const int first = block.columns.first;
         const Chunks chunks(block.walk);
         find_rows(block);
-        if (!this->walks()) return assist<false>(chunks, first, nothing, nothing);
+        if (!this->walks()) return assist<false>(block, chunks, nothing, nothing);
         if constexpr (fetches_apart) ptx::take_registers<walking_registers>();
         this->template enter<false>(block);
-        walk_all<false>(chunks, first, [&](int chunk, int turn) { advance(stage_of(turn), chunk, first); });
+        walk_all<false>(block, chunks, [&](int chunk, int turn) {
+            const Stage now = stage_of(turn);
+            is_fine(now) ? advance<true>(now, chunk, first) : advance<false>(now, chunk, first);
+        });
         this->template leave<false>(block);
     }
     HEADRACE_DEVICE void adjoints(const SweptBlock& block) {
@@ -90,11 +97,14 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         find_rows(block);
         if (!this->walks())
             return assist<true>(
-                chunks, first, [&](int, int turn) { leave_scored(stage_of(turn)); },
+                block, chunks, [&](int, int turn) { leave_scored(stage_of(turn)); },
                 [&](int, int turn) { leave_reads(stage_of(turn)); });
         if constexpr (fetches_apart) ptx::take_registers<walking_registers>();
         this->template enter<true>(block);
-        walk_all<true>(chunks, first, [&](int chunk, int turn) { retreat(stage_of(turn), chunk, first); });
+        walk_all<true>(block, chunks, [&](int chunk, int turn) {
+            const Stage now = stage_of(turn);
+            is_fine(now) ? retreat<true>(now, chunk, first) : retreat<false>(now, chunk, first);
+        });
         this->template leave<true>(block);
     }
 
@@ -116,7 +126,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         s.e.data = args.undecayed_error ? take(K) : s.k.data;
         s.read = first_numbers + number * stage_numbers, s.erase = s.read + tensor_chunk;
         s.write = s.erase + tensor_chunk, s.beta = s.write + tensor_chunk, s.decay = s.read + decay_at;
-        s.overlap = reinterpret_cast<std::int32_t*>(s.decay + 2);
+        s.overlap = reinterpret_cast<std::int32_t*>(s.decay + 2), s.fine = s.overlap + 1, s.numbers = s.decay + 4;
         return s;
     }
     // Of a transition rows of values are zero, and none are copied.
@@ -141,29 +151,30 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
     }
     // ---- the warps with values, and those beside them, or the same, which fetch ----
     template <bool gradients, class Compute>
-    HEADRACE_DEVICE void walk_all(Chunks chunks, int first, Compute compute) {
+    HEADRACE_DEVICE void walk_all(const SweptBlock& block, Chunks chunks, Compute compute) {
         if constexpr (has_others) {
             this->template each_chunk<gradients>(chunks, nothing, compute);
         } else {
-            fetch_all<gradients>(chunks, first, nothing, compute);
+            fetch_all<gradients>(block, chunks, nothing, compute);
         }
     }
     // Those beside, which compute that.
     template <bool gradients, class Before, class Behind>
-    HEADRACE_DEVICE void assist(Chunks chunks, int first, Before before, Behind behind) {
+    HEADRACE_DEVICE void assist(const SweptBlock& block, Chunks chunks, Before before, Behind behind) {
         if constexpr (!fetches_apart) {
-            fetch_all<gradients>(chunks, first, before, behind);
+            fetch_all<gradients>(block, chunks, before, behind);
         } else if (is_beside()) {
             this->template each_chunk<gradients>(chunks, nothing, behind, before);
         } else {
             ptx::keep_registers<saving_registers>();
-            fetch_all<gradients>(chunks, first, nothing, [&](int chunk, int) {
+            fetch_all<gradients>(block, chunks, nothing, [&, first = block.columns.first](int chunk, int) {
                 if constexpr (saves_apart) save_left<gradients>(chunk, first);
             });
         }
     }
     template <bool gradients, class Before, class Behind>
-    HEADRACE_DEVICE void fetch_all(Chunks chunks, int first, Before before, Behind behind) {
+    HEADRACE_DEVICE void fetch_all(const SweptBlock& block, Chunks chunks, Before before, Behind behind) {
+        SweepExactness<gradients> exactness;
         Arriving arriving(*this, stage_of(0), gradients ? chunks.end - 1 : chunks.first);
         const auto fetch = [&](int chunk, int turn) {
             const Stage to = stage_of(turn);
@@ -174,8 +185,33 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
             }
             fetch_prepared<gradients>(to, place_of(chunk), arriving.lower);
             arriving.template advance<gradients>();
+            if (!leaves && turn == 0) pass(exactness, chunks);
         };
-        this->template each_chunk<gradients>(chunks, fetch, behind, before);
+        const auto arrived = [&](int, int turn) {
+            if constexpr (!leaves) decide(exactness, stage_of(turn));
+        };
+        this->template each_chunk<gradients>(chunks, fetch, behind, before, arrived);
+    }
+    // Past the chunks that another segment has, in the order of the walk, by the first of the warps that fetch.
+    template <bool gradients>
+    HEADRACE_DEVICE void pass(SweepExactness<gradients>& exactness, Chunks own) const {
+        const std::int64_t step = 4 * args.HV, last = parts_of(of_sequence->tokens, tensor_chunk) - 1,
+                           chunks = gradients ? last + 1 - own.end : own.first;
+        if (chunks == 0 || fetcher() >= warp_lanes) return;
+        const float* const first = args.prepared.numbers + 4 * of_sequence->first_place;
+        exactness.template pass<Format>(gradients ? first + last * step : first, gradients ? -step : step, chunks);
+    }
+    // By the thread that has queued its numbers, when these are there.
+    template <bool gradients>
+    HEADRACE_DEVICE static void decide(SweepExactness<gradients>& exactness, const Stage& now) {
+        if (fetcher() != 0) return;
+        const float4 numbers = *reinterpret_cast<const float4*>(now.numbers);
+        *now.fine = static_cast<std::int32_t>(
+            exactness.template decide<Format>(numbers, static_cast<KeyOverlap>(*now.overlap)));
+    }
+    HEADRACE_DEVICE static int fetcher() { return static_cast<int>(threadIdx.x) - fetching_warps().first * warp_lanes; }
+    HEADRACE_DEVICE static bool is_fine(const Stage& now, SweptFinely what = SweptFinely::all) {
+        return leaves || *now.fine >= static_cast<std::int32_t>(what);
     }
     // What a thread copies of a chunk whose rows are whole, found once: this is on the way of every chunk.
     struct Arriving {
@@ -227,53 +263,64 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         pieces.copy(stage.solve.high, from.solve_high, place), pieces.copy(stage.solve.low, from.solve_low, place);
         if (gradients) pieces.copy(stage.P.high, from.scores, place), pieces.copy(stage.P.low, from.scores_low, place);
         copy_bytes<16 * tensor_chunk>(stage.read, from.factors + place * 4 * tensor_chunk, by);
-        const int own = static_cast<int>(threadIdx.x) - by.first * warp_lanes;
-        if (own < 2) ptx::copy_4(ptx::shared_address(stage.decay + own), from.decay + 2 * place + own, 4);
-        if (own == 2) ptx::copy_4(ptx::shared_address(stage.overlap), from.overlap + place, 4);
+        if (const int own = fetcher(); own < 2) {
+            ptx::copy_4(ptx::shared_address(stage.decay + own), from.decay + 2 * place + own, 4);
+            if (own == 0) ptx::copy_4(ptx::shared_address(stage.overlap), from.overlap + place, 4);
+            if (own == 0) ptx::copy_16(ptx::shared_address(stage.numbers), from.numbers + 4 * place, 16);
+        }
         ptx::end_copies();
     }
 
     // ---- chunks ----
+    template <bool fine>
+    static constexpr Left left_of = fine ? Left::both : Left::high;
     // From the state that enters to the one that leaves.
+    template <bool fine>
     HEADRACE_DEVICE void advance(const Stage& now, int chunk, int first) {
         TokenSums sums;
         TokenFactors of_rows;
         Betas beta;
         TransposedRows rows;
         std::int32_t overlap;
-        save_and_read(args.swept.states, sums, now.e, chunk, first, [&] {
+        save_and_read<left_of<fine>>(args.swept.states, sums, now.e, chunk, first, [&] {
             of_rows = TokenFactors::load(now.erase), rows = TransposedRows::load(now.rows, warp_value());
             beta = betas(now), overlap = *now.overlap;
         });
         rows.add_to_scaled(sums, of_rows);
-        this->solve_residuals(
+        this->template solve_residuals<fine>(
             sums, now.solve, beta, overlap, [&] { return now; }, place_of(chunk));
-        this->leave_residuals(sums, overlap, place_of(chunk), first);
+        this->template leave_residuals<fine>(sums, overlap, place_of(chunk), first);
         scale_tokens(sums, TokenFactors::load(now.write) * TokenFactors::load(now.beta));
         const SplitDecay<float> decay{now.decay[0], now.decay[1]};
-        decay_and_add<Left::both, K, Format>(
+        decay_and_add<left_of<fine>, K, Format>(
             state, [&](int step) { return left_operand(sums, step); }, now.k, [&](int, int) { return decay; });
     }
     // From the gradient of the state that leaves to that of the one that enters.
+    template <bool fine>
     HEADRACE_DEVICE void retreat(const Stage& now, int chunk, int first) {
         TokenSums y;
         TokenFactors of_rows;
         Betas beta;
         std::int32_t overlap;
-        save_and_read(args.swept.adjoints, y, now.k, chunk, first, [&] {
+        const auto meanwhile = [&] {
             of_rows = TokenFactors::load(now.write), beta = betas(now), overlap = *now.overlap;
-        });
+        };
+        if (fine || is_fine(now, SweptFinely::reads)) {
+            save_and_read<Left::both>(args.swept.adjoints, y, now.k, chunk, first, meanwhile);
+        } else {
+            save_and_read<Left::high>(args.swept.adjoints, y, now.k, chunk, first, meanwhile);
+        }
         if constexpr (has_others) {
             meet(scored_barrier);
             scale_and_add_sums(y, of_rows, left_sums(now.P.high, warp()));
             ptx::arrive_threads(taken_barrier, 2 * walking_threads);
         } else {
             scale_tokens(y, of_rows);
-            Base::add_lower_of_rows(y, now.rows, warp_value(), now.P);
+            Base::template add_lower_of_rows<fine>(y, now.rows, warp_value(), now.P);
         }
-        this->solve_gradients(
+        this->template solve_gradients<fine>(
             y, now.solve, beta, overlap, [&] { return now; }, place_of(chunk));
-        this->leave_gradients(y, overlap, place_of(chunk), first);
+        this->template leave_gradients<fine>(y, overlap, place_of(chunk), first);
         scale_tokens(y, now.beta);
         if constexpr (saves_apart) {
             OutputPatch::of(left_d_v, warp_here()).store(y);
@@ -282,49 +329,51 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
             this->store_rows(y, chunk, first);
         }
         scale_tokens(y, now.erase);
-        decay_and_add_both(y, now);
+        decay_and_add_both<fine>(y, now);
     }
-    using Betas = std::conditional_t<has_registers, TokenFactors, const float*>;
+    using Betas = std::conditional_t<small_state<K>, TokenFactors, const float*>;
     HEADRACE_DEVICE static Betas betas(const Stage& now) {
-        if constexpr (has_registers) {
+        if constexpr (small_state<K>) {
             return TokenFactors::load(now.beta);
         } else {
             return now.beta;
         }
     }
     // The state, or gradient of one, is saved; sums = S^T rows^T.
-    template <class Meanwhile>
+    template <Left left_of_state, class Meanwhile>
     HEADRACE_DEVICE void save_and_read(std::uint16_t* to, TokenSums& sums, Matrix<K> rows, int chunk, int first,
                                        Meanwhile meanwhile) const {
         if constexpr (saves_apart) {
-            const LeftOperands<K, Format> left = left_states.of_pair(warp(), {});
+            const int own = lane_here();  // which has the address of a row of one of four matrices
+            const std::uint32_t first = left_states.piece(warp_value() + own % 16, own / 16 * 8);
             const auto factors = Format::RowFactors::of(state);
             const auto of_state = [&](int step) {
                 const SplitA a = left_operand<Format>(state, step, factors);
-                left.leave_state(step, a);
+                ptx::store_matrix(Matrix<K>::moved(first, 0, 16 * step), a.high);
                 return a;
             };
             const auto left_all = [] { ptx::arrive_threads(left_state_barrier, 2 * walking_threads); };
-            if constexpr (has_registers) {
+            if constexpr (small_state<K>) {
                 SplitA a[K / 16];
                 each_step(a, of_state);
                 left_all();
-                read_of<Left::both, K, Format>(
+                read_of<left_of_state, K, Format>(
                     sums, [&](int step) { return a[step]; }, rows, factors, meanwhile);
             } else {
-                read_of<Left::both, K, Format>(sums, of_state, rows, factors, left_all);
+                read_of<left_of_state, K, Format>(sums, of_state, rows, factors, left_all);
                 meanwhile();
             }
         } else {
             this->save(to, state, place_of(chunk), first);
-            read<Left::both, K, Format>(sums, state, rows);
+            read<left_of_state, K, Format>(sums, state, rows);
             meanwhile();
         }
     }
     // D = decay D + d_o^T (reads q) + z^T (erases e)
+    template <bool fine>
     HEADRACE_DEVICE void decay_and_add_both(const TokenSums& erased, const Stage& now) {
         const SplitDecay<float> decay{now.decay[0], now.decay[1]};
-        if constexpr (!has_registers) return decay_and_add_groups(erased, now, decay);
+        if constexpr (!small_state<K>) return decay_and_add_groups<fine>(erased, now, decay);
         float sums[groups][8][4];
         if constexpr (has_others) {
             meet(reads_barrier);
@@ -332,14 +381,16 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
             for (int group = 0; group < groups; ++group)
                 take_sums(sums[group], left_sums(left_reads(now, group), warp()));
         } else {
-            read_queries(sums, now, warp_value());
+            read_queries<fine>(sums, now, warp_value());
         }
-        add_all_written<Left::both, Format>(sums, [&](int step) { return left_operand(erased, step); }, now.e);
+        add_all_written<left_of<fine>, Format>(
+            sums, [&](int step) { return left_operand(erased, step); }, now.e);
 #pragma unroll
         for (int group = 0; group < groups; ++group)
             decay_and_add_tiles(state, sums[group], 8 * group, [&](int, int) { return decay; });
     }
     // The same 64 channels at a time, of which the warps beside have left what multiplies q.
+    template <bool fine>
     HEADRACE_DEVICE void decay_and_add_groups(const TokenSums& erased, const Stage& now, SplitDecay<float> decay) {
         SplitA erases[token_steps];
         each_step(erases, [&](int step) { return left_operand(erased, step); });
@@ -348,15 +399,18 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
 #pragma unroll
         for (int group = 0; group < groups; ++group) {
             float sums[8][4];
-            add_group_written<Left::both, Format>(sums, [&](int step) { return left.load(step); }, now.q, group, false);
-            add_group_written<Left::both, Format>(sums, [&](int step) { return erases[step]; }, now.e, group, true);
+            add_group_written<left_of<fine>, Format>(
+                sums, [&](int step) { return left.template load<fine>(step); }, now.q, group, false);
+            add_group_written<left_of<fine>, Format>(
+                sums, [&](int step) { return erases[step]; }, now.e, group, true);
             decay_and_add_tiles(state, sums, 8 * group, [&](int, int) { return decay; });
         }
     }
     // sums = d_o^T (reads q) of the values from `value` on.
+    template <bool fine>
     HEADRACE_DEVICE static void read_queries(float (&sums)[groups][8][4], const Stage& now, int value) {
-        add_all_written<Left::both, Format>(sums, [&](int step) { return read_rows(now, step, value); }, now.q,
-                                            false);
+        add_all_written<left_of<fine>, Format>(
+            sums, [&](int step) { return read_rows(now, step, value); }, now.q, false);
     }
     // d_o^T Diag(read)
     HEADRACE_DEVICE static SplitA read_rows(const Stage& now, int step, int value) {
@@ -388,7 +442,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         if (is_given && states != nullptr) save_left_state(states + line * K, pair);
         meet(left_rows_barrier);
         std::uint16_t* const rows = gradients ? args.swept.d_written : args.swept.residuals;
-        if (is_given && rows != nullptr) save_left_rows(rows + line * tensor_chunk, OutputPatch::of(patches, pair));
+        if (is_given && rows != nullptr) OutputPatch::of(patches, pair).template save_lines<tensor_chunk>(rows + line * tensor_chunk);
         if constexpr (gradients) {
             meet(left_d_v_barrier);
             if (args.d_v.given)
@@ -396,25 +450,16 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
                               length_of(chunk), this->count_of(first), 16 * pair);
         }
     }
-    // [16 values, K], of the pair's values.
+    // [16 values, K], of the pair's values: one or two of their rows at a time.
     HEADRACE_DEVICE void save_left_state(std::uint16_t* to, int pair) const {
-        const LeftOperands<K, Format> from = left_states.of_pair(pair, {});
-        const int of_four = lane_here() % 4, row = lane_here() / 4 + of_four % 2 * 8;
-        to += row * K + of_four / 2 * 8;
+        constexpr int pieces = K / 8, together = warp_lanes / pieces;
+        const int row = lane_here() / pieces, column = lane_here() % pieces * 8;
+        const int place = Matrix<K>::place(16 * pair + row, column);
+        to += row * K + column;
 #pragma unroll
-        for (int step = 0; step < K / 16; ++step) {
-            SplitA a = from.left_state(step);
-            transpose_of_four_lanes(a.high);
-            *reinterpret_cast<uint4*>(to + 16 * step) = {a.high[0], a.high[1], a.high[2], a.high[3]};
-        }
-    }
-    // [16 values, 64 tokens]
-    HEADRACE_DEVICE static void save_left_rows(std::uint16_t* to, OutputPatch patch) {
-#pragma unroll
-        for (int four = 0; four < 16; four += 4) {
-            const int value = four + lane_here() / 8, token = lane_here() % 8 * 8;
-            *reinterpret_cast<uint4*>(to + value * tensor_chunk + token) =
-                *reinterpret_cast<const uint4*>(&patch.matrix.pair(OutputPatch::row(value), token));
+        for (int down = 0; down < 16; down += together) {
+            const int below = (place ^ down % 8 * 8) + down * Matrix<K>::row;
+            *reinterpret_cast<uint4*>(to + down * K) = *reinterpret_cast<const uint4*>(left_states.data + below);
         }
     }
     HEADRACE_DEVICE static float4* left_sums(Matrix<64> memory, int pair) {
@@ -427,12 +472,14 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         HEADRACE_DEVICE static LeftRows of(const Stage& now, int pair) {
             return {reinterpret_cast<uint4*>(now.P.high.data) + pair * token_steps * warp_lanes + lane_here()};
         }
+        template <bool fine>
         HEADRACE_DEVICE void leave(int step, const SplitA& a) const {
             high[step * warp_lanes] = {a.high[0], a.high[1], a.high[2], a.high[3]};
-            high[step * warp_lanes + low] = {a.low[0], a.low[1], a.low[2], a.low[3]};
+            if (fine) high[step * warp_lanes + low] = {a.low[0], a.low[1], a.low[2], a.low[3]};
         }
+        template <bool fine>
         HEADRACE_DEVICE SplitA load(int step) const {
-            const uint4 of = high[step * warp_lanes], rest = high[step * warp_lanes + low];
+            const uint4 of = high[step * warp_lanes], rest = fine ? high[step * warp_lanes + low] : uint4{};
             return {{of.x, of.y, of.z, of.w}, {rest.x, rest.y, rest.z, rest.w}};
         }
     };
@@ -465,17 +512,25 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
     // d_o^T P
     HEADRACE_DEVICE void leave_scored(const Stage& now) const {
         if (!is_beside()) return;
+        is_fine(now) ? leave_scored<true>(now) : leave_scored<false>(now);
+    }
+    template <bool fine>
+    HEADRACE_DEVICE void leave_scored(const Stage& now) const {
         TokenSums y;
-        Base::add_lower_of_rows(y, now.rows, 16 * of_other(), now.P, false);
+        Base::template add_lower_of_rows<fine>(y, now.rows, 16 * of_other(), now.P, false);
         ptx::sync_threads(beside_barrier, walking_threads);  // all have read P
         leave_sums(left_sums(now.P.high, of_other()), y);
         ptx::arrive_threads(scored_barrier, 2 * walking_threads);
     }
     HEADRACE_DEVICE void leave_reads(const Stage& now) const {
         if (!is_beside()) return;
-        if constexpr (!has_registers) return leave_read_rows(now);
+        is_fine(now) ? leave_reads<true>(now) : leave_reads<false>(now);
+    }
+    template <bool fine>
+    HEADRACE_DEVICE void leave_reads(const Stage& now) const {
+        if constexpr (!small_state<K>) return leave_read_rows<fine>(now);
         float sums[groups][8][4];
-        read_queries(sums, now, 16 * of_other());
+        read_queries<fine>(sums, now, 16 * of_other());
         meet(taken_barrier);  // all have read q, and what was left before is taken
 #pragma unroll
         for (int group = 0; group < groups; ++group)
@@ -483,13 +538,14 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         ptx::arrive_threads(reads_barrier, 2 * walking_threads);
     }
     // Of more channels what multiplies q, as there is no room for the products.
+    template <bool fine>
     HEADRACE_DEVICE void leave_read_rows(const Stage& now) const {
         SplitA rows[token_steps];
         each_step(rows, [&](int step) { return read_rows(now, step, 16 * of_other()); });
         meet(taken_barrier);
         const LeftRows left = LeftRows::of(now, of_other());
 #pragma unroll
-        for (int step = 0; step < token_steps; ++step) left.leave(step, rows[step]);
+        for (int step = 0; step < token_steps; ++step) left.template leave<fine>(step, rows[step]);
         ptx::arrive_threads(reads_barrier, 2 * walking_threads);
     }
 };

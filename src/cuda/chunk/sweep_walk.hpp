@@ -9,7 +9,7 @@
 namespace headrace::cuda {
 
 HEADRACE_DEVICE bool keys_overlap(const KernelArgs& args, std::int64_t place) {
-    return args.prepared.overlap[place] != static_cast<std::int32_t>(KeyOverlap::none);
+    return args.prepared.overlap[place] >= static_cast<std::int32_t>(KeyOverlap::some);
 }
 
 // What a block of a launch of sweeps has: the chunks of a sequence or segment, of one value head and some columns of
@@ -114,18 +114,27 @@ struct SweepWalk {
     };
     // The chunks of a walk, from the first one or the last: fetch(chunk, turn) queues copies of what
     // compute(chunk, turn) reads, args.stages turns at once; where there are two stages before(chunk, turn) comes
-    // first. All warps of a block meet in every turn, whichever of these they have.
-    template <bool from_end, class Fetch, class Compute, class Before = Nothing>
-    HEADRACE_DEVICE void each_chunk(Chunks of, Fetch fetch, Compute compute, Before before = {}) {
+    // first. All warps of a block meet in every turn, whichever of these they have; those that fetch have
+    // arrived(chunk, turn) before others read a chunk.
+    template <bool from_end, class Fetch, class Compute, class Before = Nothing, class Arrived = Nothing>
+    HEADRACE_DEVICE void each_chunk(Chunks of, Fetch fetch, Compute compute, Before before = {}, Arrived arrived = {}) {
         const int chunks = of.end - of.first;
         const auto chunk_of = [&](int turn) { return from_end ? of.end - 1 - turn : of.first + turn; };
-        const auto meet = [] { std::is_same_v<Fetch, Nothing> ? wait_for_block() : end_copies_of_block(); };
         const int ahead = args.stages - 1;  // what arrives, of what is computed
         int turn = -ahead;
+        const auto meet = [&](bool chunk_arrives) {
+            if constexpr (std::is_same_v<Fetch, Nothing>) {
+                wait_for_block();
+            } else {
+                ptx::wait_for_copies<0>();
+                if (chunk_arrives && turn >= 0) arrived(chunk_of(turn), turn);
+                meet_block();
+            }
+        };
         if (!leaves_segments && turn >= chunks) return;  // of a segment there are some
         HEADRACE_ROLLED
         do {
-            if (turn > -ahead) meet();
+            if (turn > -ahead) meet(ahead > 0);
             HEADRACE_ROLLED
             for (int step = 0; step < 2; ++step) {
                 if (step != ahead) {
@@ -133,34 +142,39 @@ struct SweepWalk {
                     continue;
                 }
                 if (turn + ahead < chunks) fetch(chunk_of(turn + ahead), turn + ahead);
-                if (ahead == 0) meet();
+                if (ahead == 0) meet(true);
             }
             if (turn >= 0) compute(chunk_of(turn), turn);
         } while (++turn < chunks);
     }
 
-    // x += rows^T P, or without `add` x = rows^T P, rows [64 tokens, 64 values] from `value` on
+    // x += rows^T P, or without `add` x = rows^T P, rows [64 tokens, 64 values] from `value` on. Here and below `fine`:
+    // of 16 bits of what P or N is, and of left operands that were computed.
+    template <bool fine = true>
     HEADRACE_DEVICE static void add_lower_of_rows(TokenSums& x, Matrix<64> rows, int value, const SplitMatrix& P,
                                                   bool add = true) {
         const auto left = [&](int step) { return left_operand(rows, value, step); };
-        add_lower<Left::high, Format>(x, left, P, add);
+        if constexpr (fine) {
+            add_lower<Left::high, Format>(x, left, P, add);
+        } else {
+            add_lower<Left::high, Format>(x, left, P.high, add);
+        }
     }
 
-    // Where warps save what they find, or have more channels, there are no registers for groups' products of triangles,
-    // nor for what is there before it is needed.
-    static constexpr bool has_registers = K <= 128;
-    using Solved = std::conditional_t<has_others && has_registers, Format, Bf16>;
+    // Where warps save what they find there are no registers for groups' products of triangles.
+    using Solved = std::conditional_t<has_others && small_state<K>, Format, Bf16>;
 
     // With N of `solve` (math.md, section 5): from what a chunk's tokens find to its residuals r = x + N Diag(beta) x,
     // of which beta r is d, and from gradients y' of what is written to y = (I + Diag(beta) l)^-T y' = y' + N^T
     // Diag(beta) y', of which beta y is z. `overlap`, a KeyOverlap, says whether N has a rest, which takes the place of
     // its lower part; find() finds the stage again for it, as registers are few.
-    template <class Beta, class Find>
+    template <bool fine = true, class Beta, class Find>
     HEADRACE_DEVICE void solve_residuals(TokenSums& x, const SplitMatrix& solve, const Beta& beta, std::int32_t overlap,
                                          Find find, std::int64_t place) const {
         TokenSums scaled;
         scale_into(scaled, x, beta);
         const auto left = [&](int step) { return left_operand(scaled, step); };
+        if constexpr (!fine) return add_lower_transposed<Left::high, Solved>(x, left, solve.high);
         add_lower_transposed<Solved>(x, left, solve);
         if (overlap != static_cast<std::int32_t>(KeyOverlap::reflected)) return;
         const Matrix<64> low = find().solve.low;
@@ -168,12 +182,13 @@ struct SweepWalk {
         take_rest(low, place);
         add_lower_transposed<Left::high>(x, left, low);
     }
-    template <class Beta, class Find>
+    template <bool fine = true, class Beta, class Find>
     HEADRACE_DEVICE void solve_gradients(TokenSums& y, const SplitMatrix& solve, const Beta& beta, std::int32_t overlap,
                                          Find find, std::int64_t place) const {
         TokenSums scaled;
         scale_into(scaled, y, beta);
         const auto left = [&](int step) { return left_operand(scaled, step); };
+        if constexpr (!fine) return add_lower<Left::high, Solved>(y, left, solve.high);
         add_lower<Left::both, Solved>(y, left, solve);
         if (overlap != static_cast<std::int32_t>(KeyOverlap::reflected)) return;
         const Matrix<64> low = find().solve.low;
@@ -182,15 +197,17 @@ struct SweepWalk {
         add_lower<Left::high>(y, left, low);
     }
     // r and y, for the gradients.
+    template <bool fine = true>
     HEADRACE_DEVICE void leave_residuals(const TokenSums& x, std::int32_t overlap, std::int64_t place,
                                          int first) const {
         save_or_leave(args.swept.residuals, x, place, first);
-        save_low(args.swept.residuals_low, x, overlap, place, first);
+        if constexpr (fine) save_low(args.swept.residuals_low, x, overlap, place, first);
     }
+    template <bool fine = true>
     HEADRACE_DEVICE void leave_gradients(const TokenSums& y, std::int32_t overlap, std::int64_t place,
                                          int first) const {
         save_or_leave(args.swept.d_written, y, place, first);
-        save_low(args.swept.d_written_low, y, overlap, place, first);
+        if constexpr (fine) save_low(args.swept.d_written_low, y, overlap, place, first);
     }
     HEADRACE_DEVICE void take_rest(Matrix<64> low, std::int64_t place) const {
         replace_lower(low, LowerImage{args.prepared.solve_rest}.of(place).first,
@@ -239,7 +256,7 @@ struct SweepWalk {
     HEADRACE_DEVICE void save_low(std::uint16_t* to, const TokenSums& sums, std::int32_t overlap, std::int64_t place,
                                   int first) const {
         if constexpr (saved != Saved::not_at_all) {
-            if (overlap == static_cast<std::int32_t>(KeyOverlap::none)) return;
+            if (overlap < static_cast<std::int32_t>(KeyOverlap::some)) return;
             TokenSums rest;
 #pragma unroll
             for (int tile = 0; tile < token_tiles; ++tile) {

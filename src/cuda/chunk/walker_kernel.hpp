@@ -20,8 +20,9 @@ struct WalkerKernel : WalkerStages<K, Format> {
     static constexpr int channels = K;
     // Registers of threads that walk and that fetch where a third group does that: of walks to the outputs, with those
     // that compute these, and of walks that leave states, of two groups, together what registers_allowed gives all.
-    static constexpr int walking_registers = K <= 128 ? 224 : 240, fetching_registers = 2 * group_registers - walking_registers,
-                         states_registers = 216, states_fetching_registers = 3 * group_registers - 2 * states_registers;
+    static constexpr int walking_registers = small_state<K> ? 224 : 240,
+                         fetching_registers = 2 * group_registers - walking_registers, states_registers = 216,
+                         states_fetching_registers = 3 * group_registers - 2 * states_registers;
 
     OutputPatch patch;             // of this warp, where it computes its own outputs
     LeftOperands<K, Format> left;  // of all that walk, where others compute outputs

@@ -20,18 +20,14 @@ inline constexpr bool has_third_group = fetching_threads(K) > 0 && ptx::groups_s
 // to_outputs: of a walk to these, not of one that leaves states of segments.
 template <int K, class Format, bool to_outputs>
 struct WalkerOps {
-    // Of more channels the state leaves no registers for what is there before it is needed, or for sums of triangles that
-    // groups' products have of their own.
-    static constexpr bool has_registers = K <= 128;
-    using Solved = std::conditional_t<has_registers, Format, Bf16>;
-    // Whether what products are multiplied by or added to arrives while they go on.
-    static constexpr bool loads_early = to_outputs && has_third_group<K> && has_registers;
+    using Solved = std::conditional_t<small_state<K>, Format, Bf16>;
+    // Whether what products are multiplied by or added to arrives while they go on; factors of what is written.
+    static constexpr bool loads_writes = has_third_group<K> && small_state<K>, loads_early = to_outputs && loads_writes;
     // Whether others compute the outputs, which are those that fetch.
     static constexpr bool leaves_outputs = fetching_threads(K) > 0;
     // Then products of groups go on while what is left to the others is stored, but for f16, whose operands take its
     // place.
-    static constexpr bool leaves_late = leaves_outputs && Format::by_group && !Format::splits_scores && has_registers;
-    static constexpr bool loads_writes = has_third_group<K> && has_registers;
+    static constexpr bool leaves_late = leaves_outputs && Format::by_group && !Format::splits_scores && small_state<K>;
     using T = float;
     struct Rows {
         Matrix<K> matrix;

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cuda/kernels/kernels.hpp"
+#include "cuda/tiles/lower_products.hpp"
 #include "cuda/tiles/token_matrices.hpp"
-#include "cuda/tiles/warp_products.hpp"
 
 namespace headrace::cuda {
 
@@ -55,6 +55,16 @@ struct OutputPatch {
                 ptx::store(first ^ static_cast<std::uint32_t>(16 * tile),
                            Format::round(sums[tile][2 * half], sums[tile][2 * half + 1]));
         }
+    }
+    // Lines of values in global memory, so many elements apart.
+    template <int step>
+    HEADRACE_DEVICE void save_lines(std::uint16_t* to) const {
+        const int own = lane_here(), first = own / 8, column = own % 8 * 8;
+        to += first * step + column;
+#pragma unroll
+        for (int value = 0; value < 16; value += 4)
+            *reinterpret_cast<uint4*>(to + value * step) =
+                *reinterpret_cast<const uint4*>(&matrix.pair(row(first + value), column));
     }
     // Of one token, the two values that this lane's quad has.
     template <class Format>

@@ -203,7 +203,7 @@ struct WalkerStages {
         static constexpr int first = has_third_group ? 2 * block_threads : block_threads;  // of the threads
         static constexpr int image_lines = 2 * LowerImage::size / 128;
         static_assert(2 * LowerImage::size % 128 == 0 && 3 * image_lines + 8 == block_threads);  // of 1 KB of factors
-        std::conditional_t<K <= 128, PlacedPieces<K>, WholePieces<K>> q, k;
+        std::conditional_t<small_state<K>, PlacedPieces<K>, WholePieces<K>> q, k;
         WholePieces<K> e;
         PlacedPieces<64> v;
         LowerPieces lower;

@@ -63,9 +63,9 @@ template <bool delta, bool channel_gate>
 BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The chunk form on tensor cores: tensors of 16 bits, a scalar gate, up to 128 key channels (of the additive rule as
-// many of more: chunk/key_parts.hpp), of the delta rule in bf16 up to 256. A block walks the chunks of a sequence, or of a segment (Segments), of a head and
-// 64 of its values (args.value_columns): of the delta rule with a thread for every half, of the additive one with
-// tensor_threads.
+// many of more: chunk/key_parts.hpp), of the delta rule in bf16 up to 256. A block walks the chunks of a sequence, or
+// of a segment (Segments), of a head and 64 of its values (args.value_columns): of the delta rule with a thread for
+// every half, of the additive one with tensor_threads.
 inline constexpr int tensor_chunk = 64, tensor_threads = 256, tensor_values = 64;
 // add_outputs: a block has a chunk of a head, 64 or 128 columns and so many threads.
 constexpr int adding_threads(std::int64_t K) { return K <= 64 ? launched_threads : 2 * launched_threads; }

@@ -11,7 +11,7 @@ template <int K>
 inline constexpr int sweep_threads = most_sweep_threads + fetching_threads(K);
 
 template <class Sweep>
-__device__ void sweep_block(const KernelArgs& args) {
+HEADRACE_DEVICE void sweep_block(const KernelArgs& args) {
     Arena arena = block_arena();
     Sweep sweep(args, arena);
     const SweptBlock block(args, Sweep::leaves_segments);

@@ -47,16 +47,17 @@ __global__ void __launch_bounds__(tensor_threads_of<Kernel>, 1) tensor_states(co
 }
 
 // Chunks of the delta rule, and blocks of args.value_columns values that walk them. Of a forward's chunks, or of any
-// with more than 128 channels, as many at once as shared memory lets onto a multiprocessor of 9.0; for others ptxas has no registers for so many.
+// with more than 128 channels, as many at once as shared memory lets onto a multiprocessor of 9.0; for others ptxas has
+// no registers for so many.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 inline constexpr int most_prepare_blocks = 3;
 #else
 inline constexpr int most_prepare_blocks = 4;
 #endif
 template <class Kernel>
-inline constexpr int prepare_blocks = Kernel::channels > 128   ? 2
-                                      : Kernel::of_backward ? 3
-                                                            : most_prepare_blocks;
+inline constexpr int prepare_blocks = Kernel::channels > 128 ? 2
+                                      : Kernel::of_backward  ? 3
+                                                             : most_prepare_blocks;
 inline constexpr int walker_threads = 128;
 template <class Kernel>
 __global__ void __launch_bounds__(block_threads, prepare_blocks<Kernel>)

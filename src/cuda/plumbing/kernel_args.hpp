@@ -82,9 +82,10 @@ struct KeyGradient {
     float *left_q_norms, *left_k_norms;
 };
 
-// Whether keys of a chunk overlap so much that gradients are small differences of what it adds up; and whether some of
-// its tokens reflect, too: errors of the solve then come back in every chunk.
-enum class KeyOverlap : std::int32_t { none, some, reflected };
+// Whether keys of a chunk overlap so much that what some tokens find in a state is a small difference; that gradients
+// are small differences of what it adds up; and whether some of its tokens reflect, too: errors of the solve then come
+// back in every chunk.
+enum class KeyOverlap : std::int32_t { none, in_rows, some, reflected };
 
 // Of a lower triangular [64,64] its ten blocks of 16 x 16 on and below the diagonal (LowerImage).
 inline constexpr std::int64_t lower_size = 10 * 16 * 16;
@@ -125,8 +126,8 @@ struct SweptChunks {
     std::uint16_t *residuals, *d_written;  // [places,V,64] r and y of docs/math.md, sections 4 and 5
     // What is left of them below their bf16, of chunks whose keys overlap.
     std::uint16_t *residuals_low, *d_written_low;
-    // As threads hold them: under channel gates, where value heads share keys, their d_q and d_k [places,2,64,K]; of more
-    // than 128 channels with l2norm d_q, d_k and comba's d_p of the first ones, [chunks,H,3,64,128].
+    // As threads hold them: under channel gates, where value heads share keys, their d_q and d_k [places,2,64,K]; of
+    // more than 128 channels with l2norm d_q, d_k and comba's d_p of the first ones, [chunks,H,3,64,128].
     float* key_gradients;
 };
 

@@ -132,7 +132,16 @@ HEADRACE_DEVICE void multiply_lower(Sums& sums, LowerSums& others, const SplitA 
     multiply<left, true, Bf16>(others.third, a[1], from.at(16, 0), add_others);
     multiply<left, true, Bf16>(others.fourth, a[0], from.at(0, 0), add_others);
 }
-// Without `add` = a m. `left`: of the operands of the high one.
+// Without `add` = a m.
+template <Left left>
+HEADRACE_DEVICE void add_lower(Sums& sums, const SplitA (&a)[4], Matrix<64> m, bool add) {
+    LowerSums others;
+    ptx::begin_products(sums);
+    multiply_lower<left>(sums, others, a, m, add, false);
+    end_lower(sums, others);
+    add_tiles<0>(sums, others.second), add_tiles<0>(sums, others.third), add_tiles<0>(sums, others.fourth);
+}
+// `left`: of the operands of the high one.
 template <Left left>
 HEADRACE_DEVICE void add_lower(Sums& sums, const SplitA (&a)[4], Matrix<64> high, Matrix<64> low, bool add) {
     LowerSums others;

@@ -9,10 +9,10 @@
 
 namespace headrace::cuda {
 
-// [rows, columns], columns 64, 128 or 256: of more than 64, [64,64] one behind the other. A row's pieces of 16 bytes change
-// places with the row's number, so that a column of eight pieces lies in all banks: what wgmma calls a swizzle of 128
-// bytes, if the matrix begins at a multiple of 1024. It begins at a multiple of its rows, so that what is known of a
-// place's bits holds for its address.
+// [rows, columns], columns 64, 128 or 256: of more than 64, [64,64] one behind the other. A row's pieces of 16 bytes
+// change places with the row's number, so that a column of eight pieces lies in all banks: what wgmma calls a swizzle
+// of 128 bytes, if the matrix begins at a multiple of 1024. It begins at a multiple of its rows, so that what is known
+// of a place's bits holds for its address.
 template <int columns>
 struct Matrix {
     static constexpr int row = 64, half = 64 * row;  // in elements

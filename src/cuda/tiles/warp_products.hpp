@@ -11,6 +11,10 @@ namespace headrace::cuda {
 // [16 values, 64 tokens] in accumulators (LanePlace). The state, transposed, is [16 values, K channels]: K / 8 tiles.
 inline constexpr int token_tiles = 8, token_steps = 4;  // of 8 tokens; of 16, the depth of a product
 using TokenSums = float[token_tiles][4];
+// Of more channels it takes 128 registers of each thread, which leaves none for what is there before it is needed, nor
+// for sums of triangles that groups' products have of their own.
+template <int K>
+inline constexpr bool small_state = K <= 128;
 
 // A right operand: the sum of two matrices.
 struct SplitMatrix {
@@ -217,7 +221,7 @@ HEADRACE_DEVICE void add_read(TokenSums& sums, State state, Matrix<K> rows) {
 template <Left left, int K, class Format = Bf16, class State, class Meanwhile = group_products::Nothing>
 HEADRACE_DEVICE void read_of(TokenSums& sums, State state, Matrix<K> rows, const typename Format::RowFactors& factors,
                              Meanwhile meanwhile = {}) {
-    if constexpr (Format::by_group && K > 128) {
+    if constexpr (Format::by_group && !small_state<K>) {
         group_products::read_in_parts<left, Format>(sums, state, rows, meanwhile);
     } else if constexpr (Format::by_group) {
         SplitA a[K / 16];
@@ -316,8 +320,7 @@ HEADRACE_DEVICE void add_group_written(float (&sums)[8][4], A a, Matrix<K> rows,
         if (!add) clear(sums);
         const auto from = OperandAt<K>::down(rows);
 #pragma unroll
-        for (int step = 0; step < token_steps; ++step)
-            add_written<left, Format>(sums, a(step), from, step, 8 * group);
+        for (int step = 0; step < token_steps; ++step) add_written<left, Format>(sums, a(step), from, step, 8 * group);
     }
 }
 // S^T = decay S^T + a rows, rows [64,K]; a(step) gives left operands, of rows that were multiplied by `factors`.
@@ -345,71 +348,6 @@ HEADRACE_DEVICE void decay_and_add(float (&state)[K / 8][4], A a, Matrix<K> rows
             decay_and_add_tiles(state, sums, first, decay);
         }
         meanwhile();
-    }
-}
-
-// sums += a m^T, m [64,64] lower triangular: token i takes of tokens up to i. meanwhile() as of read_of.
-template <Left left, class Format = Bf16, class A, class Meanwhile = group_products::Nothing>
-HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, Matrix<64> m, Meanwhile meanwhile = {}) {
-    if constexpr (Format::by_group) {
-        SplitA of[token_steps];
-        each_step(of, a);
-        group_products::add_lower_transposed<left>(sums, of, m, meanwhile);
-    } else {
-        const auto from = OperandAt<64>::across(m);
-#pragma unroll
-        for (int step = 0; step < token_steps; ++step)
-            multiply_tiles<left>(sums, a(step), 2 * step, token_tiles,
-                                 [&](auto& b, int i) { ptx::load_matrix(b, from.at(i, 16 * step)); });
-        meanwhile();
-    }
-}
-// sums += a m: token j takes of tokens from j on.
-template <Left left, class A>
-HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, Matrix<64> m) {
-    const auto from = OperandAt<64>::down(m);
-#pragma unroll
-    for (int step = 0; step < token_steps; ++step)
-        multiply_tiles<left>(sums, a(step), 0, 2 * step + 2,
-                             [&](auto& b, int j) { ptx::load_matrix_transposed(b, from.at(16 * step, j)); });
-}
-// The same of operands and matrices of 16 bits.
-template <class Format = Bf16, Left left_of_high = Left::both, class A, class Meanwhile = group_products::Nothing>
-HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, SplitMatrix m, Meanwhile meanwhile = {}) {
-    if constexpr (Format::by_group) {
-        SplitA of[token_steps];
-        each_step(of, a);
-        group_products::add_lower_transposed<left_of_high>(sums, of, m.high, m.low, meanwhile);
-    } else {
-        const auto high = OperandAt<64>::across(m.high), low = OperandAt<64>::across(m.low);
-#pragma unroll
-        for (int step = 0; step < token_steps; ++step) {
-            const SplitA left = a(step);
-            multiply_tiles<Left::high>(sums, left, 2 * step, token_tiles,
-                                       [&](auto& b, int i) { ptx::load_matrix(b, low.at(i, 16 * step)); });
-            multiply_tiles<left_of_high>(sums, left, 2 * step, token_tiles,
-                                         [&](auto& b, int i) { ptx::load_matrix(b, high.at(i, 16 * step)); });
-        }
-        meanwhile();
-    }
-}
-template <Left left_of_high = Left::both, class Format = Bf16, class A>
-HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, SplitMatrix m, bool add = true) {
-    if constexpr (Format::by_group) {
-        SplitA of[token_steps];
-        each_step(of, a);
-        group_products::add_lower<left_of_high>(sums, of, m.high, m.low, add);
-    } else {
-        if (!add) clear(sums);
-        const auto high = OperandAt<64>::down(m.high), low = OperandAt<64>::down(m.low);
-#pragma unroll
-        for (int step = 0; step < token_steps; ++step) {
-            const SplitA left = a(step);
-            multiply_tiles<Left::high>(sums, left, 0, 2 * step + 2,
-                                       [&](auto& b, int j) { ptx::load_matrix_transposed(b, low.at(16 * step, j)); });
-            multiply_tiles<left_of_high>(sums, left, 0, 2 * step + 2,
-                                       [&](auto& b, int j) { ptx::load_matrix_transposed(b, high.at(16 * step, j)); });
-        }
     }
 }
 

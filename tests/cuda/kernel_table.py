@@ -50,14 +50,14 @@ LIMITS = {
     "tensor_forward_terms k128 f16": (255, 0, 0, (0, 1, 1)),  # no room for its scores on sm_80
     "tensor_add_outputs": (128, 0, 0, (2, 2, 2)),
     "tensor_prepare": (168, 0, 0, (2, 3, 3)),
-    "tensor_prepare k256": (176, 0, 0, (1, 2, 2)),
+    "tensor_prepare k256": (208, 0, 0, (1, 2, 2)),
     "tensor_join": (64, 0, 0, (2, 2, 2)),
     "tensor_join_transitions": (128, 0, 0, (2, 2, 2)),
     "channel_join": (64, 0, 0, (2, 2, 2)),
     "tensor_walk": (255, 0, 0, (1, 1, 1)),
     # Of a state that takes 128 registers of each thread, addresses.
     "tensor_walk k256": (255, 112, 400, (0, 1, 1)),
-    "tensor_sweeps k256": (255, 32, 88, (1, 1, 1)),
+    "tensor_sweeps k256": (255, 40, 272, (1, 1, 1)),
     "tensor_walk_states k64": (168, 0, 0, (2, 3, 3)),
     "tensor_walk_states k128": (255, 0, 0, (1, 1, 2)),
     "tensor_states": (255, 0, 0, (1, 1, 1)),

@@ -83,7 +83,7 @@ struct ChunkNumbers {
     }
 };
 
-// Of the sum of squares of l of a chunk of so many tokens.
+// Of the sum of squares of l of a chunk of so many tokens; of one, whose gradients rest on one product, as if it did.
 HEADRACE_DEVICE KeyOverlap key_overlap(float squares, int tokens, bool reflects) {
     const auto pairs = static_cast<float>(tokens * (tokens - 1) / 2);
     if (squares < pairs / 32) return KeyOverlap::none;  // on the mean; of random unit keys it is 1/K

@@ -442,7 +442,8 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         if (is_given && states != nullptr) save_left_state(states + line * K, pair);
         meet(left_rows_barrier);
         std::uint16_t* const rows = gradients ? args.swept.d_written : args.swept.residuals;
-        if (is_given && rows != nullptr) OutputPatch::of(patches, pair).template save_lines<tensor_chunk>(rows + line * tensor_chunk);
+        if (is_given && rows != nullptr)
+            OutputPatch::of(patches, pair).template save_lines<tensor_chunk>(rows + line * tensor_chunk);
         if constexpr (gradients) {
             meet(left_d_v_barrier);
             if (args.d_v.given)

@@ -161,7 +161,7 @@ struct SweepWalk {
         }
     }
 
-    // Where warps save what they find there are no registers for groups' products of triangles.
+    // Where warps save what they find, or have many channels, there are no registers for groups' products of triangles.
     using Solved = std::conditional_t<has_others && small_state<K>, Format, Bf16>;
 
     // With N of `solve` (math.md, section 5): from what a chunk's tokens find to its residuals r = x + N Diag(beta) x,

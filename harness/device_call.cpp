@@ -130,24 +130,62 @@ class Guarded {
     Status status_;
 };
 
-class CopiedCall final : public CallOnDevice {
+// What a stream of its own works on.
+class OnStream {
   public:
-    ~CopiedCall() override {
-        tensors_.clear();  // after what the stream holds: cudaFree waits
-        workspaces_.clear();
+    ~OnStream() {
+        blocks_.clear();  // after what the stream holds: cudaFree waits
         if (stream_ != nullptr) cudaStreamDestroy(stream_);
     }
+    Status make() {
+        return checked(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    }
+    cudaStream_t stream() const { return stream_; }
+    Status add(void* host, std::size_t bytes, void** memory) {
+        blocks_.push_back(std::make_unique<Guarded>(host, bytes, stream_));
+        *memory = blocks_.back()->data();
+        return blocks_.back()->status();
+    }
+    Status add(TensorView& view) { return add(view.data, extent_bytes(view), &view.data); }
+    Status upload() {
+        for (const auto& block : blocks_) {
+            if (Status status = block->upload(); !status.ok()) return status;
+        }
+        return {};
+    }
+    Status download(const char* what, std::string* violation) {
+        bool intact = true;
+        for (const auto& block : blocks_) {
+            if (Status status = block->download(&intact); !status.ok()) return status;
+        }
+        if (!intact) *violation = std::string("bytes around ") + what + " were written";
+        return {};
+    }
+
+  private:
+    cudaStream_t stream_ = nullptr;
+    std::vector<std::unique_ptr<Guarded>> blocks_;
+};
+
+class CopiedCall final : public CallOnDevice {
+  public:
     Status make(const Call& host) {
-        Status status =
-            checked(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-        if (!status.ok()) return status;
+        Status status = tensors_.make();
         call_ = seen_from_device(host);
-        call_.options.stream = stream_;
-        each_device_view(call_, [&](TensorView& view) {
-            tensors_.push_back(std::make_unique<Guarded>(view.data, extent_bytes(view), stream_));
-            if (status.ok()) status = tensors_.back()->status();
-            view.data = tensors_.back()->data();
-        });
+        call_.options.stream = tensors_.stream();
+        const auto add = [&](TensorView& view) {
+            view.device = Device::cuda;
+            if (status.ok()) status = tensors_.add(view);
+        };
+        each_device_view(call_, add);
+        if (host.options.piece != nullptr) {
+            piece_ = *host.options.piece;
+            call_.options.piece = &piece_;
+            for (TensorView* view : {&piece_.initial_roundings, &piece_.final_roundings, &piece_.d_final_roundings,
+                                     &piece_.d_initial_roundings}) {
+                if (view->given()) add(*view);
+            }
+        }
         return status.ok() ? upload() : status;
     }
 
@@ -155,35 +193,44 @@ class CopiedCall final : public CallOnDevice {
     Status add_workspace(const Call& call, Workspace* workspace) override {
         std::size_t bytes = 0;
         if (Status status = workspace_size(call, &bytes); !status.ok()) return status;
-        workspaces_.push_back(std::make_unique<Guarded>(nullptr, bytes, stream_));
+        workspaces_.push_back(std::make_unique<Guarded>(nullptr, bytes, tensors_.stream()));
         *workspace = {workspaces_.back()->data(), bytes};
         return workspaces_.back()->status();
     }
-    Status upload() override {
-        for (const auto& tensor : tensors_) {
-            if (Status status = tensor->upload(); !status.ok()) return status;
-        }
-        return {};
+    Status upload() override { return tensors_.upload(); }
+    Status synchronize() override {
+        return checked(cudaStreamSynchronize(tensors_.stream()), "cudaStreamSynchronize");
     }
-    Status synchronize() override { return checked(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
     Status download(std::string* violation) override {
-        for (const auto& [blocks, what] : {std::pair(&tensors_, "a tensor"), {&workspaces_, "the workspace"}}) {
-            bool intact = true;
-            for (const auto& block : *blocks) {
-                if (Status status = block->download(&intact); !status.ok()) return status;
-            }
-            if (!intact) *violation = std::string("bytes around ") + what + " were written";
+        if (Status status = tensors_.download("a tensor", violation); !status.ok()) return status;
+        bool intact = true;
+        for (const auto& block : workspaces_) {
+            if (Status status = block->download(&intact); !status.ok()) return status;
         }
+        if (!intact) *violation = "bytes around the workspace were written";
         return {};
     }
 
   private:
-    cudaStream_t stream_ = nullptr;
+    OnStream tensors_;
     Call call_;
-    std::vector<std::unique_ptr<Guarded>> tensors_, workspaces_;
+    Piece piece_;
+    std::vector<std::unique_ptr<Guarded>> workspaces_;
 };
 
 }  // namespace
+
+Status run_on_device(const std::vector<TensorView*>& views, const std::function<Status(void* stream)>& body,
+                     std::string* violation) {
+    OnStream all;
+    Status status = all.make();
+    for (TensorView* view : views) {
+        if (status.ok() && view->given()) status = all.add(*view), view->device = Device::cuda;
+    }
+    if (status.ok()) status = all.upload();
+    if (status.ok()) status = body(all.stream());
+    return status.ok() ? all.download("a tensor", violation) : status;
+}
 
 Status copy_to_device(const Call& host, std::unique_ptr<CallOnDevice>* result) {
     auto copied = std::make_unique<CopiedCall>();
@@ -192,8 +239,12 @@ Status copy_to_device(const Call& host, std::unique_ptr<CallOnDevice>* result) {
     return status;
 }
 #else
-Status copy_to_device(const Call&, std::unique_ptr<CallOnDevice>*) {
-    return {Code::unsupported, "cuda: this build has no CUDA (HEADRACE_CUDA)"};
+namespace {
+Status absent() { return {Code::unsupported, "cuda: this build has no CUDA (HEADRACE_CUDA)"}; }
+}  // namespace
+Status copy_to_device(const Call&, std::unique_ptr<CallOnDevice>*) { return absent(); }
+Status run_on_device(const std::vector<TensorView*>&, const std::function<Status(void* stream)>&, std::string*) {
+    return absent();
 }
 #endif
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "headrace/headrace.hpp"
 
@@ -43,5 +44,9 @@ Status copy_to_device(const Call& host, std::unique_ptr<CallOnDevice>* result);
 // Copies the call's tensors to the device, runs it there (own_workspace: with a workspace of the caller's) and copies
 // back what the library may write. Errors and *violation as above.
 Status run_on_device(const Call& host, bool own_workspace, std::string* violation);
+
+// The same of views that are no call's, which are then those of device memory: body(stream) while it lives.
+Status run_on_device(const std::vector<TensorView*>& views, const std::function<Status(void* stream)>& body,
+                     std::string* violation);
 
 }  // namespace headrace::harness

@@ -298,7 +298,7 @@ Status check_summary(const Words& words, const ProblemLine& line) {
     if (line.link && line.ranks == 0) return error(words.text("link"), "ranks=P");
     const bool joins = line.ranks > 0, in_pieces = line.direction == Direction::forward || line.direction == Direction::backward;
     if (joins && !in_pieces) return error(words.text("ranks"), "direction fwd or bwd");
-    if (joins && line.cuda) return error(words.text("cuda"), "no ranks=P: pieces are computed on the CPU only");
+    if (line.link && line.cuda) return error(words.text("link"), "no cuda: it is for a model of ranks on CPUs");
     if (!map && words.has("part")) return error(words.text("part"), "direction summary");
     if (in_pieces ? !joins : line.direction == Direction::step) return {};
     for (const char* key : {"gv", "betav"}) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "harness/device_call.hpp"
 #include "harness/oracle_call.hpp"
 #include "harness/random.hpp"
 #include "harness/run_call.hpp"
@@ -37,7 +38,9 @@ struct Piece {
 
 class Ranks {
   public:
-    Ranks(const Call& call, const std::vector<std::int64_t>& borders, Folding folding) : whole_(call), folding_(folding) {
+    // violation: null on the CPU.
+    Ranks(const Call& call, const std::vector<std::int64_t>& borders, Folding folding, std::string* violation)
+        : whole_(call), folding_(folding), violation_(violation) {
         const TensorView &k = call.in.k, &v = call.in.v;
         const std::vector<std::int64_t> offsets = read_integers(call.in.cu_seqlens);
         N_ = offsets.empty() ? k.shape[0] : static_cast<std::int64_t>(offsets.size()) - 1;
@@ -105,7 +108,7 @@ class Ranks {
         piece.state = make_state();
         call.direction = Direction::summarize;
         call.summary = piece.summary();
-        return run_call(call);
+        return run(call);
     }
 
     // S_out = M S_in + R from piece to piece, or of all pieces before one at once.
@@ -122,11 +125,11 @@ class Ranks {
                 composed_transition = make_transition(), composed_state = make_state();
                 so_far = {composed_transition.view(), composed_state.view()};
                 const Summary earlier{transition.view(), state.view()};
-                if (Status status = compose(before.summary(), earlier, so_far, whole_.options.threads); !status.ok()) return status;
+                if (Status status = compose(before.summary(), earlier, so_far); !status.ok()) return status;
             }
             const TensorView base = folding_ == Folding::summaries ? first : entering;
             if (base.given()) {
-                if (Status status = apply(so_far, base, false, next.view(), whole_.options.threads); !status.ok()) return status;
+                if (Status status = apply(so_far, base, false, next.view()); !status.ok()) return status;
             } else {
                 copy(next, so_far.state);
             }
@@ -159,12 +162,12 @@ class Ranks {
                 call.options.force = nullptr;
                 call.direction = Direction::summarize_backward;
                 call.grads.d_initial_state = piece.adjoint.view();
-                if (Status status = run_call(call); !status.ok()) return status;
+                if (Status status = run(call); !status.ok()) return status;
             }
             Tensor& gradient = pieces_[r - 1].leaving_gradient = make_state();
             if (leaving.given()) {
                 const Summary map{piece.transition.view(), piece.adjoint.view()};
-                if (Status status = apply(map, leaving, true, gradient.view(), whole_.options.threads); !status.ok()) return status;
+                if (Status status = apply(map, leaving, true, gradient.view()); !status.ok()) return status;
             } else {
                 copy(gradient, piece.adjoint.view());
             }
@@ -210,21 +213,39 @@ class Ranks {
         }
     }
 
+    // On the device where the whole call is.
+    Status run(const Call& call) const {
+        return violation_ == nullptr ? run_call(call) : run_on_device(call, false, violation_);
+    }
+    Status compose(Summary second, Summary first, Summary out) const {
+        const int threads = whole_.options.threads;
+        if (violation_ == nullptr) return headrace::compose(second, first, out, threads);
+        return run_on_device({&second.transition, &second.state, &first.transition, &first.state, &out.transition, &out.state},
+                             [&](void* stream) { return headrace::compose(second, first, out, threads, stream); }, violation_);
+    }
+    Status apply(Summary summary, TensorView state, bool transposed, TensorView out) const {
+        const int threads = whole_.options.threads;
+        if (violation_ == nullptr) return headrace::apply(summary, state, transposed, out, threads);
+        return run_on_device({&summary.transition, &summary.state, &state, &out},
+                             [&](void* stream) { return headrace::apply(summary, state, transposed, out, threads, stream); }, violation_);
+    }
     // By the forced implementation where it accepts.
-    static Status run_accepted(Call call) {
+    Status run_accepted(Call call) const {
         if (call.options.force != nullptr) {
             std::vector<Candidate> candidates;
-            if (Status status = explain(call, &candidates); !status.ok()) return status;
+            const Call seen = violation_ == nullptr ? call : seen_from_device(call);
+            if (Status status = explain(seen, &candidates); !status.ok()) return status;
             const std::string name = call.options.force;
             for (const Candidate& candidate : candidates) {
                 if (candidate.name == name && !candidate.refusal.empty()) call.options.force = nullptr;
             }
         }
-        return run_call(call);
+        return run(call);
     }
 
     const Call& whole_;
     const Folding folding_;
+    std::string* const violation_;
     std::int64_t N_ = 0, H_ = 0, K_ = 0, V_ = 0;
     DType wide_{};
     std::vector<Piece> pieces_;
@@ -253,7 +274,11 @@ std::vector<std::int64_t> borders_of(const ProblemLine& line) {
 Folding folding_of(const ProblemLine& line) { return line.seed % 2 == 0 ? Folding::summaries : Folding::states; }
 
 Status run_in_ranks(const Call& call, const std::vector<std::int64_t>& borders, Folding folding) {
-    return Ranks(call, borders, folding).run();
+    return Ranks(call, borders, folding, nullptr).run();
+}
+Status run_in_ranks_on_device(const Call& call, const std::vector<std::int64_t>& borders, Folding folding,
+                              std::string* violation) {
+    return Ranks(call, borders, folding, violation).run();
 }
 
 }  // namespace headrace::harness

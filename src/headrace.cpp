@@ -132,7 +132,9 @@ Status states_agree(const Call& backward, bool* agree) {
         Call forward = backward;
         forward.direction = Direction::forward;
         const TensorView& v = backward.in.v;
-        forward.out = {TensorView(nullptr, v.dtype, {v.shape[0], v.shape[1], v.shape[2], v.shape[3]}), {}};
+        TensorView o(nullptr, v.dtype, {v.shape[0], v.shape[1], v.shape[2], v.shape[3]});
+        o.device = v.device;
+        forward.out = {o, {}};
         Piece sizes;
         if (const Piece* piece = backward.options.piece; piece != nullptr) {
             sizes = {piece->tokens, piece->longest, piece->sequences, piece->heads, {}, {}, {}, {}};

@@ -320,11 +320,11 @@ static void test_summary(void) {
 
     const headrace_tensor before = headrace_contiguous(entering, HEADRACE_F64, 4, state);
     const headrace_tensor after = headrace_contiguous(leaving, HEADRACE_F64, 4, state);
-    EXPECT(headrace_apply(&piece, &before, 0, &after, 0, NULL, 0) == HEADRACE_OK);
+    EXPECT(headrace_apply(&piece, &before, 0, &after, 0, NULL, NULL, 0) == HEADRACE_OK);
     EXPECT(near(leaving[0], 4) && near(leaving[1], 9));
     twice.transition = headrace_contiguous(M2, HEADRACE_F64, 4, matrix);
     twice.state = headrace_contiguous(R2, HEADRACE_F64, 4, state);
-    EXPECT(headrace_compose(&piece, &piece, &twice, 1, NULL, 0) == HEADRACE_OK);
+    EXPECT(headrace_compose(&piece, &piece, &twice, 1, NULL, NULL, 0) == HEADRACE_OK);
     EXPECT(near(M2[0], 0.75) && near(M2[1], -0.25) && near(M2[2], -0.5) && near(M2[3], 0.5));
     EXPECT(near(R2[0], 2.5) && near(R2[1], 5));
 
@@ -335,14 +335,14 @@ static void test_summary(void) {
     adjoint.state = headrace_contiguous(Dx, HEADRACE_F64, 4, state);
     EXPECT(headrace_summarize_backward(HEADRACE_COMBA, &in, &d_out, &adjoint.state, &options, NULL, NULL, 0) == HEADRACE_OK);
     EXPECT(near(Dx[0], -11) && near(Dx[1], -3));
-    EXPECT(headrace_apply(&adjoint, &before, 1, &after, 0, NULL, 0) == HEADRACE_OK);
+    EXPECT(headrace_apply(&adjoint, &before, 1, &after, 0, NULL, NULL, 0) == HEADRACE_OK);
     EXPECT(near(leaving[0], -13.5) && near(leaving[1], -3.5));
 
-    EXPECT(headrace_apply(&piece, NULL, 0, &after, 0, message, sizeof message) == HEADRACE_INVALID_ARGUMENT);
+    EXPECT(headrace_apply(&piece, NULL, 0, &after, 0, NULL, message, sizeof message) == HEADRACE_INVALID_ARGUMENT);
     EXPECT(strcmp(message, "state: expected a struct, got a null pointer") == 0);
     EXPECT(headrace_summarize(HEADRACE_COMBA, NULL, &piece, NULL, NULL, NULL, 0) == HEADRACE_INVALID_ARGUMENT);
-    EXPECT(headrace_compose(&piece, NULL, &twice, 0, NULL, 0) == HEADRACE_INVALID_ARGUMENT);
-    EXPECT(headrace_compose(&piece, &piece, &piece, 0, message, sizeof message) == HEADRACE_INVALID_ARGUMENT);
+    EXPECT(headrace_compose(&piece, NULL, &twice, 0, NULL, NULL, 0) == HEADRACE_INVALID_ARGUMENT);
+    EXPECT(headrace_compose(&piece, &piece, &piece, 0, NULL, message, sizeof message) == HEADRACE_INVALID_ARGUMENT);
     EXPECT(strcmp(message, "out.transition: expected memory of its own, got memory that overlaps second.transition") == 0);
     EXPECT(headrace_summarize_backward(HEADRACE_COMBA, &in, &d_out, NULL, NULL, NULL, NULL, 0) == HEADRACE_INVALID_ARGUMENT);
 

@@ -183,7 +183,7 @@ TEST(ProblemLine, MessagesNameTheWordAndWhatWasExpected) {
         {"kda:fwd betav ranks=2", "betav: expected no summary of it: it has one matrix for all value channels"},
         {"kda:fwd ranks=9", "ranks=9: expected 1 to 8"},
         {"kda:step ranks=2", "ranks=2: expected direction fwd or bwd"},
-        {"kda:fwd ranks=2 cuda", "cuda: expected no ranks=P: pieces are computed on the CPU only"},
+        {"kda:fwd ranks=2 link=10 cuda", "link=10: expected no cuda: it is for a model of ranks on CPUs"},
         {"kda:fwd cuda=h201", "cuda=h201: expected h200, h100 or a100"},
         {"kda:fwd cuda=", "cuda=: expected h200, h100 or a100"},
         {"kda:fwd cuda cuda=h100", "cuda=h100: expected each word once, after cuda"},

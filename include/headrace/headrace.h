@@ -345,13 +345,13 @@ headrace_status headrace_summarize_backward(int32_t op, const headrace_inputs* i
                                             const headrace_tensor* d_initial_state, const headrace_options* options,
                                             const headrace_workspace* workspace, char* message, size_t length);
 
-/* out = the summary of `first` and then `second`. threads: as of the options. */
+/* out = the summary of `first` and then `second`. threads, stream: as of the options. */
 headrace_status headrace_compose(const headrace_summary* second, const headrace_summary* first, const headrace_summary* out,
-                                 int32_t threads, char* message, size_t length);
+                                 int32_t threads, void* stream, char* message, size_t length);
 
 /* out = transition state + summary's state; where `transposed` is not 0 with the transposed transition. */
 headrace_status headrace_apply(const headrace_summary* summary, const headrace_tensor* state, int32_t transposed,
-                               const headrace_tensor* out, int32_t threads, char* message, size_t length);
+                               const headrace_tensor* out, int32_t threads, void* stream, char* message, size_t length);
 
 /* Bytes of workspace that the call needs, alignment slack included. */
 headrace_status headrace_workspace_size(const headrace_call* call, size_t* bytes, char* message, size_t length);

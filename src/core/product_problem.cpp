@@ -45,8 +45,12 @@ struct Sizes {
     }
 };
 
+Device device_of(const std::vector<NamedView>& views) { return views.empty() ? Device::cpu : views.front().view->device; }
+
 bool check_views(const std::vector<NamedView>& views, const TensorView* any_float, Fault& fault) {
-    if (!check_each_view(views, Contents::check, fault) || !check_devices(views, Device::cpu, "", fault)) return false;
+    if (!check_each_view(views, Contents::check, fault)) return false;
+    const std::string as_first = views.empty() ? "" : std::string(" as ") + views.front().name;
+    if (!check_devices(views, device_of(views), as_first.c_str(), fault)) return false;
     for (const NamedView& named : views) {
         const DType dtype = named.view->dtype;
         if (named.view == any_float || dtype == DType::f32 || dtype == DType::f64) continue;
@@ -105,7 +109,7 @@ Status status_of(bool good, const Fault& fault) { return good ? Status() : Statu
 
 }  // namespace
 
-Status make_products(const Summary& second, const Summary& first, const Summary& out, int threads,
+Status make_products(const Summary& second, const Summary& first, const Summary& out, int threads, void* stream,
                      std::vector<ProductProblem>* products) {
     Fault fault;
     Adding add;
@@ -125,14 +129,14 @@ Status make_products(const Summary& second, const Summary& first, const Summary&
     if (transition) {
         const bool one = !second.transition.given() || !first.transition.given();
         const TensorView& b = first.transition.given() ? first.transition : second.transition;
-        products->push_back({as_column(out.transition), one ? TensorView() : second.transition, as_column(b), {}, false, wide, resolved});
+        products->push_back({as_column(out.transition), one ? TensorView() : second.transition, as_column(b), {}, false, wide, resolved, device_of(add.views), stream});
     }
-    if (state) products->push_back({out.state, second.transition, first.state, second.state, false, wide, resolved});
+    if (state) products->push_back({out.state, second.transition, first.state, second.state, false, wide, resolved, device_of(add.views), stream});
     return {};
 }
 
 Status make_product(const Summary& summary, const TensorView& state, bool transposed, const TensorView& out, int threads,
-                    ProductProblem* product) {
+                    void* stream, ProductProblem* product) {
     Fault fault;
     Adding add;
     add("summary.transition", summary.transition, Role::input);
@@ -146,8 +150,17 @@ Status make_product(const Summary& summary, const TensorView& state, bool transp
                       sizes.take_state("summary.state", summary.state, fault) && sizes.take_state("state", state, fault) &&
                       sizes.take_state("out", out, fault) && sizes.small(fault) && resolve_threads(threads, &resolved, fault);
     if (!good) return status_of(false, fault);
-    *product = {out, summary.transition, state, summary.state, transposed, any_wide(add.views), resolved};
+    *product = {out, summary.transition, state, summary.state, transposed, any_wide(add.views), resolved, device_of(add.views), stream};
     return {};
+}
+
+std::vector<NamedView> named_views(const ProductProblem& product) {
+    Adding add;
+    add("out", product.dst, Role::output);
+    add("transition", product.a, Role::input);
+    add("state", product.b, Role::input);
+    add("summary's state", product.c, Role::input);
+    return add.views;
 }
 
 }  // namespace headrace

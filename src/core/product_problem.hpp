@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "core/validation.hpp"
 #include "headrace/summary.hpp"
 
 namespace headrace {
@@ -14,12 +15,16 @@ struct ProductProblem {
     bool transposed = false;
     bool wide = false;  // computed in double
     int threads = 1;
+    Device device = Device::cpu;  // of all tensors
+    void* stream = nullptr;       // of those of CUDA
 };
 
 // compose as the products that it asks for; apply as one.
-Status make_products(const Summary& second, const Summary& first, const Summary& out, int threads,
+Status make_products(const Summary& second, const Summary& first, const Summary& out, int threads, void* stream,
                      std::vector<ProductProblem>* products);
 Status make_product(const Summary& summary, const TensorView& state, bool transposed, const TensorView& out, int threads,
-                    ProductProblem* product);
+                    void* stream, ProductProblem* product);
+
+std::vector<NamedView> named_views(const ProductProblem& product);
 
 }  // namespace headrace

@@ -13,7 +13,6 @@ namespace headrace::test {
 inline harness::ProblemLine on_device(harness::ProblemLine line) {
     line.cuda = true;
     line.force.clear();
-    line.ranks = 0;
     return line;
 }
 

@@ -20,7 +20,13 @@ const char* const all_lines[] = {
     "simple_gla:bwd t70 h8 k32 v32 gate=step+head bf16 state=inout force=cuda.tensor",
     "kda:bwd t70 h8 k64 v32 rawgate bf16 state=inout force=cuda.tensor",
     "gated_delta_rule:fwd t20 h1 k128 v32 state=inout",
+    "kda:summary varlen=0,9,20 h1 k16 v16 rawgate state=in",
+    "gla:summary t20 h1 k16 v16",
+    "gated_delta_rule:summary_bwd t20 h1 k16 v16",
 };
+
+// The tensor that others are compared with.
+std::string first_of(const Call& call) { return call.in.q.given() ? "q" : "k"; }
 
 // ---- views and memory of the wrong place ----
 
@@ -124,7 +130,7 @@ TEST(DISABLED_ChildTwoDevices, TheTensorsDecideAndTheCurrentDeviceStays) {
         Call mixed = first.call;
         mixed.in.v.data = second.call.in.v.data;
         expect_error(run(mixed), Code::invalid_argument,
-                     {"v: expected memory of CUDA device 0 as q, got that of device 1"});
+                     {"v: expected memory of CUDA device 0 as " + first_of(first.call) + ", got that of device 1"});
         EXPECT_EQ(current_device(), 0);
         Call strange = second.call;
         strange.options.stream = first.stream;
@@ -146,7 +152,7 @@ TEST(DISABLED_ChildNoDevice, CallsAreDescribed) {
             EXPECT_EQ(candidate.name.rfind("cuda.", 0), 0U) << candidate.name;
         }
         CallTensors tensors = harness::make_tensors(line_of(line));
-        expect_error(run(harness::seen_from_device(tensors.call)), Code::unsupported, {"CUDA: q: "});
+        expect_error(run(harness::seen_from_device(tensors.call)), Code::unsupported, {"CUDA: " + first_of(tensors.call) + ": "});
     }
 }
 

@@ -20,6 +20,10 @@ const char* const lines[] = {
     "simple_gla:bwd t70 h8 k32 v32 gate=step+head bf16 state=inout force=cuda.tensor",
     "kda:bwd varlen=0,40,70 h8 k64 v32 rawgate gate=channel+head bf16 state=inout force=cuda.tensor",
     "gated_delta_rule:step b3 t1 h1 hv2 k32 v16 pool=5 bf16",
+    "kda:summary varlen=0,40,70,75 h2 k64 v32 rawgate bf16 state=in force=cuda.tensor",
+    "gla:summary varlen=0,21,21,40,44 h2 k32 v16 state=in force=cuda.walk",
+    "gated_delta_rule:summary t30 h2 k32 v16 bf16 force=cuda.recurrent",
+    "gated_delta_rule:summary_bwd t70 h2 k64 v32 bf16 force=cuda.tensor",
 };
 
 class EachLine : public testing::TestWithParam<const char*> {};

@@ -45,6 +45,8 @@ std::vector<ProblemLine> collect(const BenchArguments& arguments) {
     }
     const harness::AvailableMemory available = harness::available_memory();
     for (const ProblemLine& line : lines) {
+        if (line.cuda && line.ranks > 0)
+            throw Failure{format(line) + ": expected no ranks=P with cuda: copies of its pieces would take the time"};
         const double bytes = std::max(bench_bytes(line, arguments.options), harness::bytes_of_measure_peaks);
         require(harness::fits(format(line), bytes, available));
     }

@@ -76,11 +76,11 @@ struct ChannelWalk {
                          args.V);
     }
 
-    // What leaves the segment of a slot, of these columns: of its own values, or, of the delta rule, behind those,
-    // channels of the state that enters.
+    // What leaves the segment of a slot, or, of a summary of the delta rule, a sequence, of these columns: of its own
+    // values, or, of the delta rule, behind those, channels of the state that enters.
     HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int first) {
-        const Walk walk = segment_walk(args, slot);
-        if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
+        const Walk walk = walk_of(args, slot);
+        if (walk.first_chunk < 0 || (in_segments() && walk.last)) return;  // what leaves the last one no other needs
         if constexpr (delta) {
             const int values = round_up(args.V, tensor_values);
             if (first >= values) return transition(walk, slot, head, first - values);
@@ -88,13 +88,15 @@ struct ChannelWalk {
         find_rows(walk, head, first, args.V - first);
         if (decays()) return;
         const int own = first + Ops::first_value(), c = static_cast<int>(threadIdx.x);
-        load_values(ops.state, {}, 0, 0, args.K, own, args.V);
+        load_values(ops.state, in_segments() ? Strided{} : args.initial_state, slot, head, args.K, own, args.V);
         run<!delta>();
-        store_values(segment_tensor(args, args.segments.states, args.V), ops.state, slot, head, args.K, own, args.V);
+        store_values(in_segments() ? segment_tensor(args, args.segments.states, args.V) : args.final_state, ops.state,
+                     slot, head, args.K, own, args.V);
         if (!delta && first == 0 && c < args.K) args.segments.decays[(slot * args.HV + head) * args.K + c] = passed;
     }
 
   private:
+    HEADRACE_DEVICE bool in_segments() const { return args.segments.tokens > 0; }
     static constexpr int fetching = delta ? block_warps : 0;  // the first of the warps that fetch: those that have time
     // By all warps, before the state is there: the delta rule's beside those that walk do all that is theirs.
     HEADRACE_DEVICE bool decays() const {
@@ -112,10 +114,11 @@ struct ChannelWalk {
     HEADRACE_DEVICE void transition(const Walk& walk, std::int64_t slot, std::int64_t head, int first) {
         find_rows(walk, head, 0, 0);
         if (decays()) return;
-        const int own = first + Ops::first_value(), columns = round_up(args.K, 4);
+        const int own = first + Ops::first_value(), columns = in_segments() ? round_up(args.K, 4) : args.K;
         load_unit_columns<K / 8>(ops.state, args.K, own);
         run<false>();
-        const Strided to = segment_tensor(args, args.segments.transitions, columns);
+        const Strided to =
+            in_segments() ? segment_tensor(args, args.segments.transitions, columns) : args.transition;
         store_values(to, ops.state, slot, head, args.K, own, columns);
     }
     // Those of the delta rule are laid out in one way only: its rows are decayed together.

@@ -28,4 +28,22 @@ BlockWork token_log_decays_work(const KernelArgs& args, std::size_t shared_limit
     return log_decays_work(of_tokens, shared_limit);
 }
 
+
+// ---- what summaries launch beside walks ----
+
+BlockWork decay_product_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    const double columns = args.channel_gate ? std::min(args.K, warp_lanes) : 1, tokens = static_cast<double>(args.T);
+    KernelWork work;
+    work.input_bytes = bytes_of(args.g, tokens * columns);
+    work.output_bytes = bytes_of(args.transition, columns);
+    work.memory_waits = tokens * (args.channel_gate ? warp_lanes : 1) / decay_product_threads / 8;
+    work.fma_flop = 2 * 20 * tokens * columns;  // a formula's, about
+    return {{}, work};
+}
+BlockWork unit_matrix_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    KernelWork work;
+    work.saved_bytes = bytes_of(args.identity, args.K);
+    return {{}, work};
+}
+
 }  // namespace headrace::cuda

@@ -7,7 +7,6 @@
 #include "core/problem.hpp"
 #include "core/workspace.hpp"
 #include "cuda/plumbing/cuda_implementation.hpp"
-#include "cuda/plumbing/staging.hpp"
 
 namespace headrace::cuda {
 
@@ -53,15 +52,12 @@ inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64
 
 class PreparingImplementation : public CudaImplementation {
   protected:
+    bool in_double(const Problem&) const final { return false; }
     // What a run has between copies of tensors that its kernels cannot take as they lie.
     virtual std::vector<Launch> staged_kernels(const Problem& problem, const KernelArgs& args) const = 0;
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const final {
         std::vector<Launch> launches;
-        const auto copy = [&](const KernelArgs& of) {
-            const std::int64_t blocks = blocks_of_copy(of);
-            launches.push_back({staged_copy_kernel(), of, blocks, launched_threads, {1, static_cast<double>(blocks)}});
-        };
-        for (const KernelArgs& each : copies_in(problem, args)) copy(each);
+        for (const KernelArgs& each : copies_in(problem, args)) launches.push_back(copy(each));
         if (makes_log_decays(problem)) {
             const std::int64_t blocks = blocks_of_log_decays(problem);
             launches.push_back({log_decays_kernel(problem.channel_gate),
@@ -71,7 +67,7 @@ class PreparingImplementation : public CudaImplementation {
                                 {1, static_cast<double>(blocks)}});
         }
         for (Launch& each : staged_kernels(problem, args)) launches.push_back(each);
-        for (const KernelArgs& each : copies_out(problem, args)) copy(each);
+        for (const KernelArgs& each : copies_out(problem, args)) launches.push_back(copy(each));
         return launches;
     }
     // Of so many blocks of 64 columns, of all parts of keys: AddedOutputs::sums.

@@ -12,7 +12,7 @@ namespace {
 class Split : public CudaImplementation {
   public:
     std::string name() const override { return "cuda.split"; }
-    bool serves(Direction direction) const override { return direction == Direction::backward; }
+    bool serves(Direction direction) const override { return runs_as(direction) == Direction::backward; }
     std::string refusal(const Problem& problem, const Machine&) const override { return chunk_refusal(problem); }
     std::string yields(const Problem& problem) const override {
         if (problem.whole.longest <= walk_chunk(problem)) return "sequences of one chunk have nothing to share";
@@ -31,7 +31,7 @@ class Split : public CudaImplementation {
         const int chunk = walk_chunk(problem);
         KernelArgs args = make_args(problem, carver, parts_of(problem, chunk));
         args.chunk = chunk;
-        args.value_columns = walk_value_columns(problem);
+        args.value_columns = walk_value_columns(problem, problem.V);
         args.shared_limit = walk_shared_bytes;
         choose_types(problem, args);
         if (wants_gradients(problem)) take_saved_states(problem, carver, args);

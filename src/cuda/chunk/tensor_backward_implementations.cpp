@@ -11,7 +11,7 @@ namespace {
 class TensorBackward : public PreparingImplementation {
   public:
     std::string name() const override { return "cuda.tensor"; }
-    bool serves(Direction direction) const override { return direction == Direction::backward; }
+    bool serves(Direction direction) const override { return runs_as(direction) == Direction::backward; }
 
     std::string refusal(const Problem& problem, const Machine&) const override {
         if (std::string reason = chunk_refusal(problem); !reason.empty()) return reason;

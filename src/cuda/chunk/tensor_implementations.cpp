@@ -13,7 +13,7 @@ class Tensor : public PreparingImplementation {
   public:
     explicit Tensor(Direction direction) : direction_(direction) {}
     std::string name() const override { return "cuda.tensor"; }
-    bool serves(Direction direction) const override { return direction == direction_; }
+    bool serves(Direction direction) const override { return runs_as(direction) == direction_; }
 
     std::string refusal(const Problem& problem, const Machine&) const override {
         const bool delta = problem.rule == Rule::delta, backward = direction_ == Direction::backward;
@@ -24,6 +24,8 @@ class Tensor : public PreparingImplementation {
         if (problem.options.allow_positive_gates) return "takes no positive gates";
         if (problem.K > most_key_part && (delta ? problem.channel_gate : problem.options.qk_l2norm))
             return "of the delta rule under channel gates, or of others with l2norm, takes up to 128 key channels";
+        if (problem.K > most_key_part && delta && problem.direction == Direction::summarize)
+            return "summarises the delta rule of up to 128 key channels";
         if (problem.K > most_key_part && delta && problem.dtype != DType::bf16)
             return "with the delta rule takes up to 128 key channels of f16";
         if (problem.K < (delta ? 64 : 32) || problem.V < 32 || problem.whole.longest < 32)
@@ -44,6 +46,7 @@ class Tensor : public PreparingImplementation {
 
   protected:
     std::vector<Launch> staged_kernels(const Problem& problem, const KernelArgs& args) const override {
+        if (problem.direction == Direction::summarize) return summary_launches(problem, args);
         if (problem.channel_gate) return channel_launches(problem, args);
         std::vector<Launch> launches;
         direction_ == Direction::forward ? walk_values(problem, args, launches) : gradients(problem, args, launches);
@@ -54,6 +57,7 @@ class Tensor : public PreparingImplementation {
         const std::int64_t chunks = parts_of(problem, tensor_chunk);
         KernelArgs args = make_args(problem, carver, backward ? chunks : -1);
         stage(problem, carver, args);
+        if (problem.direction == Direction::summarize) args.q = args.k;
         args.value_columns = tensor_values;
         if (backward) take_key_gradients(problem, carver, args);
         take_added_outputs(problem, carver, args, chunks);
@@ -86,6 +90,50 @@ class Tensor : public PreparingImplementation {
         for (args.stages = most; args.stages > 1; --args.stages)
             if (kernel.memory(args, 0).shared <= memory_limit(problem)) break;
         return args.stages;
+    }
+    // Of the additive rule a forward's without outputs; of the delta rule what leaves segments, of whole sequences.
+    static std::vector<Launch> summary_launches(const Problem& problem, const KernelArgs& args) {
+        std::vector<Launch> launches;
+        if (args.delta) {
+            launch_states(problem, args, launches);
+            return launches;
+        }
+        if (args.transition.given) launches.push_back(decay_product(problem, args));
+        if (!args.final_state.given) return launches;
+        if (!problem.channel_gate) walk_values(problem, args, launches);
+        for (Launch& each : problem.channel_gate ? channel_launches(problem, args) : std::vector<Launch>())
+            launches.push_back(each);
+        return launches;
+    }
+    static void launch_states(const Problem& problem, KernelArgs args, std::vector<Launch>& launches) {
+        if (!args.final_state.given) args.V = 0;
+        const std::int64_t heads = problem.N * problem.HV,
+                           columns = blocks_of(args.V) + (args.transition.given ? blocks_of(args.K) : 0);
+        for (Launch& each : problem.channel_gate ? prepare_channels(problem, args) : prepare(problem, args))
+            launches.push_back(each);
+        const Kernel kernel = problem.channel_gate ? channel_segment_kernels<true>(problem.K).states
+                                                   : tensor(problem, args.K).states;
+        const bool pairs = takes_pairs(problem, kernel);
+        args.stages = stages_of(problem, kernel, args);
+        args.segments.groups = pairs ? 2 : 1;
+        args.segments.blocks = blocks_of(columns, args.segments.groups);
+        const std::int64_t blocks = heads * args.segments.blocks;
+        launches.push_back({kernel, args, blocks, states_threads(problem, pairs),
+                            steps_along(problem, tensor_chunk, blocks)});
+    }
+    // Of a gate per token, whose third group of warps fetches for two that walk.
+    static bool takes_pairs(const Problem& problem, const Kernel& states) {
+        return !problem.channel_gate && problem.rule == Rule::delta && fetching_threads(problem.K) > 0 &&
+               takes(states.function, three_groups, problem.options.planned_gpu);
+    }
+    static int states_threads(const Problem& problem, bool pairs) {
+        if (problem.channel_gate) return channel_walk_threads(true);
+        return pairs ? three_groups : 2 * tensor_values;
+    }
+    static std::vector<Launch> prepare(const Problem& problem, const KernelArgs& args) {
+        const std::int64_t chunks =
+            parts_of(problem, tensor_chunk) * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
+        return {{tensor(problem, args.K).prepare, args, chunks, launched_threads, {1, static_cast<double>(chunks)}}};
     }
     static std::vector<Launch> channel_launches(const Problem& problem, const KernelArgs& args) {
         std::vector<Launch> launches;
@@ -148,22 +196,16 @@ class Tensor : public PreparingImplementation {
                       has_third_group(forward_of(kernels, args), threads, problem.options.planned_gpu) ? 3 : 2);
         KernelArgs of_states = args;
         of_states.o = {}, of_states.value_columns = tensor_values;
-        // A third group of warps fetches for two that walk.
         const int tokens = args.segments.tokens;
-        const bool pairs = tokens > 0 && args.delta && fetching_threads(args.K) > 0 &&
-                           takes(kernels.states.function, three_groups, problem.options.planned_gpu);
+        const bool pairs = tokens > 0 && takes_pairs(problem, kernels.states);
         of_states.segments.groups = pairs ? 2 : 1;
         of_states.segments.blocks =
             blocks_of(blocks_of(args.V) + (args.delta ? blocks_of(args.K) : 0), of_states.segments.groups);
-        const int state_threads = pairs ? three_groups : args.delta ? 2 * tensor_values : tensor_threads;
+        const int state_threads = args.delta ? states_threads(problem, pairs) : tensor_threads;
         const std::int64_t walks = tokens > 0 ? args.segments.slots : problem.N;
         const std::int64_t blocks = walks * problem.HV * values;
         Steps steps = steps_along(problem, tensor_chunk, problem.N * problem.HV * values);
-        if (args.delta) {
-            const std::int64_t chunks =
-                parts_of(problem, tensor_chunk) * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
-            launches.push_back({kernels.prepare, args, chunks, launched_threads, {1, static_cast<double>(chunks)}});
-        }
+        if (args.delta) launches.push_back(prepare(problem, args)[0]);
         if (tokens > 0) {
             std::vector<Launch> joining;
             join_segments(problem, {kernels.states, of_states}, {kernels.join, args}, state_threads, steps, joining);

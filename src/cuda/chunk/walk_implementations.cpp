@@ -1,4 +1,6 @@
 // The chunk form on a GPU as one walk: a block for each sequence, head and block of values.
+#include <algorithm>
+
 #include "cuda/implementations.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/plumbing/cuda_implementation.hpp"
@@ -10,7 +12,7 @@ class Walk : public CudaImplementation {
   public:
     explicit Walk(Direction direction) : direction_(direction) {}
     std::string name() const override { return "cuda.walk"; }
-    bool serves(Direction direction) const override { return direction == direction_; }
+    bool serves(Direction direction) const override { return runs_as(direction) == direction_; }
 
     std::string refusal(const Problem& problem, const Machine&) const override { return chunk_refusal(problem); }
     std::string yields(const Problem& problem) const override {
@@ -22,15 +24,22 @@ class Walk : public CudaImplementation {
     bool in_double(const Problem& problem) const override { return chunks_in_double(problem); }
     bool takes_all_shared_memory(const Problem& problem) const override { return in_double(problem); }
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
-        const std::int64_t all = blocks(problem, args);
-        return {{kernel(problem), args, all, chunk_threads(in_double(problem)), steps_along(problem, args.chunk, all)}};
+        return walks_of(problem, args, [&](KernelArgs walk) -> Launch {
+            walk.value_columns = walk_value_columns(problem, walk.V);
+            const std::int64_t all = blocks(problem, walk);
+            return {kernel(problem), walk, all, chunk_threads(in_double(problem)),
+                    steps_along(problem, walk.chunk, all)};
+        });
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         KernelArgs args = make_args(problem, carver);
         args.chunk = walk_chunk(problem);
-        args.value_columns = walk_value_columns(problem);
+        take_identity(problem, carver, args);
         args.shared_limit = walk_shared_bytes;
-        take_spill(carver, args, kernel(problem).memory(args, args.shared_limit), blocks(problem, args));
+        std::int64_t spill = 0;
+        for (const Launch& each : kernels(problem, args))
+            spill = std::max(spill, each.blocks * spill_bytes(each.memory()));
+        args.spill = take_spill(carver, spill);
         if (direction_ == Direction::forward) return args;
         take_saved_states(problem, carver, args, args.chunk);
         if (args.delta)

@@ -64,11 +64,11 @@ struct WalkerKernel : WalkerStages<K, Format> {
         if (rows->last) store(args.final_state, walk.n, head, columns);
     }
 
-    // What leaves the segment of a slot, 64 columns of it: of its own values, or, behind those, channels of the state
-    // that enters. `part` counts these; where there is a third group, two have neighbours.
+    // What leaves the segment of a slot, or, of a summary, a sequence, 64 columns of it: of its own values, or, behind
+    // those, channels of the state that enters. `part` counts these; where there is a third group, two have neighbours.
     HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int part) {
-        const Walk walk = segment_walk(args, slot);
-        if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
+        const Walk walk = walk_of(args, slot);
+        if (walk.first_chunk < 0 || (in_segments() && walk.last)) return;  // what leaves the last one no other needs
         if constexpr (has_third_group) {
             typename Base::template ArrivingOfStates<2> arriving{{columns_of(2 * part), columns_of(2 * part + 1)}};
             this->find_rows(walk, head, arriving.columns[0]);
@@ -89,12 +89,14 @@ struct WalkerKernel : WalkerStages<K, Format> {
     HEADRACE_DEVICE WalkedColumns columns_of(int part) const {
         const int values = round_up(args.V, tensor_values), first = part * tensor_values;
         if (first < values) return {first, args.V, true};
-        return {first - values, round_up(args.K, 4), false};
+        return {first - values, in_segments() ? round_up(args.K, 4) : args.K, false};
     }
+    HEADRACE_DEVICE bool in_segments() const { return args.segments.tokens > 0; }
     template <bool fetches>
     HEADRACE_DEVICE void leave_state(const Walk& walk, std::int64_t slot, std::int64_t head, WalkedColumns columns) {
-        load({}, 0, 0, columns);
+        load(in_segments() ? Strided{} : args.initial_state, slot, head, columns);
         run<fetches>(walk, columns, false, !columns.of_values);
+        if (!in_segments()) return store(columns.of_values ? args.final_state : args.transition, slot, head, columns);
         float* const to = columns.of_values ? args.segments.states : args.segments.transitions;
         store(segment_tensor(args, to, columns.all), slot, head, columns);
     }

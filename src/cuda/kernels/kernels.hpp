@@ -229,6 +229,25 @@ BlockWork recurrent_forward_work(const KernelArgs& args, std::size_t shared_limi
 template <class T, bool delta>
 BlockWork recurrent_backward_work(const KernelArgs& args, std::size_t shared_limit);
 
+// Summaries: the product of the decays of a sequence and head, by blocks of 32 channels if gates are theirs; the unit
+// matrix, with which walks to the delta rule's transition begin, a row for each block.
+inline constexpr int decay_product_threads = 512, decay_product_channels = 32;
+Kernel decay_product_kernel(bool in_double);
+Kernel unit_matrix_kernel();
+BlockWork decay_product_work(const KernelArgs& args, std::size_t shared_limit);
+BlockWork unit_matrix_work(const KernelArgs& args, std::size_t shared_limit);
+
+// dst = a b + c of each sequence and head (core/product_problem.hpp); a block has so many columns.
+enum class Factor { matrix, transposed, diagonal, identity };
+inline constexpr int product_columns = 32;
+struct ProductArgs {
+    Strided dst, a, b, c;
+    std::int64_t HV;
+    Factor factor;
+    int rows, columns;
+};
+const void* product_kernel();
+
 // The layer functions: a block for a group of windows, a sequence (states, step) or a group of rows, of convolutions
 // with 32 channels.
 struct LayerKernels {

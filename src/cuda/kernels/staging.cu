@@ -12,9 +12,10 @@ __global__ void __launch_bounds__(block_threads) staged_copy(const __grid_consta
     each_element(left < copied_rows ? static_cast<int>(left) : copied_rows, args.V, [&](int i, int c) {
         const Task row = task_of(first + i, args.T, args.H);
         const std::int64_t n = row.place, token = row.head, head = row.part;
-        const float value = c < args.K ? load_element<float>(args.q.data, args.q.dtype,
-                                                             offset_of(args.q, n, token, head, c))
-                                       : 0.0f;
+        // In double, as states between pieces of a sequence may be f64 in any problem.
+        const double value = c < args.K ? load_element<double>(args.q.data, args.q.dtype,
+                                                               offset_of(args.q, n, token, head, c))
+                                        : 0.0;
         store_element(args.o.data, args.o.dtype, offset_of(args.o, n, token, head, c), value);
     });
 }

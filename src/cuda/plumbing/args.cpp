@@ -33,6 +33,10 @@ void take_tensors(const Problem& problem, KernelArgs& args) {
     take(args.d_q, grads.d_q), take(args.d_k, grads.d_k), take(args.d_p, grads.d_p), take(args.d_v, grads.d_v);
     take(args.d_g, grads.d_g), take(args.d_gv, grads.d_gv), take(args.d_beta, grads.d_beta);
     take(args.d_initial_state, grads.d_initial_state);
+    if (problem.direction == Direction::summarize) {
+        args.q = args.k;  // outputs are not wanted, any queries will do
+        take(args.final_state, problem.summary.state), take(args.transition, problem.summary.transition);
+    }
     if (problem.direction == Direction::step) {
         args.initial_state = args.final_state = strided(problem.pool.states);
         take(args.indices, problem.pool.indices), take(args.num_accepted_tokens, problem.pool.num_accepted_tokens);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <iterator>
 
 #include "core/problem.hpp"
 
@@ -9,6 +10,14 @@ namespace headrace::cuda {
 
 // Right for every size up to these; a state of 256 x 512 in fp32 is 512 KiB.
 inline constexpr std::int64_t most_key_channels = 256, most_value_channels = 512;
+
+// Pieces of a sequence may hand states on, and their gradients, in f64.
+inline bool hands_doubles_on(const Problem& problem) {
+    const TensorView* const states[] = {&problem.in.initial_state, &problem.out.final_state,
+                                        &problem.d_out.d_final_state, &problem.grads.d_initial_state};
+    return std::any_of(std::begin(states), std::end(states),
+                       [](const TensorView* view) { return view->given() && view->dtype == DType::f64; });
+}
 
 // Where results rest on few sums, or the delta rule erases through differences what little is left, or keeps the
 // roundings of many tokens, in double (docs/numerics.md). What lies on the device is not known here, so it is the
@@ -23,7 +32,7 @@ inline bool computes_in_double(const Problem& problem) {
                                                                         problem.direction != Direction::step &&
                                                                         (delta || !problem.runs_backward());
     const bool few_sums = problem.whole.tokens * problem.whole.heads < (problem.runs_backward() ? 8 : 2);
-    return problem.wide || erases_much || keeps_roundings || few_sums;
+    return problem.wide || hands_doubles_on(problem) || erases_much || keeps_roundings || few_sums;
 }
 
 // Backwards of the chunk form always: on tensor cores products of doubles take less time than fp32 multiply-adds, by
@@ -48,8 +57,8 @@ inline int walk_chunk(const Problem& problem) {
 
 // Values of a block of a forward or a sweep: its state, 64 x K, fits into shared memory up to K = 256 in fp32; in
 // double 32 x K, and 32 heads of 128 values fill 128 multiprocessors.
-inline int walk_value_columns(const Problem& problem) {
-    return static_cast<int>(std::min<std::int64_t>(problem.V, chunks_in_double(problem) ? 32 : 64));
+inline int walk_value_columns(const Problem& problem, std::int64_t values) {
+    return static_cast<int>(std::min<std::int64_t>(values, chunks_in_double(problem) ? 32 : 64));
 }
 
 // Tokens of the segments that the tensor-core form cuts sequences into where few blocks have 64 values of a sequence
@@ -61,7 +70,7 @@ inline int segment_tokens(const Problem& problem) {
     const bool delta = problem.rule == Rule::delta;
     const std::int64_t columns = problem.runs_backward() ? std::max(problem.K, problem.V) : problem.V,
                        blocks = problem.N * problem.HV * ((columns + 63) / 64);
-    if (delta && problem.K > 128) return 0;
+    if ((delta && problem.K > 128) || problem.direction == Direction::summarize) return 0;
     const bool few = delta || problem.channel_gate;
     const int tokens = blocks > (few ? 32 : 64) ? 0 : few ? 1024 : 512;
     return problem.whole.longest > tokens ? tokens : 0;

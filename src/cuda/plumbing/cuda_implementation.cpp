@@ -55,7 +55,7 @@ std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) con
     std::vector<LaunchPlan> all;
     for (std::int64_t i = 0; i < sequence_launches(problem.in.cu_seqlens, problem.N); ++i)
         all.push_back(plan_of_numbers());
-    for (Launch& each : kernels(problem, args)) {
+    for (Launch& each : all_kernels(problem, args)) {
         if (each.blocks == 0) continue;
         if (wants_more(problem, each)) each.raise(shared_memory_limit(problem));
         BlockWork work = each.kernel.work(each.args, each.args.shared_limit);

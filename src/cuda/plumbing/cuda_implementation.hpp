@@ -7,6 +7,7 @@
 #include "cuda/plumbing/args.hpp"
 #include "cuda/plumbing/blocking.hpp"
 #include "cuda/plumbing/launch.hpp"
+#include "cuda/plumbing/staging.hpp"
 
 namespace headrace::cuda {
 
@@ -23,6 +24,7 @@ auto select_kernels(const Problem& problem, Select select) {
 class CudaImplementation : public Implementation {
   public:
     Device device() const final { return Device::cuda; }
+    std::string states(const Problem&) const final { return "cuda"; }  // no bits are promised: headrace::Piece
     void carve(const Problem& problem, Carver& carver) const final { layout(problem, carver); }
     Status allocate(const Problem& problem, std::size_t bytes, Block* block) const final {
         const OnDevice device(named_views(problem));
@@ -34,7 +36,7 @@ class CudaImplementation : public Implementation {
         KernelArgs args = layout(problem, carver);
         Status status = device.check_workspace(args.refused, problem.options.stream);
         if (status.ok()) status = prepare(problem, args);
-        for (Launch& each : kernels(problem, args)) {
+        for (Launch& each : all_kernels(problem, args)) {
             if (status.ok() && wants_more(problem, each)) {
                 std::size_t limit = 0;
                 status = device.shared_memory(&limit);
@@ -53,6 +55,11 @@ class CudaImplementation : public Implementation {
     std::vector<LaunchPlan> launches(const Problem& problem) const final;
 
   protected:
+    // A summary runs as a forward that leaves no outputs, or as a backward that leaves no other gradients.
+    static Direction runs_as(Direction direction) {
+        if (direction == Direction::summarize) return Direction::forward;
+        return direction == Direction::summarize_backward ? Direction::backward : direction;
+    }
     // Whether the kernel's code for the GPU has more threads than these (takes()).
     static bool has_third_group(const Kernel& kernel, int threads, const GpuLimits* planned) {
         return kernel.more_threads > 0 && takes(kernel.function, threads + kernel.more_threads, planned);
@@ -95,6 +102,49 @@ class CudaImplementation : public Implementation {
     // The kernels of a run in their order, behind which the sums of parameter gradients follow.
     virtual std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const = 0;
 
+    std::vector<Launch> all_kernels(const Problem& problem, const KernelArgs& args) const {
+        std::vector<Launch> launches = kernels(problem, args);
+        for (const KernelArgs& each : zero_roundings(problem)) launches.push_back(copy(each));
+        return launches;
+    }
+    static Launch copy(const KernelArgs& args) {
+        const std::int64_t blocks = blocks_of_copy(args);
+        return {staged_copy_kernel(), args, blocks, launched_threads, {1, static_cast<double>(blocks)}};
+    }
+
+    // Of a summary by walks that are a forward's: before the walk of a state, if that is wanted, that of the unit
+    // matrix without values, or the product of decays. `walk` of a forward's args.
+    template <class MakeWalk>
+    static std::vector<Launch> walks_of(const Problem& problem, const KernelArgs& args, MakeWalk walk) {
+        std::vector<Launch> launches;
+        if (args.transition.given && !args.delta) launches.push_back(decay_product(problem, args));
+        if (args.transition.given && args.delta) {
+            launches.push_back({unit_matrix_kernel(), args, args.K, launched_threads, {1, static_cast<double>(args.K)}});
+            launches.push_back(walk(args_of_transition(args)));
+        }
+        if (problem.direction != Direction::summarize || args.final_state.given) launches.push_back(walk(args));
+        return launches;
+    }
+    static Launch decay_product(const Problem& problem, const KernelArgs& args) {
+        const std::int64_t parts = args.channel_gate ? (args.K + decay_product_channels - 1) / decay_product_channels : 1,
+                           blocks = problem.N * problem.HV * parts;
+        const bool wide = problem.dtype == DType::f64 || problem.dtype == DType::f32;
+        return {decay_product_kernel(wide), args, blocks, decay_product_threads, {1, static_cast<double>(blocks)}};
+    }
+    static KernelArgs args_of_transition(KernelArgs args) {
+        args.v.given = false, args.initial_state = args.identity, args.final_state = args.transition;
+        args.V = args.K;
+        return args;
+    }
+    static void take_identity(const Problem& problem, Carver& carver, KernelArgs& args) {
+        if (!args.transition.given || !args.delta) return;
+        const std::int64_t K = problem.K;
+        args.identity = {static_cast<char*>(carver.take("unit matrix", args.transition.dtype, {K, K})),
+                         {0, 0, K, 1},
+                         args.transition.dtype,
+                         true};
+    }
+
     // What the blocks need beyond shared memory.
     static void take_spill(Carver& carver, KernelArgs& args, const BlockMemory& block, std::int64_t blocks) {
         args.spill = take_spill(carver, blocks * spill_bytes(block));
@@ -128,7 +178,7 @@ class CudaImplementation : public Implementation {
         return common_refusal(problem);
     }
     static std::string common_refusal(const Problem& problem) {
-        if (problem.is_piece || wants_states(problem)) return "pieces of sequences are computed on the CPU only";
+        if (wants_states(problem)) return "backward_states is computed on the CPU only";
         if (problem.K > most_key_channels || problem.V > most_value_channels)
             return "takes up to 256 key and 512 value channels";
         return {};

@@ -157,6 +157,9 @@ struct KernelArgs {
 
     Strided q, k, p, v, g, gv, beta, g_gamma, A_log, dt_bias, o, initial_state, final_state;
     Strided d_o, d_final_state, d_q, d_k, d_p, d_v, d_g, d_gv, d_beta, d_initial_state;
+    // Of a summary, whose state is final_state: M, [N,HV,K,K], of the additive rule [N,HV,K] or [N,HV]; the unit matrix
+    // [K,K], for walks that read what enters from memory.
+    Strided transition, identity;
     // On tensor cores: g by its formula and g_gamma together, in fp32, [B,T,HV,K] or [B,T,HV], absent where neither is
     // given; a head gate alone has strides of zero (plumbing/staging.hpp). Who reads them refuses what is no log decay.
     Strided log_decays;

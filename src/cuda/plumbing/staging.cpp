@@ -1,6 +1,8 @@
 // staging: see staging.hpp.
 #include "cuda/plumbing/staging.hpp"
 
+#include <utility>
+
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/plumbing/args.hpp"
 
@@ -81,7 +83,8 @@ Strided total_log_decays(const Problem& problem, Carver& carver, const KernelArg
                 {problem.B, problem.T, problem.HV, problem.channel_gate ? (problem.K + 3) / 4 * 4 : 1});
 }
 
-// Elements [., ., ., 0 to columns) of `from` into those of `to`; from `given` on zeros.
+}  // namespace
+
 KernelArgs copy_of(const TensorView& view, const Strided& from, const Strided& to, std::int64_t columns) {
     KernelArgs copy{};
     copy.N = view.shape[0], copy.T = view.shape[1], copy.H = view.shape[2];
@@ -89,8 +92,6 @@ KernelArgs copy_of(const TensorView& view, const Strided& from, const Strided& t
     copy.q = from, copy.o = to;
     return copy;
 }
-
-}  // namespace
 
 void stage(const Problem& problem, Carver& carver, KernelArgs& args) {
     for (const auto& all : {all_inputs(problem), all_outputs(problem)}) {
@@ -116,6 +117,19 @@ std::vector<KernelArgs> copies_out(const Problem& problem, const KernelArgs& arg
     for (const Staged& each : all_outputs(problem)) {
         if (each.wanted())
             copies.push_back(copy_of(*each.view, args.*each.place, strided(*each.view), each.view->shape[3]));
+    }
+    return copies;
+}
+
+std::vector<KernelArgs> zero_roundings(const Problem& problem) {
+    std::vector<KernelArgs> copies;
+    for (const TensorView* view : {&problem.whole.final_roundings, &problem.whole.d_initial_roundings}) {
+        if (!view->given()) continue;
+        TensorView rows = *view;  // [N,HV,1,.]
+        rows.shape[2] = 1, rows.shape[3] = 0;
+        Strided to = strided(*view);
+        std::swap(to.stride[2], to.stride[3]);
+        copies.push_back(copy_of(rows, to, to, view->shape[2]));
     }
     return copies;
 }

@@ -20,9 +20,16 @@ void stage(const Problem& problem, Carver& carver, KernelArgs& args);
 std::vector<KernelArgs> copies_in(const Problem& problem, const KernelArgs& args);
 std::vector<KernelArgs> copies_out(const Problem& problem, const KernelArgs& args);
 
+// The same of zeros for the roundings of a piece, of which these kernels know nothing.
+std::vector<KernelArgs> zero_roundings(const Problem& problem);
+
 // Whether log_decays_kernel computes args.log_decays, and not g is what they are.
 bool makes_log_decays(const Problem& problem);
 KernelArgs args_of_log_decays(const Problem& problem, KernelArgs args);
+
+// Elements [., ., ., 0 to columns) of `from`, which lies as `view`, into those of `to`, from the view's own on zeros:
+// parameters of staged_copy_kernel.
+KernelArgs copy_of(const TensorView& view, const Strided& from, const Strided& to, std::int64_t columns);
 
 // Blocks of these kernels.
 std::int64_t blocks_of_copy(const KernelArgs& args);

@@ -18,30 +18,31 @@ RecurrentKernels kernels_of(const Problem& problem) {
 class Recurrent : public CudaImplementation {
   public:
     std::string name() const override { return "cuda.recurrent"; }
-    bool serves(Direction direction) const override {
-        return direction == Direction::forward || direction == Direction::step || direction == Direction::backward;
-    }
+    bool serves(Direction) const override { return true; }
     std::string refusal(const Problem& problem, const Machine&) const override { return common_refusal(problem); }
 
   protected:
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
         const RecurrentKernels kernels = kernels_of(problem);
-        if (problem.direction == Direction::backward) {
+        if (problem.runs_backward()) {
             const std::int64_t blocks = problem.N * problem.H;
             return {
                 {kernels.backward, args, blocks, launched_threads, steps_along(problem, recurrent_segment, blocks)}};
         }
-        const std::int64_t value_blocks = (problem.V + kernels.columns - 1) / kernels.columns,
-                           blocks = problem.N * problem.HV * value_blocks;
         const bool alone =
             problem.T == 1 && !args.cu_seqlens.given && args.per_token_rows == 0 && !args.num_accepted_tokens.given;
-        return {
-            {alone ? kernels.step : kernels.forward, args, blocks, launched_threads, steps_along(problem, 1, blocks)}};
+        return walks_of(problem, args, [&](const KernelArgs& walk) -> Launch {
+            const std::int64_t value_blocks = (walk.V + kernels.columns - 1) / kernels.columns,
+                               blocks = problem.N * problem.HV * value_blocks;
+            return {alone ? kernels.step : kernels.forward, walk, blocks, launched_threads,
+                    steps_along(problem, 1, blocks)};
+        });
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
         KernelArgs args = make_args(problem, carver);
         args.shared_limit = walk_shared_bytes;
-        if (problem.direction != Direction::backward) return args;
+        take_identity(problem, carver, args);
+        if (!problem.runs_backward()) return args;
         take_spill(carver, args, kernels_of(problem).backward.memory(args, args.shared_limit), problem.N * problem.H);
         take_saved_states(problem, carver, args, recurrent_segment);
         return args;

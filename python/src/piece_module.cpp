@@ -21,7 +21,9 @@ struct Memory {
     std::unique_ptr<char[]> data;
     std::size_t bytes = 0;
 
+    // On a CUDA device nothing: the library's own memory is given back behind the call's work.
     Workspace of(const Call& call) {
+        if (call.in.k.device != Device::cpu) return {};
         std::size_t needed = 0;
         raise(workspace_size(call, &needed));
         if (needed > bytes) {

@@ -29,7 +29,7 @@ void compose_summaries(const nb::list& second, const nb::list& first, const nb::
     arrays.read(second, {{"second.transition", &s.transition}, {"second.state", &s.state}});
     arrays.read(first, {{"first.transition", &f.transition}, {"first.state", &f.state}});
     arrays.read(out, {{"out.transition", &o.transition}, {"out.state", &o.state}});
-    run([&] { return compose(s, f, o, threads, arrays.stream()); });
+    run([&, stream = arrays.stream()] { return compose(s, f, o, threads, stream); });
 }
 
 void apply_summary(const nb::list& summary, nb::handle state, bool transposed, nb::handle out, int threads) {
@@ -39,7 +39,7 @@ void apply_summary(const nb::list& summary, nb::handle state, bool transposed, n
     arrays.read(summary, {{"summary.transition", &s.transition}, {"summary.state", &s.state}});
     arrays.read(state, "state", &entering);
     arrays.read(out, "out", &leaving);
-    run([&] { return apply(s, entering, transposed, leaving, threads, arrays.stream()); });
+    run([&, stream = arrays.stream()] { return apply(s, entering, transposed, leaving, threads, stream); });
 }
 
 }  // namespace

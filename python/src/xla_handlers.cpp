@@ -38,7 +38,7 @@ Options options_of(const AttributeReader& attributes) {
 // What the host looks at.
 void expect_host(const Frame& frame) {
     if (frame.device == Device::cpu) return;
-    throw Unsupported("headrace: pieces of sequences are computed on the CPU only");
+    throw Unsupported("headrace: in JAX sequences are cut over ranks on the CPU only");
 }
 
 // The states of a step: the result is the argument's memory (the caller says so to XLA), which the library updates.
@@ -185,7 +185,9 @@ Status run_summarize(const Frame& frame) {
     Call& c = request.call;
     TensorView words;
     request.results({&c.summary.transition, &c.summary.state, &words}, {&c.summary.state});
-    return in_words(frame, summarize(c.op, c.in, c.summary, c.options), words);
+    const Status status = request.with_workspace(
+        [&](Workspace workspace) { return summarize(c.op, c.in, c.summary, c.options, workspace); });
+    return in_words(frame, status, words);
 }
 
 Status run_summarize_backward(const Frame& frame) {
@@ -193,7 +195,9 @@ Status run_summarize_backward(const Frame& frame) {
     Call& c = request.call;
     TensorView& d_initial_state = c.grads.d_initial_state;
     request.results({&d_initial_state}, {&d_initial_state});
-    return summarize_backward(c.op, c.in, c.d_out, d_initial_state, c.options);
+    return request.with_workspace([&](Workspace workspace) {
+        return summarize_backward(c.op, c.in, c.d_out, d_initial_state, c.options, workspace);
+    });
 }
 
 template <Status (*run)(const Frame&), Device device>

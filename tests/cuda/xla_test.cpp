@@ -256,7 +256,7 @@ TEST(CudaXla, ErrorsOfTheLibraryAreErrorsOfXla) {
 
 // Their handlers look at values, which lie on the device.
 TEST(CudaXla, PiecesAreRefused) {
-    const std::string reason = "pieces of sequences are computed on the CPU only";
+    const std::string reason = "in JAX sequences are cut over ranks on the CPU only";
     DeviceTensors tensors(lines[0]);
     ExecutionContext context = {tensors.stream, scratch()};
     const DeviceMemory numbers(1024);

@@ -74,6 +74,14 @@ def mesh(group):
         return str(error)
 
 
+def backends(group):
+    """A group that cannot send tensors of the CPU, as of nccl alone, is refused before anything is sent."""
+    try:
+        build_cp_context(torch.tensor([0, 100]), dist.new_group(backend="cuda:gloo"))
+    except ValueError as error:
+        return str(error)
+
+
 def contexts(group, options):
     """What a context says on four ranks."""
     offsets = torch.tensor([0, 50, 50, 130, 200])

@@ -65,7 +65,7 @@ WRONG = {
     "kind": (_option("chunk_size", 48), "ValueError", r"^rank 1: chunk_size: expected a power of two"),
     "cu_seqlens": (_option("cu_seqlens", torch.tensor([0, 75])), "ValueError", r"^rank 1: cu_seqlens: expected None"),
     "initial_state": (_option("initial_state", torch.zeros(2, H, K, V)), "ValueError", r"^rank 1: initial_state: exp"),
-    "device": (_all(without_memory), "ValueError", r"^rank 1: q: expected device cpu with a cp_context, got cuda:0"),
+    "device": (_tensor("v", without_memory), "ValueError", r"^rank 1: v: expected device cpu as q, got cuda:0"),
     "missing": (_tensor("g", lambda x: None), "ValueError", r"tensors: expected the same on every rank.*rank.* 1"),
 }
 
@@ -123,7 +123,7 @@ def convolution(group, change):
     x, weight = torch.zeros(1, 75, 3), torch.zeros(3, 4)
     if dist.get_rank(group) == 1:
         x, weight = {"x": (x[:, 1:], weight), "weight": (x, weight[:, :3]), "type": (x.int(), weight),
-                     "channels": (x, weight[:2]), "device": (without_memory(x), without_memory(weight))}[change]
+                     "channels": (x, weight[:2]), "device": (x, without_memory(weight))}[change]
     return ht.short_convolution(x, weight, cp_context=context)
 
 

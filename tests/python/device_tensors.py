@@ -197,6 +197,8 @@ class DeviceTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, function, types, arguments=(), options=None):
         options = options or {}
+        if may_wait[0] and function in WAITING:
+            return _with_the_host(function, arguments, options)
         if function is torch.ops.prim.device.default:
             return torch.device("cuda", arguments[0].memory.device)
         assert function not in SYNCHRONISING, f"{function} makes the host wait for a device"
@@ -272,6 +274,32 @@ def without_memory(x):
     return DeviceTensor(torch.empty(x.shape, dtype=x.dtype, device="meta"), Memory(_nowhere, 0, 0))
 
 
+# Of calls across ranks, whose messages travel through the memory of hosts: true where that is expected.
+may_wait = [False]
+WAITING = {aten._to_copy.default, aten.to.dtype_layout, aten.copy_.default, aten.index.Tensor, aten.index_put_.default, aten.equal.default,
+           aten._local_scalar_dense.default, aten.any.default, aten.is_nonzero.default}
+
+
+def _with_the_host(function, arguments, options):
+    """The operator on copies on the CPU; what is not asked for there goes to the device."""
+    first = arguments[0]
+    if function is aten.copy_.default:  # of which nothing is read but the source
+        source = download(arguments[1]) if isinstance(arguments[1], DeviceTensor) else arguments[1]
+        if not isinstance(first, DeviceTensor):
+            return first.copy_(source)
+        _exchange(first, torch.empty(first.shape, dtype=first.dtype).copy_(source), True)
+        return first
+    given = tree_map_only(DeviceTensor, download, (arguments, options))
+    result = function(*given[0], **given[1])
+    if function is aten.index_put_.default:
+        _exchange(first, result.contiguous(), True)
+        return first
+    here = options.get("device") is not None and torch.device(options["device"]).type == "cpu"
+    if not isinstance(result, torch.Tensor) or here or not isinstance(first, DeviceTensor):
+        return result
+    return upload(result, first.memory.runtime, first.memory.device)
+
+
 _EMPTY = ("empty_like", "new_empty", "new_empty_strided")
 _OVERWRITING = ("copy_", "zero_", "fill_")
 
@@ -286,7 +314,8 @@ def _on_host(function, arguments, options):
     assert device is None or torch.device(device).type == "cuda", f"{function} to the host"
     runtime, number = first.memory.runtime, first.memory.device
     on_meta = function.overloadpacket.__name__ in _EMPTY
-    if on_meta or any(x.alias_info and not x.alias_info.is_write for x in function._schema.returns):
+    converts = function.overloadpacket is aten.to  # a view of nothing, but where nothing changes
+    if on_meta or not converts and any(x.alias_info and not x.alias_info.is_write for x in function._schema.returns):
         options = options | ({"device": "meta"} if on_meta else {})
         seen = tree_map_only(DeviceTensor, lambda x: x.like, (arguments, options))
         made = function(*seen[0], **seen[1])

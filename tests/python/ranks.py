@@ -53,9 +53,12 @@ def _serve(pipe, rank, size, port, timeout, hosts):
 
 
 class Group:
-    """`size` processes with a gloo group, until close(). hosts: rank 0 holds the group's store, not this process."""
+    """`size` processes with a gloo group, until close(). hosts: rank 0 holds the group's store, not this process.
 
-    def __init__(self, size, timeout=60, hosts=False):
+    alone: they are forked from no other, whose CUDA runtime they would share.
+    """
+
+    def __init__(self, size, timeout=60, hosts=False, alone=False):
         import torch.distributed as dist
         self.size, self.hosts = size, hosts
         if hosts:
@@ -65,9 +68,10 @@ class Group:
         else:
             self.store = dist.TCPStore("127.0.0.1", 0, size + 1, True, wait_for_workers=False)
             port = self.store.port
-        pipes = [_methods.Pipe() for _ in range(size)]
+        methods = multiprocessing.get_context("spawn") if alone else _methods
+        pipes = [methods.Pipe() for _ in range(size)]
         self.pipes = [mine for mine, _ in pipes]
-        self.processes = [_methods.Process(target=_serve, args=(theirs, rank, size, port, timeout, hosts), daemon=True)
+        self.processes = [methods.Process(target=_serve, args=(theirs, rank, size, port, timeout, hosts), daemon=True)
                           for rank, (_, theirs) in enumerate(pipes)]
         for process in self.processes:
             process.start()

@@ -48,6 +48,11 @@ def test_meshes():
     assert all("expected a DeviceMesh of 1 dimension, got one of 2" in message for message in group(2).run(jobs.mesh))
 
 
+def test_groups_without_the_cpu():
+    for message in group(2).run(jobs.backends):
+        assert message.startswith("group: expected one with a backend for CPU tensors"), message
+
+
 @pytest.mark.alone
 def test_times_of_contexts():
     """1 ms for 1000 sequences, on one rank."""

@@ -48,7 +48,7 @@ def test_errors_around_operators():
     for change, kind, message in (("x", "ValueError", "^rank 1: x: expected the 75 tokens"),
                                   ("weight", "ValueError", "^rank 1: weight: expected .D, 4. as conv1d_kernel_size"),
                                   ("type", "TypeError", "^rank 1: x: expected a floating dtype"),
-                                  ("device", "ValueError", "^rank 1: x: expected device cpu with a cp_context, got c"),
+                                  ("device", "ValueError", "^rank 1: weight: expected device cpu as x, got cuda:0"),
                                   ("channels", "ValueError", "shapes|weight")):
         refused(kind, message, jobs.convolution, change)
     refused("ValueError", "^rank 1: x: expected 75 tokens of the rank", jobs.whole, "tokens")

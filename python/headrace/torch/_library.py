@@ -279,8 +279,8 @@ def refuse_tangents(name: str, arguments: Sequence[Any]) -> None:
 
 
 def register(name: str, kernel: Callable, shapes: Callable, autograd: Callable, vmap: Callable,
-             mutates: Sequence[str] = (), devices: Sequence[str] = ("CPU", "CUDA")) -> None:
-    """Defines headrace::<name>: its kernel on these devices, its outputs without data, its autograd, its vmap."""
+             mutates: Sequence[str] = ()) -> None:
+    """Defines headrace::<name>: its kernel, its outputs without data, its autograd, its vmap."""
 
     def derivatives(*arguments):
         if forward_ad._current_level >= 0:
@@ -293,7 +293,7 @@ def register(name: str, kernel: Callable, shapes: Callable, autograd: Callable, 
 
     schema = torch.library.infer_schema(kernel, mutates_args=mutates)
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for device in devices:
+    for device in ("CPU", "CUDA"):
         _library.impl(name, kernel, device)
     _library.impl(name, derivatives, "Autograd")
     _library.impl(name, batched, "Batched")  # the key of torch.autograd's own vmap

@@ -55,15 +55,8 @@ def _guarded(context: CPContext, name: str, prepare: Callable[[], Any]) -> Any:
         fail(context, name, error)
 
 
-def _check_device(name: str, x: Tensor) -> None:
-    """Calls on pieces of sequences, which is what ranks make, are made on the CPU."""
-    if x.device.type == "cuda":
-        raise ValueError(f"{name}: expected device cpu with a cp_context, got {x.device}")
-
-
 def _prepared(context: CPContext, op: str, prepare: Callable, given: tuple) -> tuple:
     _, tensors, o_dtype, rest, final_state = prepare(*given)
-    _check_device("q", tensors[0])
     return o_dtype, final_state, _arguments(context, op, tensors[:-1], rest, final_state)
 
 
@@ -94,12 +87,7 @@ def convolve(context: CPContext, prepare: Callable[[], tuple]) -> Tuple[Tensor, 
 
     prepare() gives x, weight, bias, initial_state, None, whether there is a final state, and the activation.
     """
-    def prepared() -> tuple:
-        arguments = prepare()
-        _check_device("x", arguments[0])
-        return arguments
-
-    *tensors, _, final_state, activation = _guarded(context, "short_convolution forward", prepared)
+    *tensors, _, final_state, activation = _guarded(context, "short_convolution forward", prepare)
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     y, state, _ = torch.ops.headrace.cp_convolution(
         *tensors, context._handle, context.cu_seqlens, final_state, recorded, activation, context._entered[False])

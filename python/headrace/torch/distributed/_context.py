@@ -32,7 +32,7 @@ class CPContext:
     """Where the tokens of a batch of packed sequences lie on the ranks of a group: what build_cp_context returns.
 
     A piece is what of one sequence lies in one of the rank's ranges of tokens; pieces stand in the order of the rank's
-    tokens. Tensors are on the CPU.
+    tokens. Tensors are on the CPU, wherever those of the calls are.
 
     group: of the ranks; cu_seqlens, cu_seqlens_cpu [pieces + 1]: where the rank's pieces begin and end, in its own
     tokens; token_ranges: of every rank, (begin, end) in the batch; begins, ends [pieces]: whether the sequence begins
@@ -54,7 +54,7 @@ class CPContext:
         self.begins, self.ends = (torch.from_numpy(self._layout.flags(at_begin)) for at_begin in (True, False))
         self.sequences = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *(
             np.arange(slot.first, slot.last) for slot in self._layout.own)]))
-        self._places = torch.from_numpy(self._layout.places(ranks.rank))
+        self._places: Dict[torch.device, Tensor] = {}
         self._tokens = self._layout.lengths[ranks.rank]
         self._size = ranks.size
         # States that enter, in the order of tokens and against it.
@@ -104,6 +104,13 @@ class CPContext:
     @property
     def is_cp_enabled(self) -> bool:
         return True
+
+    def places_on(self, device: torch.device) -> Tensor:
+        """Where in the batch the rank's tokens stand, on the device; copied there once."""
+        found = self._places.get(device)
+        if found is None:
+            found = self._places[device] = torch.from_numpy(self._layout.places(self._ranks.rank)).to(device)
+        return found
 
     def copy_for_backward(self) -> CPContext:
         """A copy. A call's backward does not need one: it knows the context of its forward."""
@@ -164,6 +171,9 @@ def process_group(group: Any) -> dist.ProcessGroup:
         raise TypeError(f"group: expected a ProcessGroup or a DeviceMesh of 1 dimension, got {type(group).__name__}")
     if dist.get_rank(group) < 0:
         raise ValueError("group: expected one that this process belongs to, got another one")
+    if torch.device("cpu") not in group._device_types:
+        raise ValueError("group: expected one with a backend for CPU tensors, as of init_process_group('gloo') or "
+                         f"('cpu:gloo,cuda:nccl'), got {dist.get_backend(group)}")
     return group
 
 

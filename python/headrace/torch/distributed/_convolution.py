@@ -214,6 +214,5 @@ def _with_autograd(*arguments):
 
 
 _refused = _vmap.refused("cp_context: expected no vmap over a call whose sequences are cut over ranks")
-register("cp_convolution", _forward, _forward_shapes, _with_autograd, _refused, devices=("CPU",))
-register("cp_convolution_backward", _backward, _backward_shapes, once("cp_convolution_backward"), _refused,
-         devices=("CPU",))
+register("cp_convolution", _forward, _forward_shapes, _with_autograd, _refused)
+register("cp_convolution_backward", _backward, _backward_shapes, once("cp_convolution_backward"), _refused)

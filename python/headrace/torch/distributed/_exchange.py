@@ -1,6 +1,7 @@
 """Messages between the ranks of one call, each behind a status word, so that what fails on one rank fails on all.
 
-Every rank ends a call with a closing word to every other one. A rank that fails sends an error word instead, which the
+Messages travel through the memory of hosts, also between GPUs: what waits for a message has to wait for the device
+that makes it anyway. Every rank ends a call with a closing word to every other one. A rank that fails sends an error word instead, which the
 others find wherever they wait for it; all of them then read on to the last word of the call, and raise the same error.
 """
 
@@ -86,7 +87,8 @@ def _is_aligned(part: Tensor, like: Tensor) -> bool:
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """The bytes of the tensors one behind the other; of a single one without gaps its own memory."""
+    """The bytes of the tensors one behind the other, on the CPU; of a single one there without gaps its own memory."""
+    tensors = [x.cpu() for x in tensors]
     if len(tensors) == 1 and tensors[0].is_contiguous():
         return tensors[0].view(-1).view(torch.uint8)
     sizes = [x.numel() * x.element_size() for x in tensors]

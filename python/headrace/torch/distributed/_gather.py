@@ -97,8 +97,8 @@ def _with_autograd(name: str, transposed: str) -> Callable:
 
 
 _refused = _vmap.refused("cp_context: expected no vmap over a call whose sequences are cut over ranks")
-register("cp_gather", _gather, _resized, _with_autograd("cp_gather", "cp_scatter"), _refused, devices=("CPU",))
-register("cp_scatter", _scatter, _resized, _with_autograd("cp_scatter", "cp_gather"), _refused, devices=("CPU",))
+register("cp_gather", _gather, _resized, _with_autograd("cp_gather", "cp_scatter"), _refused)
+register("cp_scatter", _scatter, _resized, _with_autograd("cp_scatter", "cp_gather"), _refused)
 
 
 def _dimension(context: CPContext, x: Tensor, dim: int, size: int, what: str) -> int:
@@ -118,7 +118,7 @@ def shard(x: Tensor, ctx: CPContext, dim: int = 1) -> Tensor:
     """
     context = accepted_any(ctx)
     dim = _dimension(context, x, dim, context._layout.tokens, "tokens of the batch")
-    return x.index_select(dim, context._places)
+    return x.index_select(dim, context.places_on(x.device))
 
 
 def unshard(x: Tensor, ctx: CPContext, dim: int = 1) -> Tensor:

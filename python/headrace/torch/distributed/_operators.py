@@ -51,7 +51,7 @@ def _results(q: Tensor, v: Tensor, cu_seqlens: Tensor, final_state: bool, state_
     if strategy == "ring":
         kept = [*kept, v.shape[2], _core.roundings_size(int(q.shape[3]))]
     state = q.new_empty(_state_shape(v, q, count, state_v_first) if final_state else (0,), dtype=dtype)
-    return (torch.empty(v.shape, dtype=q.dtype, device=q.device), state,
+    return (q.new_empty(v.shape), state,
             q.new_empty(_state_shape(v, q, entered, False), dtype=torch.float64 if strategy == "ring" else dtype),
             q.new_empty(kept, dtype=torch.float32 if strategy == "ring" else dtype))
 
@@ -154,5 +154,5 @@ def _forward_with_autograd(op, *arguments):
 
 
 _refused = _vmap.refused("cp_context: expected no vmap over a call whose sequences are cut over ranks")
-register("cp_forward", _forward, _forward_shapes, _forward_with_autograd, _refused, devices=("CPU",))
-register("cp_backward", _backward, _backward_shapes, once("cp_backward"), _refused, devices=("CPU",))
+register("cp_forward", _forward, _forward_shapes, _forward_with_autograd, _refused)
+register("cp_backward", _backward, _backward_shapes, once("cp_backward"), _refused)

@@ -89,8 +89,11 @@ def squares(actual, expected, group):
 
 
 def compare(group, op, lengths, sizes, dtype, context_options, call_options=None, raw=False, resets=(), final=True,
-            reference=torch.float64, wide=False):
-    """The relative errors of all results and gradients beside one process in the type `reference`, by name."""
+            reference=torch.float64, device="cpu"):
+    """The relative errors of all results and gradients beside one process in the type `reference`, by name.
+
+    device: of the tensors of ranks; the other process's are on the CPU.
+    """
     H, HV, K, V = sizes
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
     T, N, rank = int(offsets[-1]), len(lengths), dist.get_rank(group)
@@ -109,7 +112,10 @@ def compare(group, op, lengths, sizes, dtype, context_options, call_options=None
     local = {name: local_tokens(x, context, rank) if name in TOKENS else x for name, x in tensors.items()}
     local["initial_state"] = local_rows(tensors["initial_state"], context, not reverse)
     rows = None if final_weights is None else torch.nan_to_num(local_rows(final_weights, context, reverse))
-    results, d = run(op, local, options | {"cp_context": context}, local_tokens(weights, context, rank), rows)
+    there = {name: x.to(device) for name, x in local.items()}
+    results, d = run(op, there, options | {"cp_context": context}, local_tokens(weights, context, rank).to(device),
+                     None if rows is None else rows.to(device))
+    results, d = ({name: x.cpu() for name, x in found.items()} for found in (results, d))
     ends = torch.nan_to_num(local_rows(expected["final_state"], context, reverse))
     errors = {"o": squares(results["o"], local_tokens(expected["o"], context, rank), group),
               "final_state": squares(results["final_state"], ends, group)}

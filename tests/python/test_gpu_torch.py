@@ -5,8 +5,11 @@ pytest and a headrace that is built with CUDA; nothing else of the tests' requir
 """
 
 import time
+from functools import partial
 
+import cp_jobs
 import pytest
+import ranks
 import torch
 from conftest import BARS, OPERATORS, make_problem, relative_error
 
@@ -377,3 +380,16 @@ def test_layers(name):
             o, expected = (layer(t[:, part], m[:, : part.stop], past_key_values=cache, use_cache=True)[0]
                            for layer, t, m, cache in sides)
             assert relative_error(o.cpu(), expected) < 1e-9
+
+
+def test_sequences_cut_over_ranks():
+    """Two processes that share the GPU, each with tokens of its own, beside one process on the CPU."""
+    group = ranks.Group(2, alone=True)
+    try:
+        for strategy in ("summary", "ring", "heads"):
+            for op in ("gated_delta_rule", "kda", "simple_gla"):
+                job = partial(cp_jobs.compare, device=DEVICE)
+                for errors in group.run(job, op, [150, 120], (2, 4, 64, 64), torch.bfloat16, {"strategy": strategy}):
+                    assert max(errors.values()) < 0.02, (op, strategy, errors)
+    finally:
+        group.close()

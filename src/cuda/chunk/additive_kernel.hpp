@@ -122,7 +122,7 @@ struct AdditiveKernel {
     // What leaves the segment of a slot that no state enters, of 64 values.
     HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int first) {
         const Walk walk = segment_walk(args, slot);
-        if (walk.first_chunk < 0 || walk.last) return;  // what leaves the last one no other needs
+        if (walk.first_chunk < 0 || (walk.last && !args.segments.to_end)) return;  // what leaves that no other needs
         begin(walk, head, first);
         if (walks()) {
             if constexpr (has_third_group) ptx::take_registers<walking_registers>();

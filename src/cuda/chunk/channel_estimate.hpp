@@ -51,7 +51,9 @@ struct ChannelEstimate {
         From arriving = now;
         Numbers next[ahead];
         ask(next, arriving, chunks);
-        float held[own] = {}, latest = 0;
+        float held[own], latest = 0;
+#pragma unroll
+        for (float& of_channel : held) of_channel = args.rounded_state || args.rounded_gradient ? 1.0f : 0.0f;
         HEADRACE_ROLLED
         for (int chunk = 0; chunk < chunks; chunk += ahead) {
             Numbers numbers[ahead];

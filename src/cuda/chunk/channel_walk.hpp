@@ -80,7 +80,7 @@ struct ChannelWalk {
     // values, or, of the delta rule, behind those, channels of the state that enters.
     HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int first) {
         const Walk walk = walk_of(args, slot);
-        if (walk.first_chunk < 0 || (in_segments() && walk.last)) return;  // what leaves the last one no other needs
+        if (walk.first_chunk < 0 || (in_segments() && walk.last && !args.segments.to_end)) return;  // nobody needs that
         if constexpr (delta) {
             const int values = round_up(args.V, tensor_values);
             if (first >= values) return transition(walk, slot, head, first - values);
@@ -232,7 +232,9 @@ struct ChannelWalk {
         passed *= static_cast<double>(decay.x) + static_cast<double>(decay.y);
     }
     HEADRACE_DEVICE void compute(const Stage& stage, int chunk, bool outputs) {
-        ops.exact_writes = delta && stage.numbers[1] != 0, ops.exact_reads = delta && stage.numbers[2] != 0;
+        const bool exact = !in_segments() && rows->values == 0;  // a summary's transition
+        ops.exact_writes = delta && (exact || stage.numbers[1] != 0);
+        ops.exact_reads = delta && (exact || stage.numbers[2] != 0);
         ops.exact = stage.exact, ops.scores_low = args.prepared.scores_low;
         ops.decay = reinterpret_cast<const float2*>(stage.decay), ops.place = static_cast<int>(place_of(chunk));
         if constexpr (!delta) {

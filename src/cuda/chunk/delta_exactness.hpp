@@ -105,6 +105,9 @@ struct DeltaExactness {
     bool reflected = false;      // some token so far
     bool reads = false, writes = false;
 
+    // Of a state that enters with as many errors as are let in.
+    HEADRACE_DEVICE static DeltaExactness of_entering(bool rounded) { return {rounded ? 1.0f : 0.0f, 0, rounded}; }
+
     // Of the next chunk. Reads follow from chunks that are past. Of f16, whose bars are half as wide, they are exact
     // behind all that is reflected, as it comes back.
     template <class Format>
@@ -143,6 +146,10 @@ struct SweepExactness {
     static constexpr float most_chunks = 16;
     DeltaExactness so_far{};
     float chunks_inside = 0;
+
+    HEADRACE_DEVICE static SweepExactness of_entering(bool rounded) {
+        return {DeltaExactness::of_entering(rounded), rounded ? 2 * most_chunks : 0.0f};
+    }
 
     // As DeltaExactness.
     template <class Format>

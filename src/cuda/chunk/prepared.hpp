@@ -106,12 +106,13 @@ class PreparingImplementation : public CudaImplementation {
         steps.longest = of_states.longest = tokens / tensor_chunk;
         // The last segment of a sequence leaves no state to another, and the first one no gradient; of a backward
         // transitions are left by all.
-        const double leaving = static_cast<double>(segments.longest - 1) / static_cast<double>(segments.longest),
+        const bool all = join.args.segments.to_end;
+        const double longest = static_cast<double>(segments.longest), leaving = all ? 1 : (longest - 1) / longest,
                      values = blocks_of(states.args.V, states.args.value_columns),
                      of_all =
                          join.args.segments.adjoints == nullptr ? 0 : 1 - (ends * values) / static_cast<double>(blocks);
         of_states.all *= of_all + (1 - of_all) * leaving;
-        segments.all *= leaving, --segments.longest;
+        segments.all *= leaving, segments.longest -= all ? 0 : 1;
         launches.push_back(
             {states.kernel, states.args, states.args.segments.slots * problem.HV * blocks, threads, of_states});
         launches.push_back({join.kernel, join.args, joined, join_threads(join.args.delta, join.args.K), segments});

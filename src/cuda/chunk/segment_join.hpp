@@ -36,6 +36,9 @@ struct JoinedSegments {
         const Strided& tensor = back ? args.d_final_state : args.initial_state;  // in fp32 (plumbing/staging.hpp)
         return tensor.given ? reinterpret_cast<const float*>(tensor.data)[offset_of(tensor, n, head, c, j)] : 0.0f;
     }
+    HEADRACE_DEVICE void store(int c, int j, float value) const {
+        reinterpret_cast<float*>(args.final_state.data)[offset_of(args.final_state, n, head, c, j)] = value;
+    }
 };
 
 // The additive rule; per_channel: a decay of a segment for each key channel. A thread has the same places of [K,
@@ -58,23 +61,25 @@ struct DecayJoin {
             const Leaving next = load(segments, segment + 1, first);
             float* const states = segments.states + segments.place(segment) * args.K * args.V + first;
             each_place(first, [&](int own, int c, int j) {
-                states[c * args.V + j] = entering[own];
+                if (!args.segments.to_end) states[c * args.V + j] = entering[own];
                 const SplitDecay<float> decay = split_decay<float>(leaving.decays[own]);
                 entering[own] = fmaf(entering[own], decay.whole, fmaf(entering[own], decay.part, leaving.states[own]));
             });
             leaving = next;
         }
+        if (args.segments.to_end) each_place(first, [&](int own, int c, int j) { segments.store(c, first + j, entering[own]); });
     }
 
   private:
-    // What leaves a segment that no state enters, and the decays through it; of the last one nothing is needed.
+    // What leaves a segment that no state enters, and the decays through it; of the last one nothing is needed, but for
+    // the final state.
     struct Leaving {
         float states[places];
         double decays[places];
     };
     HEADRACE_DEVICE Leaving load(const JoinedSegments& segments, std::int64_t segment, int first) const {
         Leaving of{};
-        if (segment + 1 >= segments.count) return of;
+        if (segment + (args.segments.to_end ? 0 : 1) >= segments.count) return of;
         const std::int64_t place = segments.place(segment);
         const float* const states = segments.states + place * args.K * args.V + first;
         const double* const decays = args.segments.decays + place * (per_channel ? args.K : 1);

@@ -174,7 +174,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
     }
     template <bool gradients, class Before, class Behind>
     HEADRACE_DEVICE void fetch_all(const SweptBlock& block, Chunks chunks, Before before, Behind behind) {
-        SweepExactness<gradients> exactness;
+        auto exactness = SweepExactness<gradients>::of_entering(gradients ? args.rounded_gradient : args.rounded_state);
         Arriving arriving(*this, stage_of(0), gradients ? chunks.end - 1 : chunks.first);
         const auto fetch = [&](int chunk, int turn) {
             const Stage to = stage_of(turn);

@@ -64,6 +64,7 @@ class Tensor : public PreparingImplementation {
         if (args.gate_gradient) take_gate_terms(problem, carver, args, chunks);
         if (args.delta || problem.channel_gate) args.prepared = take_prepared(problem, carver, chunks);
         const int tokens = args.segments.tokens = segment_tokens(problem);
+        args.segments.to_end = problem.direction == Direction::summarize;
         if (tokens == 0) return args;
         const std::int64_t slots = parts_of(problem, tokens);
         args.segments.slots = slots;
@@ -100,9 +101,12 @@ class Tensor : public PreparingImplementation {
         }
         if (args.transition.given) launches.push_back(decay_product(problem, args));
         if (!args.final_state.given) return launches;
-        if (!problem.channel_gate) walk_values(problem, args, launches);
-        for (Launch& each : problem.channel_gate ? channel_launches(problem, args) : std::vector<Launch>())
-            launches.push_back(each);
+        for (std::int64_t part = 0; part < key_parts(problem); ++part) {
+            const KernelArgs of_part = part_of_keys(args, part);
+            const bool joined = args.segments.tokens > 0;
+            if (problem.channel_gate) launch_channels(problem, of_part, launches);
+            if (!problem.channel_gate) walk(problem, of_part, launches, joined ? Part::entering : Part::all);
+        }
         return launches;
     }
     static void launch_states(const Problem& problem, KernelArgs args, std::vector<Launch>& launches) {
@@ -113,12 +117,13 @@ class Tensor : public PreparingImplementation {
             launches.push_back(each);
         const Kernel kernel = problem.channel_gate ? channel_segment_kernels<true>(problem.K).states
                                                    : tensor(problem, args.K).states;
-        const bool pairs = takes_pairs(problem, kernel);
+        constexpr std::int64_t multiprocessors = 132;  // of an H100: while some have no block one has one group's
+        const bool pairs = takes_pairs(problem, kernel) && heads * columns > multiprocessors;
         args.stages = stages_of(problem, kernel, args);
         args.segments.groups = pairs ? 2 : 1;
         args.segments.blocks = blocks_of(columns, args.segments.groups);
         const std::int64_t blocks = heads * args.segments.blocks;
-        launches.push_back({kernel, args, blocks, states_threads(problem, pairs),
+        launches.push_back({kernel, args, blocks, states_threads(problem, takes_pairs(problem, kernel)),
                             steps_along(problem, tensor_chunk, blocks)});
     }
     // Of a gate per token, whose third group of warps fetches for two that walk.
@@ -160,6 +165,7 @@ class Tensor : public PreparingImplementation {
         of_states.stages = stages_of(problem, segments.states, of_states);
         const int threads = channel_walk_threads(args.delta);
         join_segments(problem, {segments.states, of_states}, {segments.join, args}, threads, steps, launches);
+        if (args.segments.to_end) return;
         launches.push_back({kernels.walk, args, args.segments.slots * problem.HV * values, threads, steps});
     }
     static const Kernel& forward_of(const TensorKernels& tensor, const KernelArgs& args) {

@@ -70,11 +70,13 @@ struct WalkerKernel : WalkerStages<K, Format> {
         const Walk walk = walk_of(args, slot);
         if (walk.first_chunk < 0 || (in_segments() && walk.last)) return;  // what leaves the last one no other needs
         if constexpr (has_third_group) {
-            typename Base::template ArrivingOfStates<2> arriving{{columns_of(2 * part), columns_of(2 * part + 1)}};
+            const int groups = args.segments.groups, first = groups * part, own = warp() / block_warps;
+            typename Base::template ArrivingOfStates<2> arriving{{columns_of(first), columns_of(first + 1)}};
             this->find_rows(walk, head, arriving.columns[0]);
-            if (warp() < 2 * block_warps) {
+            if (own < 2) {
                 ptx::take_registers<states_registers>();
-                return leave_state<false>(walk, slot, head, columns_of(2 * part + warp() / block_warps));
+                if (own >= groups) return this->each_filled(walk, [](int) {});
+                return leave_state<false>(walk, slot, head, columns_of(first + own));
             }
             ptx::keep_registers<states_fetching_registers>();
             this->fill_stages(walk, arriving);

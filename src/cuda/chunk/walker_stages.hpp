@@ -168,9 +168,10 @@ struct WalkerStages {
     // others.
     struct Exactness {
         const WalkerStages& of;
-        DeltaExactness so_far{};
+        DeltaExactness so_far;
 
-        HEADRACE_DEVICE explicit Exactness(const WalkerStages& stages) : of(stages) {}
+        HEADRACE_DEVICE explicit Exactness(const WalkerStages& stages)
+            : of(stages), so_far(DeltaExactness::of_entering(of.args.rounded_state)) {}
         HEADRACE_DEVICE static int own() { return static_cast<int>(threadIdx.x) - fetching_warps().first * warp_lanes; }
         // Past the first chunks of the sequence, which another walk has.
         HEADRACE_DEVICE void pass(std::int64_t chunks) {
@@ -291,6 +292,7 @@ struct WalkerStages {
         fetch_keys(to, chunk, outputs);
 #pragma unroll
         for (int group = 0; group < groups; ++group) {
+            if (group >= args.segments.groups && groups > 1) break;
             TokenRows v = rows->v;
             if (columns[group].of_values) v.first += 2 * tensor_values * group;
             fetch_values(to.v[group], chunk, columns[group], v);

@@ -68,6 +68,8 @@ KernelArgs make_args(const Problem& problem, Carver& carver, std::int64_t sums) 
     args.positive_gates = problem.options.allow_positive_gates;
     args.gate_formula = static_cast<GateFormula>(problem.options.gate_form);
     args.beta_formula = static_cast<BetaFormula>(problem.options.beta_form);
+    args.rounded_state = problem.is_piece && problem.in.initial_state.given();
+    args.rounded_gradient = problem.is_piece && problem.d_out.d_final_state.given();
     args.scale = problem.scale;
     args.write_scale = 1;
     args.lower_bound = problem.options.lower_bound;

@@ -70,7 +70,7 @@ inline int segment_tokens(const Problem& problem) {
     const bool delta = problem.rule == Rule::delta;
     const std::int64_t columns = problem.runs_backward() ? std::max(problem.K, problem.V) : problem.V,
                        blocks = problem.N * problem.HV * ((columns + 63) / 64);
-    if ((delta && problem.K > 128) || problem.direction == Direction::summarize) return 0;
+    if (delta && (problem.K > 128 || problem.direction == Direction::summarize)) return 0;
     const bool few = delta || problem.channel_gate;
     const int tokens = blocks > (few ? 32 : 64) ? 0 : few ? 1024 : 512;
     return problem.whole.longest > tokens ? tokens : 0;

@@ -211,6 +211,10 @@ void set_issued(BlockWork& work, const Kernel& kernel, const KernelArgs& args, b
     if (is("channel_gradients"))
         more = (args.group == 1 ? found->head : 0) + blocks * found->values;
     work.step.issued = warps * (found->step + more) + found->block;
+    // Of two groups that walk one has nothing to do, but what is fetched is as much.
+    constexpr double of_a_pair = 0.57;
+    if (is("tensor_walk_states") && threads == three_groups && args.segments.groups < 2)
+        work.block.issued *= of_a_pair, work.step.issued *= of_a_pair;
 }
 
 }  // namespace headrace::cuda

@@ -27,6 +27,7 @@ enum Refused : std::int32_t { refused_gate = 1, refused_beta = 2, refused_index 
 struct Segments {
     int tokens;
     bool transposed;      // states are [slots,HV,V,K] of this walk, as another one left them
+    bool to_end;          // of a summary of the additive rule: all leave a state, which are joined to the final one
     std::int64_t slots;
     std::int64_t blocks;  // of 64 columns of a slot and head: values, then those of transitions; of a pair of these. Of
                           // sweeps that leave what follows: values for gradients, for states, then transitions
@@ -138,6 +139,9 @@ struct KernelArgs {
 
     bool delta, undecayed_error, channel_gate, l2norm, reverse, elementwise_beta, bias_per_channel;
     bool positive_gates;  // allowed
+    // What enters comes from another piece of the sequence, with as many roundings as are let in: initial_state, of a
+    // backward d_final_state.
+    bool rounded_state, rounded_gradient;
     GateFormula gate_formula;
     BetaFormula beta_formula;
     double scale, lower_bound;

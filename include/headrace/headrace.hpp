@@ -129,6 +129,9 @@ enum class BetaForm {
 // Implementation, chunk and types are chosen as for the whole. The views hold what the kernels know about the roundings
 // in a state and in its gradient: numbers to hand on with them, zeros where a sequence begins (or, of d_, ends). Beside
 // them states and their gradients may have any floating dtype; what is handed on in f64 is exact.
+//
+// On CUDA pieces have the bars of one call, cut anywhere, not its bits: a state that enters counts as rounded as a state
+// may be, and these views are not read, and written as zeros.
 struct Piece {
     // Of the undivided problem; 0: as the call's own
     std::int64_t tokens = 0;         // of all sequences together
@@ -187,7 +190,7 @@ Status backward(Operator op, const Inputs& in, const OutputGradients& d_out, con
 
 // The state that leaves the tokens as backward() of the same arguments recomputes it, in out.final_state (out.o is not
 // read), with its roundings: what the next piece's backward() enters with where the bits of one call are wanted and
-// states_agree() says no. Costs a forward without outputs.
+// states_agree() says no. Costs a forward without outputs. On the CPU only.
 Status backward_states(Operator op, const Inputs& in, const OutputGradients& d_out, const Gradients& grads,
                        const Outputs& out, const Options& options = {}, Workspace workspace = {});
 
@@ -240,7 +243,7 @@ Status explain(const Call& call, std::vector<Candidate>* candidates);
 
 // Whether the final state of forward() on the inputs of a backward call is, bit for bit, what backward_states() of it
 // computes. Of the delta rule in f32 that holds while forward() stays in f32: while the last of a state's
-// final_roundings is no more than 512.
+// final_roundings is no more than 512. On CUDA, where pieces need no other states than forward()'s: true.
 Status states_agree(const Call& backward, bool* agree);
 
 // The names of all implementations compiled in, of every direction.

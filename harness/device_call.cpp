@@ -198,9 +198,7 @@ class CopiedCall final : public CallOnDevice {
         return workspaces_.back()->status();
     }
     Status upload() override { return tensors_.upload(); }
-    Status synchronize() override {
-        return checked(cudaStreamSynchronize(tensors_.stream()), "cudaStreamSynchronize");
-    }
+    Status synchronize() override { return checked(cudaStreamSynchronize(tensors_.stream()), "cudaStreamSynchronize"); }
     Status download(std::string* violation) override {
         if (Status status = tensors_.download("a tensor", violation); !status.ok()) return status;
         bool intact = true;

@@ -26,7 +26,7 @@ TensorView tokens_of(TensorView view, std::int64_t begin, std::int64_t end) {
 // One piece: its call, and what it gives to and takes from others.
 struct Piece {
     Call call;
-    headrace::Piece sizes;                   // of the whole
+    headrace::Piece sizes;  // of the whole
     Tensor cu_seqlens;
     Tensor transition, state;                // of its tokens alone
     Tensor entering;                         // the state; not given: zero
@@ -88,7 +88,8 @@ class Ranks {
         const TensorView& k = whole_.in.k;
         piece.sizes.tokens = k.shape[0] * k.shape[1], piece.sizes.heads = k.shape[2], piece.sizes.sequences = N_;
         piece.sizes.longest = offsets.empty() ? k.shape[1] : 0;
-        for (std::size_t n = 1; n < offsets.size(); ++n) piece.sizes.longest = std::max(piece.sizes.longest, offsets[n] - offsets[n - 1]);
+        for (std::size_t n = 1; n < offsets.size(); ++n)
+            piece.sizes.longest = std::max(piece.sizes.longest, offsets[n] - offsets[n - 1]);
         for (TensorView Inputs::*tensor : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::p, &Inputs::g, &Inputs::beta}) {
             call.in.*tensor = tokens_of(whole_.in.*tensor, begin, end);
         }
@@ -226,14 +227,17 @@ class Ranks {
     Status compose(Summary second, Summary first, Summary out) const {
         const int threads = whole_.options.threads;
         if (violation_ == nullptr) return headrace::compose(second, first, out, threads);
-        return run_on_device({&second.transition, &second.state, &first.transition, &first.state, &out.transition, &out.state},
-                             [&](void* stream) { return headrace::compose(second, first, out, threads, stream); }, violation_);
+        return run_on_device(
+            {&second.transition, &second.state, &first.transition, &first.state, &out.transition, &out.state},
+            [&](void* stream) { return headrace::compose(second, first, out, threads, stream); }, violation_);
     }
     Status apply(Summary summary, TensorView state, bool transposed, TensorView out) const {
         const int threads = whole_.options.threads;
         if (violation_ == nullptr) return headrace::apply(summary, state, transposed, out, threads);
-        return run_on_device({&summary.transition, &summary.state, &state, &out},
-                             [&](void* stream) { return headrace::apply(summary, state, transposed, out, threads, stream); }, violation_);
+        return run_on_device(
+            {&summary.transition, &summary.state, &state, &out},
+            [&](void* stream) { return headrace::apply(summary, state, transposed, out, threads, stream); },
+            violation_);
     }
     // By the forced implementation where it accepts.
     Status run_accepted(Call call) const {

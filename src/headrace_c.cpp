@@ -315,16 +315,20 @@ headrace_status headrace_summarize_backward(int32_t op, const headrace_inputs* i
     });
 }
 
-headrace_status headrace_compose(const headrace_summary* second, const headrace_summary* first, const headrace_summary* out,
-                                 int32_t threads, void* stream, char* message, size_t length) {
-    return guarded(message, length, {{"second", second}, {"first", first}, {"out", out}},
-                   [&] { return headrace::compose(convert(*second), convert(*first), convert(*out), threads, stream); });
+headrace_status headrace_compose(const headrace_summary* second, const headrace_summary* first,
+                                 const headrace_summary* out, int32_t threads, void* stream, char* message,
+                                 size_t length) {
+    return guarded(message, length, {{"second", second}, {"first", first}, {"out", out}}, [&] {
+        return headrace::compose(convert(*second), convert(*first), convert(*out), threads, stream);
+    });
 }
 
 headrace_status headrace_apply(const headrace_summary* summary, const headrace_tensor* state, int32_t transposed,
-                               const headrace_tensor* out, int32_t threads, void* stream, char* message, size_t length) {
-    return guarded(message, length, {{"summary", summary}, {"state", state}, {"out", out}},
-                   [&] { return headrace::apply(convert(*summary), convert(*state), transposed != 0, convert(*out), threads, stream); });
+                               const headrace_tensor* out, int32_t threads, void* stream, char* message,
+                               size_t length) {
+    return guarded(message, length, {{"summary", summary}, {"state", state}, {"out", out}}, [&] {
+        return headrace::apply(convert(*summary), convert(*state), transposed != 0, convert(*out), threads, stream);
+    });
 }
 
 headrace_status headrace_workspace_size(const headrace_call* call, size_t* bytes, char* message, size_t length) {

@@ -30,7 +30,8 @@ Status apply(const Summary& summary, const TensorView& state, bool transposed, c
              void* stream) {
     return guarded([&]() -> Status {
         ProductProblem product;
-        if (Status status = make_product(summary, state, transposed, out, threads, stream, &product); !status.ok()) return status;
+        if (Status status = make_product(summary, state, transposed, out, threads, stream, &product); !status.ok())
+            return status;
         return run(product);
     });
 }

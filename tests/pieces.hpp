@@ -1,5 +1,5 @@
-// Pieces: a call cut along its tokens into pieces (Options::piece) that run one after the other, each with the state and
-// the roundings that the others hand it.
+// Pieces: a call cut along its tokens into pieces (Options::piece) that run one after the other, each with the state
+// and the roundings that the others hand it.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +51,8 @@ class Pieces {
 
     // States first, as far as a backward recomputes them in its own way; then gradients from the last piece on.
     void run_backward() {
-        std::vector<Handed> entering = {whole_.in.initial_state.given() ? Handed{whole_.in.initial_state, {}} : Handed{}};
+        std::vector<Handed> entering = {whole_.in.initial_state.given() ? Handed{whole_.in.initial_state, {}}
+                                                                        : Handed{}};
         for (std::size_t i = 0; i + 1 < count(); ++i) {
             entering.push_back(take_state());
             enter(piece(i), entering[i]);
@@ -72,7 +73,8 @@ class Pieces {
             handed = next;
         }
         for (const auto& [name, values] : sums) {
-            for (std::size_t j = 0; j < values.size(); ++j) made_.tensors.at(name).set(static_cast<std::int64_t>(j), values[j]);
+            for (std::size_t j = 0; j < values.size(); ++j)
+                made_.tensors.at(name).set(static_cast<std::int64_t>(j), values[j]);
         }
     }
 
@@ -88,7 +90,8 @@ class Pieces {
         const std::vector<std::int64_t> shape = {sizes_.sequences, v.shape[2], k.shape[3], v.shape[3]};
         tensors_.push_back(std::make_unique<harness::Tensor>(DType::f64, shape));
         const TensorView state = tensors_.back()->view();
-        tensors_.push_back(std::make_unique<harness::Tensor>(DType::f32, std::vector<std::int64_t>{shape[0], shape[1], roundings_size(shape[2])}));
+        tensors_.push_back(std::make_unique<harness::Tensor>(
+            DType::f32, std::vector<std::int64_t>{shape[0], shape[1], roundings_size(shape[2])}));
         return {state, tensors_.back()->view()};
     }
     // Borders [begin, end) of the piece that runs as the i-th.
@@ -97,9 +100,11 @@ class Pieces {
         const std::int64_t begin = borders_[index], end = borders_[index + 1];
         call_ = tokens_of(whole_, begin, end);
         if (!offsets_.empty()) {
-            tensors_.push_back(std::make_unique<harness::Tensor>(DType::i64, std::vector<std::int64_t>{sizes_.sequences + 1}));
+            tensors_.push_back(
+                std::make_unique<harness::Tensor>(DType::i64, std::vector<std::int64_t>{sizes_.sequences + 1}));
             for (std::size_t n = 0; n < offsets_.size(); ++n) {
-                tensors_.back()->set(static_cast<std::int64_t>(n), static_cast<double>(std::clamp(offsets_[n], begin, end) - begin));
+                tensors_.back()->set(static_cast<std::int64_t>(n),
+                                     static_cast<double>(std::clamp(offsets_[n], begin, end) - begin));
             }
             call_.in.cu_seqlens = tensors_.back()->view();
         }

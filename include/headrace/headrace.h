@@ -165,8 +165,7 @@ typedef struct headrace_state_pool {
 } headrace_state_pool;
 
 /* What a call on a piece of cut sequences knows of the undivided problem; begin with zeros. As headrace::Piece: with
-   it, and cut at multiples of 64 tokens from where a sequence begins to run, pieces give the bits of one call (on CUDA
-   cut anywhere, within its bars). */
+   it, and cut at multiples of 64 tokens from where a sequence begins, pieces give the bits of one call (CUDA: its bars). */
 typedef struct headrace_piece {
     int64_t tokens;    /* of all sequences of the undivided problem; 0: as in the call, like the next three */
     int64_t longest;   /* of its longest sequence */

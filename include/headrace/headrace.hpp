@@ -130,8 +130,8 @@ enum class BetaForm {
 // in a state and in its gradient: numbers to hand on with them, zeros where a sequence begins (or, of d_, ends). Beside
 // them states and their gradients may have any floating dtype; what is handed on in f64 is exact.
 //
-// On CUDA pieces have the bars of one call, cut anywhere, not its bits: a state that enters counts as rounded as a state
-// may be, and these views are not read, and written as zeros.
+// On CUDA pieces have the bars of one call, cut anywhere, not its bits: a state that enters counts as rounded as a
+// state may be, and these views are not read, and written as zeros.
 struct Piece {
     // Of the undivided problem; 0: as the call's own
     std::int64_t tokens = 0;         // of all sequences together

@@ -37,9 +37,10 @@ Status summarize_backward(Operator op, const Inputs& in, const OutputGradients& 
 // The summary of `first` and then `second`: out.transition = second.transition first.transition, out.state =
 // second.transition first.state + second.state. Transitions as in Summary, all of one form; one that is not given is
 // the identity. A part of `out` that is not given is not computed, and without it nothing it would need is read. All
-// tensors are f32 or f64 and share no memory with `out`; where one is f64, sums are f64, else f32, on CUDA f64 in any case.
-// stream: of CUDA tensors, as in Options.
-Status compose(const Summary& second, const Summary& first, const Summary& out, int threads = 0, void* stream = nullptr);
+// tensors are f32 or f64 and share no memory with `out`; where one is f64, sums are f64, else f32, on CUDA f64 in any
+// case. stream: of CUDA tensors, as in Options.
+Status compose(const Summary& second, const Summary& first, const Summary& out, int threads = 0,
+               void* stream = nullptr);
 
 // out [N, HV, K, V] = transition state + summary.state, or with the transposed transition: M^T D + Dx where `state` is
 // D and summary.state Dx. A transition that is not given is the identity, a summary.state that is not given zero. state

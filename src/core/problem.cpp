@@ -102,7 +102,8 @@ bool check_piece(Problem& problem, Fault& fault) {
     // Of sequences that lie on another device all that is known is that they are no longer than all tokens.
     const auto resolve = [&](const char* name, std::int64_t& size, std::int64_t own, bool is_known) {
         if (size == 0) size = own;
-        return size >= own || !is_known || fault("piece.", name, ": expected at least ", own, " as in the call, got ", size);
+        return size >= own || !is_known ||
+               fault("piece.", name, ": expected at least ", own, " as in the call, got ", size);
     };
     return resolve("tokens", whole.tokens, tokens, known) && resolve("longest", whole.longest, longest, known) &&
            resolve("sequences", whole.sequences, problem.N, true) && resolve("heads", whole.heads, problem.H, true);

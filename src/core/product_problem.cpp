@@ -45,7 +45,9 @@ struct Sizes {
     }
 };
 
-Device device_of(const std::vector<NamedView>& views) { return views.empty() ? Device::cpu : views.front().view->device; }
+Device device_of(const std::vector<NamedView>& views) {
+    return views.empty() ? Device::cpu : views.front().view->device;
+}
 
 bool check_views(const std::vector<NamedView>& views, const TensorView* any_float, Fault& fault) {
     if (!check_each_view(views, Contents::check, fault)) return false;
@@ -129,14 +131,24 @@ Status make_products(const Summary& second, const Summary& first, const Summary&
     if (transition) {
         const bool one = !second.transition.given() || !first.transition.given();
         const TensorView& b = first.transition.given() ? first.transition : second.transition;
-        products->push_back({as_column(out.transition), one ? TensorView() : second.transition, as_column(b), {}, false, wide, resolved, device_of(add.views), stream});
+        products->push_back({as_column(out.transition),
+                             one ? TensorView() : second.transition,
+                             as_column(b),
+                             {},
+                             false,
+                             wide,
+                             resolved,
+                             device_of(add.views),
+                             stream});
     }
-    if (state) products->push_back({out.state, second.transition, first.state, second.state, false, wide, resolved, device_of(add.views), stream});
+    if (state)
+        products->push_back({out.state, second.transition, first.state, second.state, false, wide, resolved,
+                             device_of(add.views), stream});
     return {};
 }
 
-Status make_product(const Summary& summary, const TensorView& state, bool transposed, const TensorView& out, int threads,
-                    void* stream, ProductProblem* product) {
+Status make_product(const Summary& summary, const TensorView& state, bool transposed, const TensorView& out,
+                    int threads, void* stream, ProductProblem* product) {
     Fault fault;
     Adding add;
     add("summary.transition", summary.transition, Role::input);
@@ -150,7 +162,8 @@ Status make_product(const Summary& summary, const TensorView& state, bool transp
                       sizes.take_state("summary.state", summary.state, fault) && sizes.take_state("state", state, fault) &&
                       sizes.take_state("out", out, fault) && sizes.small(fault) && resolve_threads(threads, &resolved, fault);
     if (!good) return status_of(false, fault);
-    *product = {out, summary.transition, state, summary.state, transposed, any_wide(add.views), resolved, device_of(add.views), stream};
+    *product = {out,      summary.transition,   state, summary.state, transposed, any_wide(add.views),
+                resolved, device_of(add.views), stream};
     return {};
 }
 

@@ -22,8 +22,8 @@ struct ProductProblem {
 // compose as the products that it asks for; apply as one.
 Status make_products(const Summary& second, const Summary& first, const Summary& out, int threads, void* stream,
                      std::vector<ProductProblem>* products);
-Status make_product(const Summary& summary, const TensorView& state, bool transposed, const TensorView& out, int threads,
-                    void* stream, ProductProblem* product);
+Status make_product(const Summary& summary, const TensorView& state, bool transposed, const TensorView& out,
+                    int threads, void* stream, ProductProblem* product);
 
 std::vector<NamedView> named_views(const ProductProblem& product);
 

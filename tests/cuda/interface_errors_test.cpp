@@ -152,7 +152,8 @@ TEST(DISABLED_ChildNoDevice, CallsAreDescribed) {
             EXPECT_EQ(candidate.name.rfind("cuda.", 0), 0U) << candidate.name;
         }
         CallTensors tensors = harness::make_tensors(line_of(line));
-        expect_error(run(harness::seen_from_device(tensors.call)), Code::unsupported, {"CUDA: " + first_of(tensors.call) + ": "});
+        expect_error(run(harness::seen_from_device(tensors.call)), Code::unsupported,
+                     {"CUDA: " + first_of(tensors.call) + ": "});
     }
 }
 

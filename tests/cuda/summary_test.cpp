@@ -149,7 +149,8 @@ TEST(CudaSummary, CompositionsAreThoseOfTheCpu) {
             std::vector<std::vector<double>> results;
             for (const bool there : {false, true}) {
                 const Tensor M(DType::f32, shape), R(DType::f32, {N, HV, K, V});
-                Summary second{M2.view(), R2.view()}, first{M1.view(), R1.view().transposed(2, 3)}, out{M.view(), R.view()};
+                Summary second{M2.view(), R2.view()}, first{M1.view(), R1.view().transposed(2, 3)},
+                    out{M.view(), R.view()};
                 if (first_alone) second.transition = {};
                 const Status status =
                     there ? on_device({&second.transition, &second.state, &first.transition, &first.state,
@@ -208,11 +209,11 @@ TEST(CudaSummary, ProductsAreQueued) {
 // In three pieces, with states in f64 and numbers for roundings, which are zeros: within the bars of one call.
 TEST(CudaSummary, PiecesAreWithinTheBars) {
     for (const char* text :
-         {"gated_delta_rule:fwd t230 h2 k64 v48 bf16", "kda:fwd t230 h1 hv2 k64 v48 bf16", "gla:fwd t150 h2 k32 v32 bf16",
-          "kda:fwd t100 h2 k32 v20", "simple_gla:fwd t200 h2 k64 v40 f16 reverse", "gla:fwd t90 h2 k24 v20 gv bf16",
-          "gated_delta_rule:bwd t200 h8 k64 v32 bf16", "kda:bwd t150 h8 k64 v32 bf16", "gla:bwd t150 h8 k32 v32 bf16",
-          "simple_gla:bwd t150 h8 k32 v32 bf16 l2norm", "comba:bwd varlen=0,60,150 h2 k32 v20",
-          "delta_rule:bwd t90 h2 k20 v16 f16"}) {
+         {"gated_delta_rule:fwd t230 h2 k64 v48 bf16", "kda:fwd t230 h1 hv2 k64 v48 bf16",
+          "gla:fwd t150 h2 k32 v32 bf16", "kda:fwd t100 h2 k32 v20", "simple_gla:fwd t200 h2 k64 v40 f16 reverse",
+          "gla:fwd t90 h2 k24 v20 gv bf16", "gated_delta_rule:bwd t200 h8 k64 v32 bf16", "kda:bwd t150 h8 k64 v32 bf16",
+          "gla:bwd t150 h8 k32 v32 bf16", "simple_gla:bwd t150 h8 k32 v32 bf16 l2norm",
+          "comba:bwd varlen=0,60,150 h2 k32 v20", "delta_rule:bwd t90 h2 k20 v16 f16"}) {
         CallTensors made = harness::make_tensors(line_of(std::string(text) + " state=inout cuda"));
         const harness::Expected expected = harness::expect(made.call);
         const auto there = [](const Call& call) {

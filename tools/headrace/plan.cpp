@@ -63,7 +63,8 @@ std::vector<Total> totals_of(const ProblemLine& line, const Plan& own) {
 
 void print_plan(const PlanArguments& arguments) {
     const ProblemLine line = parse_problem(arguments.words);
-    if (line.cuda && line.ranks > 0) throw Failure{format(line) + ": expected no ranks=P with cuda, but a problem of a piece's tokens"};
+    if (line.cuda && line.ranks > 0)
+        throw Failure{format(line) + ": expected no ranks=P with cuda, but a problem of a piece's tokens"};
     const Plan own = make_plan(line);
     const std::vector<Total> totals = totals_of(line, own);
     if (arguments.as_json) {

@@ -117,8 +117,7 @@ struct ChannelWalk {
         const int own = first + Ops::first_value(), columns = in_segments() ? round_up(args.K, 4) : args.K;
         load_unit_columns<K / 8>(ops.state, args.K, own);
         run<false>();
-        const Strided to =
-            in_segments() ? segment_tensor(args, args.segments.transitions, columns) : args.transition;
+        const Strided to = in_segments() ? segment_tensor(args, args.segments.transitions, columns) : args.transition;
         store_values(to, ops.state, slot, head, args.K, own, columns);
     }
     // Those of the delta rule are laid out in one way only: its rows are decayed together.

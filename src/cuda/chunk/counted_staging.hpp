@@ -28,7 +28,6 @@ BlockWork token_log_decays_work(const KernelArgs& args, std::size_t shared_limit
     return log_decays_work(of_tokens, shared_limit);
 }
 
-
 // ---- what summaries launch beside walks ----
 
 BlockWork decay_product_work(const KernelArgs& args, std::size_t /*shared_limit*/) {

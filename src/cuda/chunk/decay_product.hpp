@@ -49,7 +49,8 @@ struct DecayProduct {
             T g[at_once] = {};
 #pragma unroll
             for (int i = 0; i < at_once; ++i)
-                if (t + i * apart < sequence.end) g[i] = pre_activation<T>(args, sequence.row, t + i * apart, head, channel);
+                if (t + i * apart < sequence.end)
+                    g[i] = pre_activation<T>(args, sequence.row, t + i * apart, head, channel);
             HEADRACE_ROLLED
             for (int i = 0; i < at_once; ++i)
                 if (t + i * apart < sequence.end) sum += static_cast<double>(accepted(args, gate_value(g[i], gate)));

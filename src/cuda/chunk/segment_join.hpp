@@ -67,7 +67,8 @@ struct DecayJoin {
             });
             leaving = next;
         }
-        if (args.segments.to_end) each_place(first, [&](int own, int c, int j) { segments.store(c, first + j, entering[own]); });
+        if (args.segments.to_end)
+            each_place(first, [&](int own, int c, int j) { segments.store(c, first + j, entering[own]); });
     }
 
   private:

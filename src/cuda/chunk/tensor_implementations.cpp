@@ -115,8 +115,8 @@ class Tensor : public PreparingImplementation {
                            columns = blocks_of(args.V) + (args.transition.given ? blocks_of(args.K) : 0);
         for (Launch& each : problem.channel_gate ? prepare_channels(problem, args) : prepare(problem, args))
             launches.push_back(each);
-        const Kernel kernel = problem.channel_gate ? channel_segment_kernels<true>(problem.K).states
-                                                   : tensor(problem, args.K).states;
+        const Kernel kernel =
+            problem.channel_gate ? channel_segment_kernels<true>(problem.K).states : tensor(problem, args.K).states;
         constexpr std::int64_t multiprocessors = 132;  // of an H100: while some have no block one has one group's
         const bool pairs = takes_pairs(problem, kernel) && heads * columns > multiprocessors;
         args.stages = stages_of(problem, kernel, args);

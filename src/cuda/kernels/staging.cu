@@ -13,9 +13,8 @@ __global__ void __launch_bounds__(block_threads) staged_copy(const __grid_consta
         const Task row = task_of(first + i, args.T, args.H);
         const std::int64_t n = row.place, token = row.head, head = row.part;
         // In double, as states between pieces of a sequence may be f64 in any problem.
-        const double value = c < args.K ? load_element<double>(args.q.data, args.q.dtype,
-                                                               offset_of(args.q, n, token, head, c))
-                                        : 0.0;
+        const double value =
+            c < args.K ? load_element<double>(args.q.data, args.q.dtype, offset_of(args.q, n, token, head, c)) : 0.0;
         store_element(args.o.data, args.o.dtype, offset_of(args.o, n, token, head, c), value);
     });
 }

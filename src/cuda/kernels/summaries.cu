@@ -17,7 +17,8 @@ __global__ void __launch_bounds__(decay_product_threads) decay_product(const __g
 __global__ void __launch_bounds__(block_threads) unit_matrix(const __grid_constant__ KernelArgs args) {
     const int row = static_cast<int>(blockIdx.x);
     each(args.K, [&](int c) {
-        store_element(args.identity.data, args.identity.dtype, offset_of(args.identity, 0, 0, row, c), c == row ? 1.0 : 0.0);
+        store_element(args.identity.data, args.identity.dtype, offset_of(args.identity, 0, 0, row, c),
+                      c == row ? 1.0 : 0.0);
     });
 }
 

@@ -119,14 +119,16 @@ class CudaImplementation : public Implementation {
         std::vector<Launch> launches;
         if (args.transition.given && !args.delta) launches.push_back(decay_product(problem, args));
         if (args.transition.given && args.delta) {
-            launches.push_back({unit_matrix_kernel(), args, args.K, launched_threads, {1, static_cast<double>(args.K)}});
+            launches.push_back(
+                {unit_matrix_kernel(), args, args.K, launched_threads, {1, static_cast<double>(args.K)}});
             launches.push_back(walk(args_of_transition(args)));
         }
         if (problem.direction != Direction::summarize || args.final_state.given) launches.push_back(walk(args));
         return launches;
     }
     static Launch decay_product(const Problem& problem, const KernelArgs& args) {
-        const std::int64_t parts = args.channel_gate ? (args.K + decay_product_channels - 1) / decay_product_channels : 1,
+        const std::int64_t parts =
+                               args.channel_gate ? (args.K + decay_product_channels - 1) / decay_product_channels : 1,
                            blocks = problem.N * problem.HV * parts;
         const bool wide = problem.dtype == DType::f64 || problem.dtype == DType::f32;
         return {decay_product_kernel(wide), args, blocks, decay_product_threads, {1, static_cast<double>(blocks)}};

@@ -34,6 +34,9 @@ LINES += [f"{operator}:{direction} gates={gates} bf16 force=cuda.tensor cuda" fo
                                       ("simple_gla", "bwd t70 h8 k32 v32 state=inout"),
                                       ("gated_delta_rule", "bwd t100 h8 k64 v32 l2norm"),
                                       ("kda", "bwd t70 h8 k64 v32"), ("gla", "bwd t70 h8 k32 v32"))]
+LINES += [f"{operator}:summary t40 h1 k32 v16 gates={gates} {words} cuda" for operator in ("gla", "simple_gla")
+          for gates in ("random", "zero", "lasting", "reset") for words in ("", "bf16", "rawgate", "rawgate bound=-5 bf16")
+          if gates != "zero" or "raw" not in words]
 LINES += [f"{operator}:step t3 h1 k32 v16 gates=reset cuda" for operator in ("kda", "gla", "gated_delta_rule")]
 
 # log2(e), or its share of 252 in the fp32 exp, by type; a constant or a register that was given it.

@@ -99,7 +99,7 @@ def shards(group, lengths):
     context = build_cp_context(offsets, group)
     x = torch.randn(1, int(offsets[-1]), 3, generator=torch.Generator().manual_seed(2))
     # what a PyTorch with CUDA copies there
-    context._places[torch.device("cuda", 0)] = upload(context.places_on(torch.device("cpu")), runtime())
+    context._places[torch.device("cuda", 0)] = upload(context._places_on(torch.device("cpu")), runtime())
     mine = shard(upload(x, runtime()), context)
     assert torch.equal(download(mine), local_tokens(x, context, dist.get_rank(group)))
     assert torch.equal(download(unshard(mine, context)), x)

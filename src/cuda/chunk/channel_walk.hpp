@@ -96,7 +96,7 @@ struct ChannelWalk {
     }
 
   private:
-    HEADRACE_DEVICE bool in_segments() const { return args.segments.tokens > 0; }
+    HEADRACE_DEVICE bool in_segments() const { return !delta || args.segments.tokens > 0; }  // where states() is asked
     static constexpr int fetching = delta ? block_warps : 0;  // the first of the warps that fetch: those that have time
     // By all warps, before the state is there: the delta rule's beside those that walk do all that is theirs.
     HEADRACE_DEVICE bool decays() const {

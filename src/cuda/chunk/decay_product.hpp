@@ -11,7 +11,7 @@ namespace headrace::cuda {
 // A block has all tokens of a sequence, of a head and of up to 32 of its channels; gates in T, their sums in double.
 template <class T>
 struct DecayProduct {
-    static constexpr int at_once = 8;  // tokens that a thread asks for before it waits
+    static constexpr int at_once = 4;  // tokens that a thread asks for before it waits
 
     const KernelArgs& args;
     std::int64_t n, head;
@@ -35,7 +35,13 @@ struct DecayProduct {
         if (args.g_gamma.given)
             sum += static_cast<double>(accepted(args, gate.gamma)) * static_cast<double>(sequence.end - sequence.begin);
         const Strided& to = args.transition;
-        store_element(to.data, to.dtype, offset_of(to, n, head, channel), exp(sum));
+        const std::int64_t place = offset_of(to, n, head, channel);
+        const double product = exp(sum);
+        if (sizeof(T) == 8 && to.dtype == DType::f64) {
+            reinterpret_cast<double*>(to.data)[place] = product;
+        } else {
+            reinterpret_cast<float*>(to.data)[place] = static_cast<float>(product);
+        }
     }
 
   private:

@@ -3,13 +3,13 @@
 #include <utility>
 
 #include "cuda/chunk/key_parts.hpp"
-#include "cuda/chunk/prepared.hpp"
+#include "cuda/chunk/tensor_summary.hpp"
 #include "cuda/implementations.hpp"
 
 namespace headrace::cuda {
 namespace {
 
-class Tensor : public PreparingImplementation {
+class Tensor : public SummarizingImplementation {
   public:
     explicit Tensor(Direction direction) : direction_(direction) {}
     std::string name() const override { return "cuda.tensor"; }
@@ -24,8 +24,6 @@ class Tensor : public PreparingImplementation {
         if (problem.options.allow_positive_gates) return "takes no positive gates";
         if (problem.K > most_key_part && (delta ? problem.channel_gate : problem.options.qk_l2norm))
             return "of the delta rule under channel gates, or of others with l2norm, takes up to 128 key channels";
-        if (problem.K > most_key_part && delta && problem.direction == Direction::summarize)
-            return "summarises the delta rule of up to 128 key channels";
         if (problem.K > most_key_part && delta && problem.dtype != DType::bf16)
             return "with the delta rule takes up to 128 key channels of f16";
         if (problem.K < (delta ? 64 : 32) || problem.V < 32 || problem.whole.longest < 32)
@@ -57,7 +55,10 @@ class Tensor : public PreparingImplementation {
         const std::int64_t chunks = parts_of(problem, tensor_chunk);
         KernelArgs args = make_args(problem, carver, backward ? chunks : -1);
         stage(problem, carver, args);
-        if (problem.direction == Direction::summarize) args.q = args.k;
+        if (problem.direction == Direction::summarize) {
+            args.q = args.k;
+            if (args.delta && problem.K > most_key_part) take_for_walks(problem, carver, args);
+        }
         args.value_columns = tensor_values;
         if (backward) take_key_gradients(problem, carver, args);
         take_added_outputs(problem, carver, args, chunks);
@@ -82,21 +83,11 @@ class Tensor : public PreparingImplementation {
     }
 
   private:
-    static TensorKernels tensor(const Problem& problem, std::int64_t K) {
-        return problem.rule == Rule::delta ? tensor_kernels<true>(K, problem.dtype)
-                                           : tensor_kernels<false>(K, problem.dtype);
-    }
-    // `most` of them, or as many as there is room for.
-    static int stages_of(const Problem& problem, const Kernel& kernel, KernelArgs args, int most = 2) {
-        for (args.stages = most; args.stages > 1; --args.stages)
-            if (kernel.memory(args, 0).shared <= memory_limit(problem)) break;
-        return args.stages;
-    }
     // Of the additive rule a forward's without outputs; of the delta rule what leaves segments, of whole sequences.
     static std::vector<Launch> summary_launches(const Problem& problem, const KernelArgs& args) {
         std::vector<Launch> launches;
         if (args.delta) {
-            launch_states(problem, args, launches);
+            problem.K > most_key_part ? walk_twice(problem, args, launches) : launch_states(problem, args, launches);
             return launches;
         }
         if (args.transition.given) launches.push_back(decay_product(problem, args));
@@ -108,37 +99,6 @@ class Tensor : public PreparingImplementation {
             if (!problem.channel_gate) walk(problem, of_part, launches, joined ? Part::entering : Part::all);
         }
         return launches;
-    }
-    static void launch_states(const Problem& problem, KernelArgs args, std::vector<Launch>& launches) {
-        if (!args.final_state.given) args.V = 0;
-        const std::int64_t heads = problem.N * problem.HV,
-                           columns = blocks_of(args.V) + (args.transition.given ? blocks_of(args.K) : 0);
-        for (Launch& each : problem.channel_gate ? prepare_channels(problem, args) : prepare(problem, args))
-            launches.push_back(each);
-        const Kernel kernel =
-            problem.channel_gate ? channel_segment_kernels<true>(problem.K).states : tensor(problem, args.K).states;
-        constexpr std::int64_t multiprocessors = 132;  // of an H100: while some have no block one has one group's
-        const bool pairs = takes_pairs(problem, kernel) && heads * columns > multiprocessors;
-        args.stages = stages_of(problem, kernel, args);
-        args.segments.groups = pairs ? 2 : 1;
-        args.segments.blocks = blocks_of(columns, args.segments.groups);
-        const std::int64_t blocks = heads * args.segments.blocks;
-        launches.push_back({kernel, args, blocks, states_threads(problem, takes_pairs(problem, kernel)),
-                            steps_along(problem, tensor_chunk, blocks)});
-    }
-    // Of a gate per token, whose third group of warps fetches for two that walk.
-    static bool takes_pairs(const Problem& problem, const Kernel& states) {
-        return !problem.channel_gate && problem.rule == Rule::delta && fetching_threads(problem.K) > 0 &&
-               takes(states.function, three_groups, problem.options.planned_gpu);
-    }
-    static int states_threads(const Problem& problem, bool pairs) {
-        if (problem.channel_gate) return channel_walk_threads(true);
-        return pairs ? three_groups : 2 * tensor_values;
-    }
-    static std::vector<Launch> prepare(const Problem& problem, const KernelArgs& args) {
-        const std::int64_t chunks =
-            parts_of(problem, tensor_chunk) * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
-        return {{tensor(problem, args.K).prepare, args, chunks, launched_threads, {1, static_cast<double>(chunks)}}};
     }
     static std::vector<Launch> channel_launches(const Problem& problem, const KernelArgs& args) {
         std::vector<Launch> launches;
@@ -176,7 +136,6 @@ class Tensor : public PreparingImplementation {
     static std::size_t shared(const TensorKernels& tensor, const KernelArgs& args) {
         return forward_of(tensor, args).memory(args, 0).shared;
     }
-    static std::size_t memory_limit(const Problem& problem) { return shared_memory_limit(problem); }
     static std::string backward_refusal(const Problem& problem) {
         const Gradients& grads = problem.grads;
         if (problem.rule == Rule::delta) return "has no backward of the delta rule";

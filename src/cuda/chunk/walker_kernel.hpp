@@ -60,7 +60,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
         }
         load(entering, in_between ? place : walk.n, head, columns);
         // Known at run time only, as ptxas has no registers for wgmma otherwise.
-        run<!Ops::leaves_outputs>(walk, columns, Ops::leaves_outputs || args.o.given, false);
+        run<!Ops::leaves_outputs>(walk, columns, Ops::leaves_outputs || args.o.given, K > 128 && args.walks_identity);
         if (rows->last) store(args.final_state, walk.n, head, columns);
     }
 

@@ -17,8 +17,9 @@ __global__ void __launch_bounds__(decay_product_threads) decay_product(const __g
 __global__ void __launch_bounds__(block_threads) unit_matrix(const __grid_constant__ KernelArgs args) {
     const int row = static_cast<int>(blockIdx.x);
     each(args.K, [&](int c) {
-        store_element(args.identity.data, args.identity.dtype, offset_of(args.identity, 0, 0, row, c),
-                      c == row ? 1.0 : 0.0);
+        const std::int64_t place = static_cast<std::int64_t>(row) * args.K + c;
+        if (args.identity.dtype == DType::f64) reinterpret_cast<double*>(args.identity.data)[place] = c == row ? 1 : 0;
+        if (args.identity.dtype == DType::f32) reinterpret_cast<float*>(args.identity.data)[place] = c == row ? 1 : 0;
     });
 }
 

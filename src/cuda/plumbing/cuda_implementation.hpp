@@ -135,7 +135,7 @@ class CudaImplementation : public Implementation {
     }
     static KernelArgs args_of_transition(KernelArgs args) {
         args.v.given = false, args.initial_state = args.identity, args.final_state = args.transition;
-        args.V = args.K;
+        args.V = args.K, args.walks_identity = true;
         return args;
     }
     static void take_identity(const Problem& problem, Carver& carver, KernelArgs& args) {

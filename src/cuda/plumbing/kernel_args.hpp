@@ -164,6 +164,8 @@ struct KernelArgs {
     // Of a summary, whose state is final_state: M, [N,HV,K,K], of the additive rule [N,HV,K] or [N,HV]; the unit matrix
     // [K,K], for walks that read what enters from memory.
     Strided transition, identity;
+    Strided zeros;        // a row, in place of values
+    bool walks_identity;  // of a walk of it, whose products have 16 bits on one side in every chunk
     // On tensor cores: g by its formula and g_gamma together, in fp32, [B,T,HV,K] or [B,T,HV], absent where neither is
     // given; a head gate alone has strides of zero (plumbing/staging.hpp). Who reads them refuses what is no log decay.
     Strided log_decays;

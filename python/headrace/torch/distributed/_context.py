@@ -105,7 +105,7 @@ class CPContext:
     def is_cp_enabled(self) -> bool:
         return True
 
-    def places_on(self, device: torch.device) -> Tensor:
+    def _places_on(self, device: torch.device) -> Tensor:
         """Where in the batch the rank's tokens stand, on the device; copied there once."""
         found = self._places.get(device)
         if found is None:

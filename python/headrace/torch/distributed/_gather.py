@@ -118,7 +118,7 @@ def shard(x: Tensor, ctx: CPContext, dim: int = 1) -> Tensor:
     """
     context = accepted_any(ctx)
     dim = _dimension(context, x, dim, context._layout.tokens, "tokens of the batch")
-    return x.index_select(dim, context.places_on(x.device))
+    return x.index_select(dim, context._places_on(x.device))
 
 
 def unshard(x: Tensor, ctx: CPContext, dim: int = 1) -> Tensor:

@@ -32,6 +32,37 @@ void expect_only_its_head(const ProblemLine& line, const Bad& bad) {
     EXPECT_TRUE(std::none_of(first, first + values, [](double x) { return std::isfinite(x); })) << what;
 }
 
+// The same of what a summary makes of a head, or an adjoint.
+void expect_only_its_states(const ProblemLine& line, const Bad& bad) {
+    const std::string what = harness::format(line) + ", " + bad.tensor + " of " + std::to_string(bad.value);
+    CallTensors clean = harness::make_tensors(line), spoilt = harness::make_tensors(line);
+    harness::Tensor& tensor = spoilt.tensors.at(bad.tensor);
+    const std::int64_t row = tensor.numel() / (line.T * heads), token = line.T / 2;
+    for (std::int64_t i = 0; i < row; ++i) tensor.set((token * heads + 1) * row + i, bad.value);
+    run_there(clean);
+    run_there(spoilt);
+    for (const harness::NamedView& output : harness::output_views(clean.call)) {
+        const TensorView before = output.view, after = spoilt.tensors.at(output.name).view();
+        EXPECT_EQ(of_head(before, heads, 0, true), of_head(after, heads, 0, true)) << what << ", " << output.name;
+        const std::vector<double> poisoned = of_head(after, heads, 1, true);
+        EXPECT_TRUE(std::none_of(poisoned.begin(), poisoned.end(), [](double x) { return std::isfinite(x); }))
+            << what << ", " << output.name;
+    }
+}
+
+TEST(CudaRefusedValues, PoisonTheirStatesAlone) {
+    for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "kda"}) {
+        for (const char* direction : {":summary t40", ":summary_bwd t40"}) {
+            for (const char* type : {" k16 f32", " k64 v32 bf16", " k64 v32 f16", " k16 f64"}) {
+                for (const ProblemLine& line : forced_lines(op + direction + " h2 cuda" + type)) {
+                    for (const double value : {std::nan(""), 0.5}) expect_only_its_states(line, {"g", value});
+                    if (harness::has_delta_rule(line.op)) expect_only_its_states(line, {"beta", std::nan("")});
+                }
+            }
+        }
+    }
+}
+
 TEST(CudaRefusedValues, PoisonTheirHeadAlone) {
     for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "kda"}) {
         const bool delta = op == "gated_delta_rule" || op == "kda";

@@ -18,8 +18,12 @@ __global__ void __launch_bounds__(block_threads) unit_matrix(const __grid_consta
     const int row = static_cast<int>(blockIdx.x);
     each(args.K, [&](int c) {
         const std::int64_t place = static_cast<std::int64_t>(row) * args.K + c;
-        if (args.identity.dtype == DType::f64) reinterpret_cast<double*>(args.identity.data)[place] = c == row ? 1 : 0;
-        if (args.identity.dtype == DType::f32) reinterpret_cast<float*>(args.identity.data)[place] = c == row ? 1 : 0;
+        const float value = c == row ? 1 : 0;
+        if (args.identity.dtype == DType::f64) {
+            reinterpret_cast<double*>(args.identity.data)[place] = static_cast<double>(value);
+        } else {
+            reinterpret_cast<float*>(args.identity.data)[place] = value;
+        }
     });
 }
 

@@ -1,8 +1,10 @@
-// What a build without CUDA says to calls of headrace.jax on XLA's CUDA platform: never a number, and why.
+// What a build without CUDA says to calls of headrace.jax on XLA's CUDA platform, and to products of summaries: never a
+// number, and why.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "headrace/summary.hpp"
 #include "tests/sample_call.hpp"
 #include "tests/xla_calls.hpp"
 
@@ -52,6 +54,21 @@ TEST(NoCuda, LayerFunctionsAreRefused) {
     norm.attribute("activation", "silu");
     norm.attribute("eps", 1e-5);
     expect_refusal(norm, "norm_forward");
+}
+
+TEST(NoCuda, ProductsOfSummariesAreRefused) {
+    SampleCall memory(Operator::kda, Direction::forward);
+    const auto there = [&](std::initializer_list<std::int64_t> shape) {
+        TensorView view = memory.tensor(DType::f32, shape);
+        view.device = Device::cuda;
+        return view;
+    };
+    const TensorView M = there({1, 2, 3, 3}), R = there({1, 2, 3, 4}), S = there({1, 2, 3, 4}),
+                     out = there({1, 2, 3, 4});
+    for (const Status& status : {apply({M, R}, S, false, out), compose({M, R}, {{}, S}, {{}, out})}) {
+        EXPECT_EQ(static_cast<int>(status.code()), static_cast<int>(Code::unsupported));
+        EXPECT_EQ(status.message(), "out: expected a CPU tensor, CUDA is not compiled in (HEADRACE_CUDA)");
+    }
 }
 
 }  // namespace

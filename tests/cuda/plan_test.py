@@ -153,7 +153,11 @@ class Plan(unittest.TestCase):
                                "gla:bwd t256 h1 k256 v200 bf16": 7, "simple_gla:bwd t128 h2 k256 v200 bf16": 10,
                                "simple_gla:fwd t1024 h1 k64 v64 bf16 state=inout": 3, "gla:fwd t2048 h1 k64 v64 bf16": 4,
                                "kda:fwd t2048 h1 k64 v64 bf16": 6,
-                               "kda:bwd t64 h8 k64 v64 bf16": 6, "gla:bwd t64 h8 k64 v64 bf16": 3}.items():
+                               "kda:bwd t64 h8 k64 v64 bf16": 6, "gla:bwd t64 h8 k64 v64 bf16": 3,
+                               "gated_delta_rule:summary t128 h2 k64 v64 bf16": 2, "kda:summary t128 h2 k64 v64 bf16": 4,
+                               "gated_delta_rule:summary t128 h1 k256 v64 bf16": 5, "gla:summary t128 h33 k64 v64 bf16": 3,
+                               "simple_gla:summary t128 h66 k64 v64 bf16": 2, "simple_gla:summary t1024 h1 k64 v64 bf16": 3,
+                               "kda:summary_bwd t64 h8 k64 v64 bf16": 4}.items():
             launches, _ = self.run_on_stand_in(problem + " force=cuda.tensor cuda")
             planned = self.planned(problem + " force=cuda.tensor cuda")
             self.assertEqual([list(grid) for _, *grid in launches],

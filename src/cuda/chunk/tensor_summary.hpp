@@ -51,8 +51,9 @@ class SummarizingImplementation : public PreparingImplementation {
                  if (walk.walks_identity) walk.v = walk.zeros;
                  const TensorKernels kernels = tensor(problem, walk.K);
                  const int threads = 2 * tensor_values + fetching_threads(walk.K);
-                 walk.stages = stages_of(problem, kernels.forward, walk,
-                                         has_third_group(kernels.forward, threads, problem.options.planned_gpu) ? 3 : 2);
+                 walk.stages =
+                     stages_of(problem, kernels.forward, walk,
+                               has_third_group(kernels.forward, threads, problem.options.planned_gpu) ? 3 : 2);
                  const std::int64_t blocks = problem.N * problem.HV * blocks_of(walk.V);
                  return {kernels.forward, walk, blocks, threads, steps_along(problem, tensor_chunk, blocks)};
              }))

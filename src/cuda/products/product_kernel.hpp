@@ -42,7 +42,8 @@ struct ProductKernel {
         const int size = round_up(args.rows, 16);
         multiply<double, few_columns>([&](int i, int d) { return i < args.rows && d < args.rows ? a(i, d) : 0; },
                                       [&](int d, int j) { return d < args.rows && j < count ? of_b(d, j) : 0; }, size,
-                                      product_columns, size, Part::full, [&](int i, int j, double sum) {
+                                      product_columns, size, Part::full,
+                                      [&](int i, int j, double sum) {
                                           if (i < args.rows && j < count) leave(i, j, sum);
                                       });
     }

@@ -162,7 +162,7 @@ python_on_stand_in() {
     rm -rf "$package" && mkdir -p "$package" && cp -r python/headrace build/ptx/python/_core.*.so "$package"
     mv "$package"/_core.*.so "$package/headrace"
     local launcher=(env LD_LIBRARY_PATH="$PWD/build/ptx/tests/ptx/runtime" PYTHONPATH="$PWD/$package")
-    python_tests "$name" -n "$jobs" tests/python/torch_on_stand_in.py
+    python_tests "$name" -n "$jobs" tests/python/torch_on_stand_in.py tests/python/ranks_on_stand_in.py
 }
 
 stage_clang() {

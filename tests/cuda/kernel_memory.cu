@@ -36,7 +36,7 @@ KernelArgs arguments(Size size, bool delta, bool channel_gate, bool in_double = 
     args.group = 1, args.K = size.K, args.V = size.V;
     args.delta = delta, args.channel_gate = channel_gate, args.gate_gradient = true;
     args.chunk = walk_chunk(problem);
-    args.value_columns = walk_value_columns(problem);
+    args.value_columns = walk_value_columns(problem, problem.V);
     args.shared_limit = in_double ? most_shared_bytes : walk_shared_bytes;
     return args;
 }

@@ -10,9 +10,7 @@ os.environ.setdefault("HEADRACE_PTX_DEVICES", "2")
 
 import calls  # noqa: E402
 import layers  # noqa: E402
-import device_jobs  # noqa: E402
 import pytest  # noqa: E402
-import ranks  # noqa: E402
 import torch  # noqa: E402
 from conftest import BARS, relative_error  # noqa: E402
 from device_tensors import Runtime, download, gradients, know_devices, moved, upload  # noqa: E402
@@ -395,41 +393,3 @@ def test_layers(name, there, runtime):
         for part, ends in ((slice(0, T), offsets), (two, torch.tensor([0, 1, 2])), (two, torch.tensor([0, 0, 2]))):
             o = mine(xs[:1, part], past_key_values=packed[0], use_cache=True, cu_seqlens=upload(ends, runtime))[0]
             check_like(o, here(x[:1, part], past_key_values=packed[1], use_cache=True, cu_seqlens=ends)[0], 1e-5)
-
-
-# ---- sequences cut over ranks ----
-
-STRATEGIES = ["summary", "ring", "heads"]
-CUTS = [[(0, 70)], [(70, 75), (75, 130)], [(130, 200)]]
-
-
-@pytest.fixture(scope="module")
-def three():
-    group = ranks.Group(3, alone=True)
-    yield group
-    group.close()
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("op", ["gated_delta_rule", "kda", "gla", "retention"])
-def test_ranks_of_devices(three, op, strategy):
-    """Each rank with tokens of its own on a device, forward and backward, beside one process on the CPU."""
-    sizes, options = (3, 3, 64, 32), {"strategy": strategy, "token_ranges": CUTS}
-    for errors in three.run(device_jobs.compare, op, [120, 80], sizes, torch.bfloat16, options):
-        assert max(errors.values()) < 0.02, errors
-
-
-def test_ranks_of_devices_in_double(three):
-    for exchange in ("all_gather", "doubling"):
-        options = {"strategy": "summary", "exchange": exchange}
-        for errors in three.run(device_jobs.compare, "kda", [150], (1, 2, 16, 20), torch.float64, options):
-            assert max(errors.values()) < 1e-12, errors
-
-
-def test_convolution_of_ranks_of_devices(three):
-    for errors in three.run(device_jobs.convolution, [10, 0, 60, 20], 24, 4):
-        assert max(errors.values()) < 1e-6, errors
-
-
-def test_tensors_of_all_ranks_of_devices(three):
-    three.run(device_jobs.shards, [10, 0, 60, 20])

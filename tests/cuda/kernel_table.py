@@ -74,11 +74,13 @@ LIMITS = {
     "channel_key_sums": (128, 0, 0, (1, 2, 2)),
     **dict.fromkeys(("channel_states k64 additive", "channel_states k128 additive"), (255, 0, 0, (2, 2, 2))),
     "channel_states": (255, 0, 0, (0, 1, 1)),
+    "channel_states k64 delta": (255, 8, 48, (1, 1, 1)),  # on sm_90a two words, for 168 registers of three groups
     "channel_sweeps": (255, 0, 0, (0, 1, 1)),
     "channel_sweep_segments": (255, 0, 0, (0, 1, 1)),
     "recurrent_forward": (255, 0, 0, (2, 2, 2)),
     "recurrent_forward k256 f64 delta": (255, 112, 228, (2, 2, 2)),  # keys, decays and the next token in 64 bits
     "recurrent_backward": (255, 16, 0, (1, 2, 2)),
+    "decay_product": (128, 32, 0, (4, 4, 4)),  # four gates of a thread, which are asked for at once
     "parameter_sums": (40, 0, 0, (12, 12, 12)),
     "numbers": (40, 0, 0, (12, 12, 12)),
     "norm": (56, 8, 16, (9, 9, 9)),  # two numbers of 4 bytes, for 40 registers and so 12 blocks

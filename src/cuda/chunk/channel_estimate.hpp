@@ -68,7 +68,8 @@ struct ChannelEstimate {
                 float sum = 0;
 #pragma unroll
                 for (float of_channel : held) sum += of_channel;
-                const bool fine = sum_of_warp(sum) / args.K + latest > limit;
+                // All of a summary, whose transition nothing fills up again.
+                const bool fine = sum_of_warp(sum) / args.K + latest > limit || args.segments.to_end;
 #pragma unroll
                 for (int c = 0; c < own; ++c) {
                     const float decay = of.decays.of[c].x + of.decays.of[c].y;

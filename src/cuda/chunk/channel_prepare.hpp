@@ -127,11 +127,10 @@ struct ChannelPrepare {
         write_matrices();
         write_numbers();
     }
-    // Whether a chunk needs 16 bits of the rows erased and written (ChannelEstimate), as those of a summary's
-    // transition all do, which nothing fills up again; and what 8 bits leave of them.
+    // Whether a chunk needs 16 bits of the rows erased and written (ChannelEstimate), and what 8 bits leave of them.
     static HEADRACE_DEVICE bool wants_low(const KernelArgs& args, std::int64_t place) {
         const float* const numbers = args.prepared.numbers + 4 * place;
-        return args.transition.given || numbers[1] != 0 || numbers[2] != 0;
+        return numbers[1] != 0 || numbers[2] != 0;
     }
     HEADRACE_DEVICE std::uint32_t* wanted() const { return &shared->wanted; }
     HEADRACE_DEVICE void run_low(Task task) {

@@ -88,10 +88,13 @@ struct ChannelWalk {
         find_rows(walk, head, first, args.V - first);
         if (decays()) return;
         const int own = first + Ops::first_value(), c = static_cast<int>(threadIdx.x);
-        load_values(ops.state, in_segments() ? Strided{} : args.initial_state, slot, head, args.K, own, args.V);
+        Strided entering = args.initial_state;
+        entering.given = !in_segments() && entering.given;
+        load_values(ops.state, entering, slot, head, args.K, own, args.V);
         run<!delta>();
-        store_values(in_segments() ? segment_tensor(args, args.segments.states, args.V) : args.final_state, ops.state,
-                     slot, head, args.K, own, args.V);
+        Strided to = segment_tensor(args, args.segments.states, args.V);
+        if (!in_segments()) to = args.final_state;
+        store_values(to, ops.state, slot, head, args.K, own, args.V);
         if (!delta && first == 0 && c < args.K) args.segments.decays[(slot * args.HV + head) * args.K + c] = passed;
     }
 
@@ -117,7 +120,8 @@ struct ChannelWalk {
         const int own = first + Ops::first_value(), columns = in_segments() ? round_up(args.K, 4) : args.K;
         load_unit_columns<K / 8>(ops.state, args.K, own);
         run<false>();
-        const Strided to = in_segments() ? segment_tensor(args, args.segments.transitions, columns) : args.transition;
+        Strided to = segment_tensor(args, args.segments.transitions, columns);
+        if (!in_segments()) to = args.transition;
         store_values(to, ops.state, slot, head, args.K, own, columns);
     }
     // Those of the delta rule are laid out in one way only: its rows are decayed together.
@@ -231,9 +235,7 @@ struct ChannelWalk {
         passed *= static_cast<double>(decay.x) + static_cast<double>(decay.y);
     }
     HEADRACE_DEVICE void compute(const Stage& stage, int chunk, bool outputs) {
-        const bool exact = !in_segments() && rows->values == 0;  // a summary's transition
-        ops.exact_writes = delta && (exact || stage.numbers[1] != 0);
-        ops.exact_reads = delta && (exact || stage.numbers[2] != 0);
+        ops.exact_writes = delta && stage.numbers[1] != 0, ops.exact_reads = delta && stage.numbers[2] != 0;
         ops.exact = stage.exact, ops.scores_low = args.prepared.scores_low;
         ops.decay = reinterpret_cast<const float2*>(stage.decay), ops.place = static_cast<int>(place_of(chunk));
         if constexpr (!delta) {

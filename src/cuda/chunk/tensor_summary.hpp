@@ -41,14 +41,7 @@ class SummarizingImplementation : public PreparingImplementation {
     // enters and, of a row of zeros for all values, from the unit matrix.
     static void walk_twice(const Problem& problem, const KernelArgs& args, std::vector<Launch>& launches) {
         launches.push_back(prepare(problem, args)[0]);
-        if (args.transition.given) {
-            KernelArgs row = args;
-            row.N = row.T = row.H = 1, row.K = 0, row.V = static_cast<int>(problem.K);
-            row.o = args.zeros;
-            launches.push_back(copy(row));
-        }
         for (Launch& each : walks_of(problem, args, [&](KernelArgs walk) -> Launch {
-                 if (walk.walks_identity) walk.v = walk.zeros;
                  const TensorKernels kernels = tensor(problem, walk.K);
                  const int threads = 2 * tensor_values + fetching_threads(walk.K);
                  walk.stages =
@@ -62,14 +55,11 @@ class SummarizingImplementation : public PreparingImplementation {
     static void take_for_walks(const Problem& problem, Carver& carver, KernelArgs& args) {
         take_identity(problem, carver, args);
         const std::int64_t columns = std::max(problem.K, problem.V);
-        const auto take = [&](const char* name, std::int64_t B, std::int64_t T, std::int64_t HV) -> Strided {
-            return {static_cast<char*>(carver.take(name, problem.dtype, {B, T, HV, columns})),
-                    {B == 1 ? 0 : T * HV * columns, T == 1 ? 0 : HV * columns, HV == 1 ? 0 : columns, 1},
-                    problem.dtype,
-                    true};
-        };
-        args.o = take("outputs that nobody reads", problem.B, problem.T, problem.HV);
-        args.zeros = take("zeros for values", 1, 1, 1);
+        args.o = {static_cast<char*>(carver.take("outputs that nobody reads", problem.dtype,
+                                                 {problem.B, problem.T, problem.HV, columns})),
+                  {problem.T * problem.HV * columns, problem.HV * columns, columns, 1},
+                  problem.dtype,
+                  true};
     }
     // Of a gate per token, whose third group of warps fetches for two that walk.
     static bool takes_pairs(const Problem& problem, const Kernel& states) {

@@ -96,11 +96,14 @@ struct WalkerKernel : WalkerStages<K, Format> {
     HEADRACE_DEVICE bool in_segments() const { return args.segments.tokens > 0; }
     template <bool fetches>
     HEADRACE_DEVICE void leave_state(const Walk& walk, std::int64_t slot, std::int64_t head, WalkedColumns columns) {
-        load(in_segments() ? Strided{} : args.initial_state, slot, head, columns);
+        Strided entering = args.initial_state;
+        entering.given = !in_segments() && entering.given;
+        load(entering, slot, head, columns);
         run<fetches>(walk, columns, false, !columns.of_values);
-        if (!in_segments()) return store(columns.of_values ? args.final_state : args.transition, slot, head, columns);
-        float* const to = columns.of_values ? args.segments.states : args.segments.transitions;
-        store(segment_tensor(args, to, columns.all), slot, head, columns);
+        float* const of_segments = columns.of_values ? args.segments.states : args.segments.transitions;
+        Strided to = segment_tensor(args, of_segments, columns.all);
+        if (!in_segments()) to = columns.of_values ? args.final_state : args.transition;
+        store(to, slot, head, columns);
     }
 
     HEADRACE_DEVICE std::int64_t place_of(int chunk) const {

@@ -121,6 +121,10 @@ class CudaImplementation : public Implementation {
         if (args.transition.given && args.delta) {
             launches.push_back(
                 {unit_matrix_kernel(), args, args.K, launched_threads, {1, static_cast<double>(args.K)}});
+            KernelArgs zeros = args;
+            zeros.N = zeros.T = zeros.H = 1, zeros.K = 0, zeros.V = args.K;
+            zeros.o = args.zeros;
+            launches.push_back(copy(zeros));
             launches.push_back(walk(args_of_transition(args)));
         }
         if (problem.direction != Direction::summarize || args.final_state.given) launches.push_back(walk(args));
@@ -134,7 +138,7 @@ class CudaImplementation : public Implementation {
         return {decay_product_kernel(wide), args, blocks, decay_product_threads, {1, static_cast<double>(blocks)}};
     }
     static KernelArgs args_of_transition(KernelArgs args) {
-        args.v.given = false, args.initial_state = args.identity, args.final_state = args.transition;
+        args.v = args.zeros, args.initial_state = args.identity, args.final_state = args.transition;
         args.V = args.K, args.walks_identity = true;
         return args;
     }
@@ -145,6 +149,8 @@ class CudaImplementation : public Implementation {
                          {0, 0, K, 1},
                          args.transition.dtype,
                          true};
+        args.zeros = {
+            static_cast<char*>(carver.take("zeros for values", problem.dtype, {K})), {0, 0, 0, 1}, problem.dtype, true};
     }
 
     // What the blocks need beyond shared memory.

@@ -27,7 +27,7 @@ enum Refused : std::int32_t { refused_gate = 1, refused_beta = 2, refused_index 
 struct Segments {
     int tokens;
     bool transposed;      // states are [slots,HV,V,K] of this walk, as another one left them
-    bool to_end;          // of a summary of the additive rule: all leave a state, which are joined to the final one
+    bool to_end;          // of a summary: all leave a state, those of the additive rule are joined to the final one
     std::int64_t slots;
     std::int64_t blocks;  // of 64 columns of a slot and head: values, then those of transitions; of a pair of these. Of
                           // sweeps that leave what follows: values for gradients, for states, then transitions

@@ -193,7 +193,7 @@ struct RecurrentKernel {
         at += bytes_of(tensor.dtype, args.reverse ? -tensor.stride[1] : tensor.stride[1]);
     }
     HEADRACE_DEVICE void load(Token& to) {
-        const int keys = args.K - Ops::row(), value = own < args.V ? 1 : 0, written = args.v.given ? value : 0;
+        const int keys = args.K - Ops::row(), value = own < args.V ? 1 : 0;
         const auto next = [&](auto& run, const char*& at, const Strided& tensor, int count) {
             run.load(at, tensor.dtype, tensor.stride[3], count);
             advance(at, tensor);
@@ -202,7 +202,7 @@ struct RecurrentKernel {
         next(to.k, place.k, args.k, keys);
         if (undecayed_error()) next(to.p, place.p, args.p, keys);
         if (args.g.given) next(to.g, place.g, args.g, args.channel_gate ? keys : 1);
-        next(to.v, place.v, args.v, written);
+        next(to.v, place.v, args.v, value);
         if (args.gv.given) next(to.gv, place.gv, args.gv, value);
         if (delta && args.beta.given) next(to.beta, place.beta, args.beta, args.elementwise_beta ? value : 1);
     }

@@ -56,7 +56,7 @@ Status call_library(Run& run, const ProblemLine& line, const Call& call) {
     const bool own_workspace = line.seed % 2 == 1;
     if (line.cuda) {
         std::string violation;
-        Status status = line.ranks > 0 ? run_in_ranks_on_device(call, borders_of(line), folding_of(line), &violation)
+        Status status = line.ranks > 0 ? run_in_ranks(call, borders_of(line), folding_of(line), &violation)
                                        : run_on_device(call, own_workspace, &violation);
         if (!violation.empty()) report(run, "device", violation);
         return status;

@@ -130,7 +130,19 @@ class Guarded {
     Status status_;
 };
 
-// What a stream of its own works on.
+using Blocks = std::vector<std::unique_ptr<Guarded>>;
+
+// Copies all back; says where somebody wrote around one of them.
+Status download_all(const Blocks& blocks, const char* what, std::string* violation) {
+    bool intact = true;
+    for (const auto& block : blocks) {
+        if (Status status = block->download(&intact); !status.ok()) return status;
+    }
+    if (!intact) *violation = std::string("bytes around ") + what + " were written";
+    return {};
+}
+
+// Tensors that a stream of its own works on.
 class OnStream {
   public:
     ~OnStream() {
@@ -141,30 +153,23 @@ class OnStream {
         return checked(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     }
     cudaStream_t stream() const { return stream_; }
-    Status add(void* host, std::size_t bytes, void** memory) {
-        blocks_.push_back(std::make_unique<Guarded>(host, bytes, stream_));
-        *memory = blocks_.back()->data();
+    // The view is then one of device memory.
+    Status add(TensorView& view) {
+        blocks_.push_back(std::make_unique<Guarded>(view.data, extent_bytes(view), stream_));
+        view.data = blocks_.back()->data(), view.device = Device::cuda;
         return blocks_.back()->status();
     }
-    Status add(TensorView& view) { return add(view.data, extent_bytes(view), &view.data); }
     Status upload() {
         for (const auto& block : blocks_) {
             if (Status status = block->upload(); !status.ok()) return status;
         }
         return {};
     }
-    Status download(const char* what, std::string* violation) {
-        bool intact = true;
-        for (const auto& block : blocks_) {
-            if (Status status = block->download(&intact); !status.ok()) return status;
-        }
-        if (!intact) *violation = std::string("bytes around ") + what + " were written";
-        return {};
-    }
+    Status download(std::string* violation) { return download_all(blocks_, "a tensor", violation); }
 
   private:
     cudaStream_t stream_ = nullptr;
-    std::vector<std::unique_ptr<Guarded>> blocks_;
+    Blocks blocks_;
 };
 
 class CopiedCall final : public CallOnDevice {
@@ -174,7 +179,6 @@ class CopiedCall final : public CallOnDevice {
         call_ = seen_from_device(host);
         call_.options.stream = tensors_.stream();
         const auto add = [&](TensorView& view) {
-            view.device = Device::cuda;
             if (status.ok()) status = tensors_.add(view);
         };
         each_device_view(call_, add);
@@ -200,20 +204,15 @@ class CopiedCall final : public CallOnDevice {
     Status upload() override { return tensors_.upload(); }
     Status synchronize() override { return checked(cudaStreamSynchronize(tensors_.stream()), "cudaStreamSynchronize"); }
     Status download(std::string* violation) override {
-        if (Status status = tensors_.download("a tensor", violation); !status.ok()) return status;
-        bool intact = true;
-        for (const auto& block : workspaces_) {
-            if (Status status = block->download(&intact); !status.ok()) return status;
-        }
-        if (!intact) *violation = "bytes around the workspace were written";
-        return {};
+        if (Status status = tensors_.download(violation); !status.ok()) return status;
+        return download_all(workspaces_, "the workspace", violation);
     }
 
   private:
     OnStream tensors_;
     Call call_;
     Piece piece_;
-    std::vector<std::unique_ptr<Guarded>> workspaces_;
+    Blocks workspaces_;
 };
 
 }  // namespace
@@ -223,11 +222,11 @@ Status run_on_device(const std::vector<TensorView*>& views, const std::function<
     OnStream all;
     Status status = all.make();
     for (TensorView* view : views) {
-        if (status.ok() && view->given()) status = all.add(*view), view->device = Device::cuda;
+        if (status.ok() && view->given()) status = all.add(*view);
     }
     if (status.ok()) status = all.upload();
     if (status.ok()) status = body(all.stream());
-    return status.ok() ? all.download("a tensor", violation) : status;
+    return status.ok() ? all.download(violation) : status;
 }
 
 Status copy_to_device(const Call& host, std::unique_ptr<CallOnDevice>* result) {

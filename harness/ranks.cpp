@@ -26,7 +26,6 @@ TensorView tokens_of(TensorView view, std::int64_t begin, std::int64_t end) {
 // One piece: its call, and what it gives to and takes from others.
 struct Piece {
     Call call;
-    headrace::Piece sizes;  // of the whole
     Tensor cu_seqlens;
     Tensor transition, state;                // of its tokens alone
     Tensor entering;                         // the state; not given: zero
@@ -47,7 +46,11 @@ class Ranks {
         N_ = offsets.empty() ? k.shape[0] : static_cast<std::int64_t>(offsets.size()) - 1;
         H_ = v.shape[2], K_ = k.shape[3], V_ = v.shape[3];
         wide_ = k.dtype == DType::f64 ? DType::f64 : DType::f32;
-        pieces_ = std::vector<Piece>(borders.size() - 1);
+        sizes_.tokens = k.shape[0] * k.shape[1], sizes_.heads = k.shape[2], sizes_.sequences = N_;
+        sizes_.longest = offsets.empty() ? k.shape[1] : 0;
+        for (std::size_t n = 1; n < offsets.size(); ++n)
+            sizes_.longest = std::max(sizes_.longest, offsets[n] - offsets[n - 1]);
+        pieces_.resize(borders.size() - 1);
         for (std::size_t r = 0; r < pieces_.size(); ++r) cut(pieces_[r], offsets, borders[r], borders[r + 1]);
         if (call.options.reverse) std::reverse(pieces_.begin(), pieces_.end());  // from here on as they run
     }
@@ -63,7 +66,7 @@ class Ranks {
             if (Status status = enter_gradients(); !status.ok()) return status;
         }
         for (Piece& piece : pieces_) {
-            piece.call.options.piece = &piece.sizes;
+            piece.call.options.piece = &sizes_;
             piece.call.in.initial_state = &piece == &pieces_.front() ? whole_.in.initial_state : piece.entering.view();
             piece.call.out.final_state = &piece == &pieces_.back() ? whole_.out.final_state : TensorView{};
             if (backward) give_gradients(piece);
@@ -85,11 +88,6 @@ class Ranks {
     void cut(Piece& piece, const std::vector<std::int64_t>& offsets, std::int64_t begin, std::int64_t end) {
         Call& call = piece.call;
         call.op = whole_.op, call.direction = whole_.direction, call.options = whole_.options, call.in = whole_.in;
-        const TensorView& k = whole_.in.k;
-        piece.sizes.tokens = k.shape[0] * k.shape[1], piece.sizes.heads = k.shape[2], piece.sizes.sequences = N_;
-        piece.sizes.longest = offsets.empty() ? k.shape[1] : 0;
-        for (std::size_t n = 1; n < offsets.size(); ++n)
-            piece.sizes.longest = std::max(piece.sizes.longest, offsets[n] - offsets[n - 1]);
         for (TensorView Inputs::*tensor : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::p, &Inputs::g, &Inputs::beta}) {
             call.in.*tensor = tokens_of(whole_.in.*tensor, begin, end);
         }
@@ -258,6 +256,7 @@ class Ranks {
     std::string* const violation_;
     std::int64_t N_ = 0, H_ = 0, K_ = 0, V_ = 0;
     DType wide_{};
+    headrace::Piece sizes_;  // of the whole
     std::vector<Piece> pieces_;
 };
 
@@ -283,11 +282,8 @@ std::vector<std::int64_t> borders_of(const ProblemLine& line) {
 
 Folding folding_of(const ProblemLine& line) { return line.seed % 2 == 0 ? Folding::summaries : Folding::states; }
 
-Status run_in_ranks(const Call& call, const std::vector<std::int64_t>& borders, Folding folding) {
-    return Ranks(call, borders, folding, nullptr).run();
-}
-Status run_in_ranks_on_device(const Call& call, const std::vector<std::int64_t>& borders, Folding folding,
-                              std::string* violation) {
+Status run_in_ranks(const Call& call, const std::vector<std::int64_t>& borders, Folding folding,
+                    std::string* violation) {
     return Ranks(call, borders, folding, violation).run();
 }
 

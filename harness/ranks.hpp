@@ -21,9 +21,9 @@ Folding folding_of(const ProblemLine& line);
 // Runs a forward or backward piece by piece, each from the state (and with the gradient of the state) that the
 // summaries of the others give it, and leaves the results where the whole call would: sequences are cut where a border
 // falls into them, gradients of gate parameters added up. A forced implementation serves the pieces that it accepts;
-// workspaces are the library's. on_device: with copies of its tensors on a CUDA device (*violation: device_call.hpp).
-Status run_in_ranks(const Call& call, const std::vector<std::int64_t>& borders, Folding folding);
-Status run_in_ranks_on_device(const Call& call, const std::vector<std::int64_t>& borders, Folding folding,
-                              std::string* violation);
+// workspaces are the library's. violation: given, all of it runs on copies of the tensors on a CUDA device
+// (device_call.hpp).
+Status run_in_ranks(const Call& call, const std::vector<std::int64_t>& borders, Folding folding,
+                    std::string* violation = nullptr);
 
 }  // namespace headrace::harness

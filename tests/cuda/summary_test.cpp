@@ -29,7 +29,6 @@ TEST(CudaSummary, PartsStandAlone) {
     for (const Operator op : operators()) {
         for (const ProblemLine& line : lines_of(line_text(op, ":summary t70 h2 k64 v40 state=in"))) {
             CallTensors made = harness::make_tensors(line);
-            made.call.options.force = line.force.c_str();
             const auto both = run_there(made);
             for (const harness::Parts part : {harness::Parts::transition, harness::Parts::state}) {
                 ProblemLine alone = line;
@@ -43,7 +42,6 @@ TEST(CudaSummary, PartsStandAlone) {
         }
         for (const ProblemLine& line : lines_of(line_text(op, ":summary_bwd t70 h2 k64 v40 state=inout"))) {
             CallTensors made = harness::make_tensors(line);
-            made.call.options.force = line.force.c_str();
             const auto expected = run_there(made);
             made.tensors.at("v").fill(nan), made.tensors.at("initial_state").fill(nan);
             expect_same_bits(expected, run_there(made), harness::format(line));
@@ -56,7 +54,6 @@ TEST(CudaSummary, EmptySequencesAreTheIdentity) {
     for (const Operator op : operators()) {
         for (const ProblemLine& line : lines_of(line_text(op, ":summary varlen=0,0,40,40 h2 k64 v32 state=in"))) {
             CallTensors made = harness::make_tensors(line);
-            made.call.options.force = line.force.c_str();
             run_there(made);
             const Tensor &transition = made.tensors.at("transition"), &state = made.tensors.at("state"),
                          &initial = made.tensors.at("initial_state");
@@ -80,7 +77,6 @@ TEST(CudaSummary, BadGatesAreNamed) {
     for (const std::string op : {"gla", "kda"}) {
         for (const ProblemLine& line : lines_of(op + ":summary t40 h2 k64 v32")) {
             CallTensors made = harness::make_tensors(line);
-            made.call.options.force = line.force.c_str();
             made.tensors.at("g").set(100, nan);
             std::string violation;
             expect_error(harness::run_on_device(made.call, true, &violation), Code::invalid_argument,

@@ -87,6 +87,7 @@ struct DeviceMemory::Implementation {
     std::size_t allocated = 0;
     std::uint64_t last_begin = 0, last_bytes = 0;  // the allocation of the last access
     Word first_owner = 1, next_owner = 1;
+    bool may_read_unwritten = false;
 
     bool map(std::size_t bytes);
     void unmap();
@@ -204,7 +205,7 @@ void DeviceMemory::Implementation::race(Access how, Word word, Word me, std::uin
 
 // The word after an access that the fast path did not settle. Blocks of a launch are ordered by nothing.
 Word DeviceMemory::Implementation::after(Access how, Word word, Word me, std::uint64_t address) const {
-    if (how != Access::store && (word & written) == 0) {
+    if (how != Access::store && (word & written) == 0 && !may_read_unwritten) {
         const auto at = holding(address);
         throw_fault("reads ", hex(address), ", byte ", address - at->first, " of ", describe(at->first, at->second),
                     ", which nothing wrote");
@@ -374,8 +375,9 @@ void DeviceMemory::copy(std::uint64_t to, std::uint64_t from, std::size_t bytes)
     }
 }
 
-void DeviceMemory::begin_launch() {
+void DeviceMemory::begin_launch(bool may_read_unwritten) {
     Implementation& my = *implementation_;
+    my.may_read_unwritten = may_read_unwritten;
     my.first_owner = my.next_owner;
     if (my.first_owner <= owner_limit / 2) return;
     for (const auto& [address, allocation] : my.live)

@@ -36,7 +36,7 @@ class DeviceMemory {
     // or both use atomics. `block` counts from 0. The pointers are valid for the access alone. Fault: outside an
     // allocation (names the nearest one and the distance), not aligned to `bytes`, reading what nothing wrote, a race
     // between blocks.
-    void begin_launch();
+    void begin_launch(bool may_read_unwritten = false);
     const std::byte* load(std::uint64_t address, unsigned bytes, std::uint32_t block);
     // ld.global.nc: also a Fault where the launch wrote the bytes before, or writes them later.
     const std::byte* load_unchanging(std::uint64_t address, unsigned bytes, std::uint32_t block);

@@ -2,6 +2,7 @@
 #include "machine/grid.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <random>
 #include <unordered_map>
@@ -118,12 +119,20 @@ void check_launch(const Launch& launch) {
 }
 
 std::vector<std::uint32_t> order_of_blocks(std::size_t count, const Settings& settings) {
-    std::vector<std::uint32_t> order(count);
-    std::iota(order.begin(), order.end(), 0u);
+    constexpr std::size_t few = 1000, parts = 4;
+    std::vector<std::uint32_t> order;
+    if (count <= few || settings.share == 1) {
+        order.resize(count);
+        std::iota(order.begin(), order.end(), 0u);
+    } else {
+        const auto run = static_cast<std::size_t>(std::ceil(settings.share * static_cast<double>(count)));
+        for (std::size_t part = 1; part <= parts; ++part)
+            for (std::size_t i = run; i > 0; --i) order.push_back(static_cast<std::uint32_t>(count * part / parts - i));
+    }
     if (settings.order == Order::descending) std::reverse(order.begin(), order.end());
     if (settings.order == Order::random) {
         std::mt19937_64 random(settings.seed);
-        for (std::size_t left = count; left > 1; --left) std::swap(order[left - 1], order[random() % left]);
+        for (std::size_t left = order.size(); left > 1; --left) std::swap(order[left - 1], order[random() % left]);
     }
     return order;
 }
@@ -134,7 +143,7 @@ void run_grid(Program& program, const Launch& launch, const Settings& settings) 
     check_launch(launch);
     const Code& code = program.code(*launch.function);
     Program::Implementation& implementation = *program.implementation_;
-    implementation.memory.begin_launch();
+    implementation.memory.begin_launch(settings.share < 1);
     BlockRun block(implementation.module, code, launch, settings, implementation.memory,
                    implementation.kernel_of(*launch.function).counts.data());
     const std::size_t blocks = std::size_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];

@@ -34,6 +34,13 @@ Settings settings_from_environment() {
         settings.seed = std::strtoull(seed, &end, 10);
         if (*end != '\0' || *seed == '-') throw_fault("HEADRACE_PTX_SEED=", seed, " is not a number");
     }
+    const char* share = std::getenv("HEADRACE_PTX_SHARE");
+    if (share != nullptr && *share != '\0') {
+        char* end = nullptr;
+        settings.share = std::strtod(share, &end);
+        if (*end != '\0' || !(settings.share == 1 || (settings.share > 0 && settings.share <= 0.25)))
+            throw_fault("HEADRACE_PTX_SHARE=", share, " is neither 1 nor above 0 and at most 0.25");
+    }
     return settings;
 }
 

@@ -19,9 +19,10 @@ namespace headrace::ptx {
 namespace {
 
 constexpr std::string_view prefix = "HEADRACE_PTX_";
-constexpr std::array<std::string_view, 16> known_names = {
+constexpr std::array<std::string_view, 17> known_names = {
     "ORDER",     "SEED",  "MMA",   "RACES", "MEMORY",   "DEVICES", "CAPABILITY", "DRIVER",
     "UNWRITTEN", "ABORT", "TRACE", "FAIL",  "COVERAGE", "TEXT",    "DUMP",       "SHARED",
+    "SHARE",
 };
 
 std::string value_of(const char* name) {

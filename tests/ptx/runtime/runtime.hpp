@@ -21,6 +21,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -90,7 +91,8 @@ class Runtime {
     [[noreturn]] void die(const std::string& message);
 
     Environment environment;
-    DeviceMemory memory;
+    // Address space is used once where it lasts.
+    DeviceMemory memory{2 * std::clamp(environment.memory, std::size_t{1} << 35, std::size_t{1} << 39)};
     Modules modules;
     Scheduler scheduler;
     std::map<std::uint64_t, Allocation> allocations;

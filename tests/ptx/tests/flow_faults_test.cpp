@@ -82,11 +82,18 @@ TEST(Settings, FromTheEnvironment) {
     ::setenv("HEADRACE_PTX_SEED", "77", 1);
     ::setenv("HEADRACE_PTX_MMA", "truncated", 1);
     ::setenv("HEADRACE_PTX_RACES", "0", 1);
+    ::setenv("HEADRACE_PTX_SHARE", "0.25", 1);
     const Settings settings = settings_from_environment();
     EXPECT_EQ(settings.order, Order::random);
     EXPECT_EQ(settings.seed, 77u);
     EXPECT_EQ(settings.mma, MmaArithmetic::truncated);
     EXPECT_FALSE(settings.races);
+    EXPECT_EQ(settings.share, 0.25);
+    for (const char* share : {"0", "1.5", "0.5", "quarter", "nan"}) {
+        ::setenv("HEADRACE_PTX_SHARE", share, 1);
+        EXPECT_FAULT(settings_from_environment(), "is neither 1 nor above 0 and at most 0.25");
+    }
+    ::unsetenv("HEADRACE_PTX_SHARE");
     ::setenv("HEADRACE_PTX_SEED", "7x", 1);
     EXPECT_FAULT(settings_from_environment(), "HEADRACE_PTX_SEED=7x");
     ::setenv("HEADRACE_PTX_SEED", "", 1);

@@ -283,6 +283,27 @@ TEST(Flow, SpecialRegisters) {
     }
 }
 
+TEST(Flow, AShareOfManyBlocks) {
+    for (const std::uint32_t blocks : {1000u, 2000u}) {
+        for (Settings settings : orders()) {
+            settings.share = 0.0014;
+            Device device;
+            device.settings = settings;
+            device.grid = {blocks, 1, 1};
+            device.block = {1, 1, 1};
+            const std::uint64_t out = device.buffer(std::vector<std::uint32_t>(blocks));
+            device.run(kernel_text(1, R"(
+                mov.u32 %r1, %ctaid.x;
+                mul.wide.u32 %rd2, %r1, 4;
+                add.u64 %rd2, %rd2, %rd0;
+                st.global.u32 [%rd2], 1;)"),
+                       {out});
+            const auto result = device.read<std::uint32_t>(out, blocks);
+            for (std::uint32_t i = 0; i < blocks; ++i) EXPECT_EQ(result[i], blocks == 1000 || i % 500 >= 497) << i;
+        }
+    }
+}
+
 TEST(Flow, ShufflesIntoTheirOwnOperand) {
     const auto result = run_threads("mov.u32 %r1, %r0;\nshfl.sync.bfly.b32 %r1, %r1, 5, 31, -1;");
     for (std::uint32_t i = 0; i < 32; ++i) EXPECT_EQ(result[i], i ^ 5);

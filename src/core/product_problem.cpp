@@ -167,6 +167,12 @@ Status make_product(const Summary& summary, const TensorView& state, bool transp
     return {};
 }
 
+Factor factor_of(const ProductProblem& product) {
+    if (!product.a.given()) return Factor::identity;
+    if (product.a.rank < 4) return Factor::diagonal;
+    return product.transposed ? Factor::transposed : Factor::matrix;
+}
+
 std::vector<NamedView> named_views(const ProductProblem& product) {
     Adding add;
     add("out", product.dst, Role::output);

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "core/factor.hpp"
 #include "core/validation.hpp"
 #include "headrace/summary.hpp"
 
@@ -25,6 +26,7 @@ Status make_products(const Summary& second, const Summary& first, const Summary&
 Status make_product(const Summary& summary, const TensorView& state, bool transposed, const TensorView& out,
                     int threads, void* stream, ProductProblem* product);
 
+Factor factor_of(const ProductProblem& product);
 std::vector<NamedView> named_views(const ProductProblem& product);
 
 }  // namespace headrace

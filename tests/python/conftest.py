@@ -96,6 +96,19 @@ BARS = {
 }
 
 
+def bar(name, dtype):
+    """The bar of a result by its name."""
+    if name in ("o", "final_state", "y"):
+        return BARS[dtype][0]
+    return BARS[dtype][1 if name[2:] in ("q", "k", "v", "p", "x", "initial_state") else 2]
+
+
+def expect_within_bars(errors, dtype, *what):
+    """errors: by the names of results."""
+    for name, error in errors.items():
+        assert error < bar(name, dtype), (*what, name, error)
+
+
 def relative_error(actual, expected):
     expected = expected.double()
     return ((actual.double() - expected).norm() / expected.norm().clamp_min(1e-300)).item()

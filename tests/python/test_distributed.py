@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from conftest import BARS
+from conftest import expect_within_bars
 from cp_jobs import FUNCTIONS, all_bits, convolutions, gathered, gradients_by_differences, layers, many
 from layers import LAYERS
 from ranks import close_all, group
@@ -28,17 +28,9 @@ def groups():
     close_all()
 
 
-def bar(name, dtype):
-    """The bar of a result by its name."""
-    if name in ("o", "final_state", "y"):
-        return BARS[dtype][0]
-    return BARS[dtype][1 if name[2:] in ("q", "k", "v", "p", "x", "initial_state") else 2]
-
-
 def check(cases, results, dtype=torch.float64):
     for case, errors in zip(cases, results):
-        for name, error in errors.items():
-            assert error < bar(name, dtype), (case, name, error)
+        expect_within_bars(errors, dtype, case)
 
 
 def sizes(ranks):

@@ -1,6 +1,7 @@
 // KernelTable: the entry points that one ISA offers, plain function pointers that portable code calls.
 #pragma once
 
+#include "core/factor.hpp"
 #include "cpu/plumbing/kernel_args.hpp"
 
 namespace headrace::cpu {
@@ -40,7 +41,6 @@ struct SummaryKernels {
 
 // dst[rows,columns] = a b + c for each sequence and head; a [rows,inner], its transpose, the diagonal [rows] of a
 // matrix, or the identity. c may be absent. Any floating types.
-enum class Factor { matrix, transposed, diagonal, identity };
 struct ProductArgs {
     Strided dst, a, b, c;
     Factor factor;

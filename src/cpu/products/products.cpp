@@ -16,12 +16,6 @@ const ProductKernels& kernels(const ProductProblem& product, const Machine& mach
     return std::find_if(isas().begin(), isas().end(), serves)->kernels().products[product.wide];
 }
 
-Factor factor_of(const ProductProblem& product) {
-    if (!product.a.given()) return Factor::identity;
-    if (product.a.rank < 4) return Factor::diagonal;
-    return product.transposed ? Factor::transposed : Factor::matrix;
-}
-
 }  // namespace
 
 Status run(const ProductProblem& product, const Machine& machine) {

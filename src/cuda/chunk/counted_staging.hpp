@@ -35,7 +35,8 @@ BlockWork decay_product_work(const KernelArgs& args, std::size_t /*shared_limit*
     KernelWork work;
     work.input_bytes = bytes_of(args.g, tokens * columns);
     work.output_bytes = bytes_of(args.transition, columns);
-    work.memory_waits = tokens * (args.channel_gate ? warp_lanes : 1) / decay_product_threads / 4;
+    work.memory_waits = tokens * (args.channel_gate ? warp_lanes : 1) / decay_product_threads /
+                        decay_product_at_once;
     work.fma_flop = 2 * 20 * tokens * columns;  // a formula's, about
     return {{}, work};
 }

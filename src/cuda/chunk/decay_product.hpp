@@ -11,7 +11,7 @@ namespace headrace::cuda {
 // A block has all tokens of a sequence, of a head and of up to 32 of its channels; gates in T, their sums in double.
 template <class T>
 struct DecayProduct {
-    static constexpr int at_once = 4;  // tokens that a thread asks for before it waits
+    static constexpr int at_once = decay_product_at_once;
 
     const KernelArgs& args;
     std::int64_t n, head;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/factor.hpp"
 #include "cuda/layers/layer_args.hpp"
 #include "cuda/plumbing/kernel_args.hpp"
 #include "headrace/launches.hpp"
@@ -232,13 +233,13 @@ BlockWork recurrent_backward_work(const KernelArgs& args, std::size_t shared_lim
 // Summaries: the product of the decays of a sequence and head, by blocks of 32 channels if gates are theirs; the unit
 // matrix, with which walks to the delta rule's transition begin, a row for each block.
 inline constexpr int decay_product_threads = 512, decay_product_channels = 32;
+inline constexpr int decay_product_at_once = 4;  // tokens that a thread asks for before it waits
 Kernel decay_product_kernel(bool in_double);
 Kernel unit_matrix_kernel();
 BlockWork decay_product_work(const KernelArgs& args, std::size_t shared_limit);
 BlockWork unit_matrix_work(const KernelArgs& args, std::size_t shared_limit);
 
 // dst = a b + c of each sequence and head (core/product_problem.hpp); a block has so many columns.
-enum class Factor { matrix, transposed, diagonal, identity };
 inline constexpr int product_columns = 32;
 struct ProductArgs {
     Strided dst, a, b, c;

@@ -6,16 +6,6 @@
 #include "cuda/plumbing/launch.hpp"
 
 namespace headrace::cuda {
-namespace {
-
-Factor factor_of(const ProductProblem& product) {
-    if (!product.a.given()) return Factor::identity;
-    if (product.a.rank < 4) return Factor::diagonal;
-    return product.transposed ? Factor::transposed : Factor::matrix;
-}
-
-}  // namespace
-
 Status run(const ProductProblem& product) {
     const OnDevice device(named_views(product));
     if (!device.status().ok()) return device.status();

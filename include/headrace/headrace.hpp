@@ -73,7 +73,7 @@ struct Inputs {
     TensorView dt_bias;        // [HV], [HV, K] or [HV * K], optional with the same forms
     TensorView initial_state;  // [N, HV, K, V] (V-first states: pass view.transposed(2, 3)); optional
     TensorView cu_seqlens;     // i32 or i64 [N + 1]: ragged batch, B = 1, sequence n is [cu[n], cu[n+1]); on the host, or
-                               // with CUDA tensors on the device, where its values are not checked
+                               // with CUDA tensors on the device, where others make NaN of all results
 };
 
 struct Outputs {

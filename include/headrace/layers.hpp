@@ -39,7 +39,7 @@ struct ConvolutionInputs {
     TensorView bias;           // [D], optional
     TensorView initial_state;  // [N, D, W], the W inputs before the first token, oldest first; optional
     TensorView cu_seqlens;     // i32 or i64 [N + 1]: ragged batch, B = 1, sequence n is [cu[n], cu[n+1]); on the
-                               // host, or with CUDA tensors on the device, where its values are not checked
+                               // host, or with CUDA tensors on the device, where others make NaN of all results
 };
 
 struct ConvolutionOutputs {

@@ -222,6 +222,8 @@ TEST(CudaInterface, APoolsIndicesLieOnTheDevice) {
         }
     }
     EXPECT_EQ(padded.output(1), zeros);
+    for (const std::vector<std::int64_t>& rows : {std::vector<std::int64_t>{4, 77, 2}, {4, 5, 2}, {4, -2, 2}})
+        for (const double value : WithRows(rows).output(1)) EXPECT_TRUE(std::isnan(value)) << rows[1];
     EXPECT_NE(whole.output(1), zeros);
     EXPECT_NE(whole.row(4), std::vector<double>(before.begin() + 4 * 1024, before.end()));
     const Environment debug("HEADRACE_DEBUG_NAN", "1");
@@ -282,6 +284,26 @@ TEST(CudaInterface, ABadGateSpoilsItsHeadAndNoOther) {
             EXPECT_TRUE(run(reported.call).ok());
         }
         reported.synchronize();
+    }
+}
+
+// Of a step the pool stays as it is; with HEADRACE_DEBUG_NAN=1 calls name what was wrong.
+TEST(CudaInterface, SequencesOnTheDeviceThatAreNone) {
+    for (const char* line :
+         {"kda:step varlen=0,2,2,5,6 h2 k32 v16 pool=9", "gla:fwd varlen=0,2,2,5,6 h2 k32 v16 state=inout"}) {
+        DeviceTensors tensors(line);
+        const std::vector<double> before = harness::read_values(tensors.host.call.pool.states);
+        tensors.host.tensors.at("cu_seqlens").set(2, 7);
+        tensors.upload();
+        ASSERT_EQ(tensors.call.in.cu_seqlens.device, Device::cuda);
+        EXPECT_TRUE(run(tensors.call).ok());
+        tensors.written();
+        for (const double value : tensors.host.tensors.at("o").values()) ASSERT_TRUE(std::isnan(value));
+        EXPECT_EQ(harness::read_values(tensors.host.call.pool.states), before);
+        const Environment debug("HEADRACE_DEBUG_NAN", "1");
+        expect_error(run(tensors.call), Code::invalid_argument,
+                     {"cu_seqlens: expected numbers that ascend from 0 to tokens 6, got others on the device"});
+        tensors.synchronize();
     }
 }
 

@@ -111,6 +111,14 @@ void expect_step(const ConvolutionCase& c, const std::vector<std::int64_t>& rows
             short_convolution_step(token, {rows_of(call.out.y), {}}, {call.out.final_state, indices}, call.options);
         EXPECT_TRUE(status.ok()) << status.message();
     }
+    for (std::size_t n = 0; n < rows.size(); ++n) {  // of a row that there is not: NaN
+        if (rows[n] >= -1 && rows[n] < c.B) continue;
+        for (std::int64_t i = 0; i < c.D; ++i) {
+            const std::int64_t at = static_cast<std::int64_t>(n) * c.D + i;
+            EXPECT_TRUE(std::isnan(call.tensors.at("y").get(at))) << c.text();
+            call.tensors.at("y").set(at, 0);
+        }
+    }
     EXPECT_EQ(misses(call, expected, {"y", "final_state"}), "") << c.text() << (rows.empty() ? "" : " indices");
 }
 
@@ -184,6 +192,26 @@ TEST(CudaLayers, SameBitsWithEachOrderOfBlocks) {
         }
         if (run == 0) first = call.tensors.bytes(call.outputs);
         EXPECT_EQ(call.tensors.bytes(call.outputs), first);
+    }
+}
+
+// As of operators: NaN, and nothing out of bounds.
+TEST(CudaLayers, SequencesThatAreNone) {
+    const std::vector<std::int64_t> good = {0, 0, 20, 50},
+                                    lists[] = {good,           {1, 1, 20, 50},      {0, 30, 20, 50}, {0, 0, 20, 49},
+                                               {0, 0, 20, 51}, {0, 0, 1 << 30, 50}, {0, -9, 20, 50}};
+    for (const std::vector<std::int64_t>& list : lists) {
+        ConvolutionCall call({.B = 1, .T = 50, .D = 35, .cu_seqlens = good});
+        for (std::size_t i = 0; i < list.size(); ++i)
+            call.tensors.at("cu_seqlens").set(static_cast<std::int64_t>(i), static_cast<double>(list[i]));
+        for (const char* name : call.outputs) call.tensors.at(name).fill(1);
+        {
+            const MovedToDevice moved(call, {&call.in.cu_seqlens});
+            const Status status = call.run();
+            EXPECT_TRUE(status.ok()) << status.message();
+        }
+        for (const char* name : call.outputs)
+            for (const double value : call.tensors.values(name)) ASSERT_EQ(std::isnan(value), list != good) << name;
     }
 }
 

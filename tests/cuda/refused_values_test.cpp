@@ -84,10 +84,47 @@ TEST(CudaRefusedValues, PoisonTheirHeadAlone) {
 TEST(CudaRefusedValues, InFormulas) {
     for (const std::string op : {"gated_delta_rule", "kda"}) {
         for (const char* direction : {":fwd t40", ":bwd t40", ":step t2"}) {
-            for (const char* words : {" k16 f32 rawgate beta=sigmoid", " k64 bf16 rawgate beta=two_sigmoid", " k64 bf16 bound=-5 beta=sigmoid",
-                                      " k16 f64 bound=-5 beta=two_sigmoid"}) {
+            for (const char* words : {" k16 f32 rawgate beta=sigmoid", " k64 bf16 rawgate beta=two_sigmoid",
+                                      " k64 bf16 bound=-5 beta=sigmoid", " k16 f64 bound=-5 beta=two_sigmoid"}) {
                 for (const ProblemLine& line : forced_lines(op + direction + " h2 v16 cuda" + words)) {
                     for (const char* tensor : {"g", "beta"}) expect_only_its_head(line, {tensor, std::nan("")});
+                }
+            }
+        }
+    }
+}
+
+// Numbers on the device that are no list of sequences make NaN of all results, and nothing around these is touched.
+TEST(CudaRefusedValues, SequencesThatAreNone) {
+    constexpr std::int64_t far = std::int64_t{1} << 40;
+    const std::vector<std::vector<std::int64_t>> lists = {{0, 9, 9, 50, 67},  {1, 9, 9, 50, 67},    {0, 9, 9, 50, 66},
+                                                          {0, 9, 9, 50, 68},  {0, 50, 9, 50, 67},   {0, 9, 9, far, 67},
+                                                          {0, 9, 9, 50, far}, {-far, 9, 9, 50, 67}, {0, 9, -1, 50, 67}};
+    for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "kda"}) {
+        for (const std::string direction :
+             {":fwd state=inout", ":bwd state=inout gate=", ":summary state=in", ":summary_bwd"}) {
+            for (const char* type : {" k64 v32 bf16", " k16 v16"}) {
+                const bool channel = op == "gla" || op == "kda";
+                const std::string gate = direction.back() == '=' ? channel ? "channel+head" : "step+head" : "";
+                const std::string text = op + direction + gate + " varlen=0,9,9,50,67 h1" + type + " cuda";
+                for (const ProblemLine& line : forced_lines(text)) {
+                    for (const std::vector<std::int64_t>& list : lists) {
+                        CallTensors made = harness::make_tensors(line);
+                        harness::Tensor& boundaries = made.tensors.at("cu_seqlens");
+                        for (std::size_t i = 0; i < list.size(); ++i)
+                            boundaries.set(
+                                static_cast<std::int64_t>(i),
+                                static_cast<double>(boundaries.dtype() == DType::i32 ? list[i] % 100000007 : list[i]));
+                        for (const harness::NamedView& output : harness::output_views(made.call))
+                            made.tensors.at(output.name).fill(1);
+                        run_there(made);
+                        for (const harness::NamedView& output : harness::output_views(made.call)) {
+                            for (const double value : harness::read_values(output.view))
+                                ASSERT_EQ(std::isnan(value), &list != &lists.front())
+                                    << harness::format(line) << ", list " << &list - &lists.front() << ": "
+                                    << output.name;
+                        }
+                    }
                 }
             }
         }

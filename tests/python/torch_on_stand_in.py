@@ -249,7 +249,7 @@ def test_values_are_not_looked_at(there, runtime, monkeypatch):
         ht.chunk_kda(**mine | {"g": upload(bad, runtime)})
 
 
-def test_offsets_on_the_host_and_on_the_device(there, runtime):
+def test_offsets_on_the_host_and_on_the_device(there, runtime, monkeypatch):
     call = calls.changed_call(ht.chunk_kda, "kda", "cu_seqlens")
     here = {n: typed(x) for n, x in call.tensors.items()}
     mine, offsets = there(here), here["cu_seqlens"]
@@ -259,6 +259,11 @@ def test_offsets_on_the_host_and_on_the_device(there, runtime):
     for given in ({"cu_seqlens": offsets.flip(0)}, {"cu_seqlens_cpu": offsets.flip(0)}):
         with pytest.raises(ValueError, match="^cu_seqlens: "):  # those of the host are checked
             ht.chunk_kda(**mine | given)
+    wrong = {"cu_seqlens": upload(offsets.flip(0), runtime)}  # those of the device make NaN
+    assert torch.isnan(download(ht.chunk_kda(**mine | wrong)[0])).all()
+    monkeypatch.setenv("HEADRACE_DEBUG_NAN", "1")
+    with pytest.raises(ValueError, match="^cu_seqlens: expected numbers that ascend from 0 to tokens"):
+        ht.chunk_kda(**mine | wrong)
 
 
 def test_decays_are_computed_anew(there, runtime):

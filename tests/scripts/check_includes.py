@@ -42,7 +42,7 @@ TABLE = [
     ("src/cuda/products/", [PUBLIC, "src/core/", "src/cuda/kernels/kernels.hpp", "src/cuda/plumbing/", *CUDA_TILES,
                             "src/cuda/products/"]),
     ("src/cuda/kernels/", ["include/headrace/tensor.hpp", "include/headrace/launches.hpp", "src/core/types.hpp",
-                           "src/cuda/"]),
+                           "src/core/factor.hpp", "src/cuda/"]),
     ("src/cuda/implementations", [PUBLIC, "src/core/", "src/cuda/implementations.hpp"]),
     ("src/no_cuda/", [PUBLIC, "src/core/", "src/cuda/implementations.hpp", "src/cuda/layers/layers.hpp",
                       "src/cuda/products/products.hpp"]),

@@ -279,4 +279,28 @@ struct NumbersArgs {
 };
 const void* numbers_kernel();
 
+// cu_seqlens that lie on the device, [N + 1]: to[0] to to[N] take them where they ascend from 0 to T, and zeros where
+// they do not; to[N + 1] says which, 0 or 1. One block.
+inline constexpr int checking_threads = 1024;
+struct SequencesArgs {
+    Strided from;
+    std::int64_t* to;
+    std::int64_t N, T;
+};
+const void* sequences_kernel();
+
+// NaN in all elements of the results where *wrong is not 0.
+inline constexpr int most_results = 20, most_rank = 4,
+                     spoiling_blocks = 264;  // blocks: two for each multiprocessor of an H200
+struct SpoilArgs {
+    struct Result {
+        Strided tensor;
+        std::int64_t shape[most_rank];
+    };
+    const std::int64_t* wrong;
+    int count;
+    Result results[most_results];
+};
+const void* spoil_kernel();
+
 }  // namespace headrace::cuda

@@ -1,5 +1,4 @@
-// Kernels of a few lines around the operators: sums of parameter gradients over sequences or chunks, integers into
-// device memory.
+// Sums of parameter gradients over sequences or chunks.
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tiles/rows.hpp"
 
@@ -20,11 +19,6 @@ __global__ void __launch_bounds__(block_threads) parameter_sums(SumsArgs args) {
         });
 }
 
-__global__ void __launch_bounds__(block_threads) numbers(NumbersArgs args) {
-    each(args.count, [&](int i) { args.to[i] = args.values[i]; });
-}
-
 const void* sums_kernel() { return reinterpret_cast<const void*>(&parameter_sums); }
-const void* numbers_kernel() { return reinterpret_cast<const void*>(&numbers); }
 
 }  // namespace headrace::cuda

@@ -85,13 +85,13 @@ struct Convolution {
         }
     }
 
-    // One token of sequence n: the row of the pool loses its oldest input. `refused` is nobody's here: a row that the
-    // pool does not have counts as padding.
+    // One token of sequence n: the row of the pool loses its oldest input. Row -1 stands for padding, which leaves
+    // zeros; another that the pool does not have leaves NaN.
     HEADRACE_DEVICE void step(std::int64_t n) {
         take_channel();
         if (warp() != 0 || !inside) return;
         const std::int64_t row = args.indices.given ? load_integer(args.indices, n * args.indices.stride[0]) : n;
-        T z = 0;
+        T z = row == -1 ? T(0) : not_a_number<T>();
         if (row >= 0 && row < args.pool_rows) {
             z = bias();
             HEADRACE_ROLLED

@@ -7,6 +7,7 @@
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/plumbing/args.hpp"
 #include "cuda/plumbing/launch.hpp"
+#include "cuda/plumbing/sequences.hpp"
 
 namespace headrace::cuda {
 namespace {
@@ -101,7 +102,7 @@ std::size_t shared_bytes(const LayerKernels& kernels, const ConvolutionArgs& arg
     return kernels.convolution_memory(args).shared;
 }
 
-Status run_convolution(const ConvolutionProblem& problem, ConvolutionArgs args) {
+Status queue_convolution(const ConvolutionProblem& problem, ConvolutionArgs args) {
     const LayerKernels kernels = problem.wide ? layer_kernels<double>() : layer_kernels<float>();
     void* const stream = problem.options.stream;
     const std::int64_t strips = (args.D + strip - 1) / strip;
@@ -110,7 +111,8 @@ Status run_convolution(const ConvolutionProblem& problem, ConvolutionArgs args) 
         return launch(kernel, name, count * strips, {launched_threads, shared}, &args, stream);
     };
     if (problem.direction == Direction::step) return queue(kernels.convolution_step, "short convolution step", args.N);
-    Status status = store_sequences(problem.in.cu_seqlens, problem.sequences, args.cu_seqlens, problem.N, stream);
+    Status status =
+        store_sequences(problem.in.cu_seqlens, problem.sequences, args.cu_seqlens, problem.N, problem.T, stream);
     if (problem.direction == Direction::forward) {
         if (status.ok()) status = queue(kernels.convolution_forward, "short convolution", args.groups.count);
         if (status.ok() && args.final_state.given)
@@ -130,6 +132,13 @@ Status run_convolution(const ConvolutionProblem& problem, ConvolutionArgs args) 
     if (status.ok()) status = store_sums(d_weight, args.sums, args.groups, args.W, args.D, step, stream);
     if (status.ok()) status = store_sums(d_bias, args.sums + args.W * args.D, args.groups, 1, args.D, step, stream);
     return status;
+}
+
+Status run_convolution(const ConvolutionProblem& problem, const ConvolutionArgs& args) {
+    Status status = queue_convolution(problem, args);
+    if (!status.ok()) return status;
+    return spoil_results(named_views(problem), problem.in.cu_seqlens, args.cu_seqlens, problem.N, problem.T,
+                         problem.options.stream);
 }
 
 Status run_norm(const RmsNormProblem& problem, RmsNormArgs args) {

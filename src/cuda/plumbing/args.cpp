@@ -90,35 +90,10 @@ KernelArgs make_args(const Problem& problem, Carver& carver, std::int64_t sums) 
     return args;
 }
 
-Strided take_sequences(const TensorView& cu_seqlens, std::int64_t N, Carver& carver) {
-    if (!cu_seqlens.given() || cu_seqlens.device != Device::cpu) return strided(cu_seqlens);
-    return {static_cast<char*>(carver.take("sequences", DType::i64, {N + 1})), {1}, DType::i64, true};
-}
-
-std::int64_t sequence_launches(const TensorView& cu_seqlens, std::int64_t N) {
-    return cu_seqlens.given() && cu_seqlens.device == Device::cpu ? N / most_numbers + 1 : 0;
-}
-
-// As parameters of a kernel, which a graph keeps.
-Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken,
-                       std::int64_t N, void* stream) {
-    for (std::int64_t i = 0; i < sequence_launches(cu_seqlens, N); ++i) {
-        const std::int64_t first = i * most_numbers;
-        NumbersArgs numbers{reinterpret_cast<std::int64_t*>(taken.data) + first, 0, {}};
-        for (; numbers.count < most_numbers && first + numbers.count <= N; ++numbers.count) {
-            const std::int64_t n = first + numbers.count;
-            numbers.values[numbers.count] = n == 0 ? 0 : sequences[static_cast<std::size_t>(n) - 1].end;
-        }
-        if (Status status = launch(numbers_kernel(), "numbers", 1, {launched_threads}, &numbers, stream); !status.ok())
-            return status;
-    }
-    return {};
-}
-
 Status prepare(const Problem& problem, const KernelArgs& args) {
     void* const stream = problem.options.stream;
     if (Status status = clear(args.refused, sizeof *args.refused, stream); !status.ok()) return status;
-    return store_sequences(problem.in.cu_seqlens, problem.sequences, args.cu_seqlens, problem.N, stream);
+    return store_sequences(problem.in.cu_seqlens, problem.sequences, args.cu_seqlens, problem.N, problem.T, stream);
 }
 
 std::vector<SumsArgs> parameter_sums(const Problem& problem, const KernelArgs& args) {

@@ -5,17 +5,11 @@
 #include "core/workspace.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/plumbing/kernel_args.hpp"
+#include "cuda/plumbing/sequences.hpp"
 
 namespace headrace::cuda {
 
 Strided strided(const TensorView& view);
-
-// Device memory for cu_seqlens that lie on the host, else where they are; and what fills it on the stream, in so many
-// launches.
-Strided take_sequences(const TensorView& cu_seqlens, std::int64_t N, Carver& carver);
-std::int64_t sequence_launches(const TensorView& cu_seqlens, std::int64_t N);
-Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken,
-                       std::int64_t N, void* stream);
 
 // sums: of a parameter's gradient, per head; -1: one for each sequence.
 KernelArgs make_args(const Problem& problem, Carver& carver, std::int64_t sums = -1);

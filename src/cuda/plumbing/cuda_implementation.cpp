@@ -17,9 +17,23 @@ LaunchPlan plan_of_small(const char* kernel, std::int64_t blocks, DType arithmet
     return plan;
 }
 
-LaunchPlan plan_of_numbers() {
-    LaunchPlan plan = plan_of_small("numbers", 1, DType::i64);
+// One of sequence_launches.
+LaunchPlan plan_of_sequences(const TensorView& cu_seqlens, std::int64_t N) {
+    const bool checks = spoils_results(cu_seqlens);
+    LaunchPlan plan = plan_of_small(checks ? "check_sequences" : "numbers", 1, DType::i64);
     plan.block.saved_bytes = 8.0 * most_numbers;
+    if (!checks) return plan;
+    plan.threads = checking_threads, plan.registers = registers_allowed(checking_threads, 1);
+    plan.block.input_bytes = 3.0 * static_cast<double>(N * size_of(cu_seqlens.dtype));
+    plan.block.saved_bytes = 8.0 * static_cast<double>(N);
+    plan.block.memory_waits = 2.0 * static_cast<double>(N / checking_threads + 1);
+    return plan;
+}
+
+LaunchPlan plan_of_spoiling() {
+    LaunchPlan plan = plan_of_small("spoil", spoiling_blocks, DType::i64);
+    plan.block.saved_bytes = 8;
+    plan.block.memory_waits = 1;
     return plan;
 }
 
@@ -54,7 +68,7 @@ std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) con
     const KernelArgs args = layout(problem, carver);
     std::vector<LaunchPlan> all;
     for (std::int64_t i = 0; i < sequence_launches(problem.in.cu_seqlens, problem.N); ++i)
-        all.push_back(plan_of_numbers());
+        all.push_back(plan_of_sequences(problem.in.cu_seqlens, problem.N));
     for (Launch& each : all_kernels(problem, args)) {
         if (each.blocks == 0) continue;
         if (wants_more(problem, each)) each.raise(shared_memory_limit(problem));
@@ -68,6 +82,7 @@ std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) con
     for (const SumsArgs& sums : parameter_sums(problem, args)) {
         if (blocks_of(sums) > 0) all.push_back(plan_of(sums));
     }
+    if (spoils_results(problem.in.cu_seqlens)) all.push_back(plan_of_spoiling());
     return all;
 }
 

@@ -49,6 +49,9 @@ class CudaImplementation : public Implementation {
                             problem.options.stream);
         }
         if (status.ok()) status = store_parameter_gradients(problem, args);
+        if (status.ok())
+            status = spoil_results(named_views(problem), problem.in.cu_seqlens, args.cu_seqlens, problem.N, problem.T,
+                                   problem.options.stream);
         return status.ok() ? check_refused(problem, args) : status;
     }
 

@@ -63,9 +63,10 @@ struct RecurrentKernel {
         for (std::int64_t t = 0; t <= length; ++t) {
             const Token now = next;
             if (t < length) load(next);
-            if (t > 0) store_output(forward(now), from >= 0);
             const bool slots = args.per_token_rows > 0, leaves = slots ? t > 0 : t == length;
-            if (leaves && from >= 0) store_state(row_of(n, slots ? t - 1 : 0), first);
+            const std::int64_t to = leaves && from >= 0 ? row_of(n, slots ? t - 1 : 0) : from;
+            if (t > 0) store_output(forward(now), to == no_row ? no_row : from);
+            if (leaves) store_state(to, first);
             ptx::sync_warp();  // lanes that stored wait here for the others, not at the next shuffle
         }
     }
@@ -79,8 +80,8 @@ struct RecurrentKernel {
         gate = gate_parameters<T>(args, head);
         const std::int64_t row = row_of(n, 0);
         load_state(row, first);
-        store_output(forward(token), row >= 0);
-        if (row >= 0) store_state(row, first);
+        store_output(forward(token), row);
+        store_state(row, first);
     }
 
   private:
@@ -92,10 +93,12 @@ struct RecurrentKernel {
     HEADRACE_DEVICE bool undecayed_error() const { return delta && args.undecayed_error; }
 
     // ---- the state's rows in the caller's memory ----
+    // -1 stands for padding, which leaves zeros and no state; what is neither that nor a row of the pool is refused.
+    static constexpr std::int64_t padding = -1, no_row = -2;
     HEADRACE_DEVICE std::int64_t checked_row(std::int64_t row) const {
-        if (row >= -1 && row < args.pool_rows) return row;
+        if (row >= padding && row < args.pool_rows) return row;
         if (threadIdx.x == 0) atomicOr(args.refused, refused_index);
-        return -1;
+        return no_row;
     }
     // Where a slot's state goes.
     HEADRACE_DEVICE std::int64_t row_of(std::int64_t n, std::int64_t slot) const {
@@ -106,7 +109,7 @@ struct RecurrentKernel {
         std::int64_t slot = 0;
         if (args.num_accepted_tokens.given)
             slot = load_integer(args.num_accepted_tokens, n * args.num_accepted_tokens.stride[0]) - 1;
-        if (args.per_token_rows > 0 && (slot < 0 || slot >= args.per_token_rows)) return checked_row(-2);
+        if (args.per_token_rows > 0 && (slot < 0 || slot >= args.per_token_rows)) return checked_row(no_row);
         return row_of(n, slot);
     }
     struct alignas(16) Piece {
@@ -304,9 +307,10 @@ struct RecurrentKernel {
         return accepted_beta(args, number(now.beta, args.beta)).value;
     }
     // By the first lane of each column.
-    HEADRACE_DEVICE void store_output(T o, bool wanted) {
+    // Of a token whose state came from that row.
+    HEADRACE_DEVICE void store_output(T o, std::int64_t row) {
         if (lane() >= Ops::warp_columns || own >= args.V || !args.o.given) return;
-        store_element<T>(place.o, args.o.dtype, 0, wanted ? o : T(0));
+        store_element<T>(place.o, args.o.dtype, 0, row >= 0 ? o : row == padding ? T(0) : not_a_number<T>());
         advance(place.o, args.o);
     }
 };

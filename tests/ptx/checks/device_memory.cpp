@@ -377,8 +377,7 @@ void DeviceMemory::copy(std::uint64_t to, std::uint64_t from, std::size_t bytes)
 
 void DeviceMemory::begin_launch(bool may_read_unwritten) {
     Implementation& my = *implementation_;
-    my.may_read_unwritten = may_read_unwritten;
-    my.first_owner = my.next_owner;
+    my.first_owner = my.next_owner, my.may_read_unwritten = may_read_unwritten;
     if (my.first_owner <= owner_limit / 2) return;
     for (const auto& [address, allocation] : my.live)
         for (std::size_t i = 0; i < (allocation.bytes + 1) / 2; ++i) my.shadow[(address - my.base) / 2 + i] &= written;

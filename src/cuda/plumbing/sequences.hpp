@@ -1,0 +1,28 @@
+// sequences: cu_seqlens as kernels read them, wherever the caller's lie.
+#pragma once
+
+#include <vector>
+
+#include "core/validation.hpp"
+#include "core/workspace.hpp"
+#include "cuda/plumbing/kernel_args.hpp"
+#include "headrace/headrace.hpp"
+
+namespace headrace::cuda {
+
+// Device memory for the boundaries of N sequences, [N + 1], and behind them a number: 1 where those that the caller has
+// on the device do not ascend from 0 to T. All sequences are empty then.
+Strided take_sequences(const TensorView& cu_seqlens, std::int64_t N, Carver& carver);
+
+// What fills it on the stream, in so many launches. sequences: those of cu_seqlens on the host.
+std::int64_t sequence_launches(const TensorView& cu_seqlens, std::int64_t N);
+Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken,
+                       std::int64_t N, std::int64_t T, void* stream);
+
+// Behind all kernels of a call, where cu_seqlens are on the device: queues a launch that makes NaN of all outputs among
+// the views, but for pools, if that number is 1. With HEADRACE_DEBUG_NAN=1 waits, and says so.
+bool spoils_results(const TensorView& cu_seqlens);
+Status spoil_results(const std::vector<NamedView>& views, const TensorView& cu_seqlens, const Strided& taken,
+                     std::int64_t N, std::int64_t T, void* stream);
+
+}  // namespace headrace::cuda

@@ -139,6 +139,34 @@ TEST_P(EachLine, IsQueuedByThreadsWithStreamsOfTheirOwn) {
     expect_same_bits(expected, first.written(), GetParam());
 }
 
+// Threads whose calls launch the same kernel with different amounts of shared memory, all more than every GPU gives
+// unasked: neither's launch depends on when the other says how much it wants. In captures, which run nothing.
+TEST(CudaInterface, ThreadsWantDifferentAmountsOfSharedMemory) {
+    struct Caller {
+        DeviceTensors tensors;
+        DeviceMemory workspace{tensors.workspace_bytes()};
+        std::vector<Status> failed;
+
+        explicit Caller(const char* line) : tensors(line) {}
+        void capture() {
+            expect_cuda(cudaStreamBeginCapture(tensors.stream, cudaStreamCaptureModeThreadLocal),
+                        "cudaStreamBeginCapture");
+            for (int i = 0; i < 5000; ++i) {
+                if (Status status = run(tensors.call, {workspace.data(), workspace.bytes()}); !status.ok())
+                    failed.push_back(status);
+            }
+            cudaGraph_t graph = nullptr;
+            expect_cuda(cudaStreamEndCapture(tensors.stream, &graph), "cudaStreamEndCapture");
+            expect_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+        }
+    };
+    Caller small("kda:fwd t3 h1 k64 v16 force=cuda.walk"), large("kda:fwd t3 h1 k128 v16 force=cuda.walk");
+    std::thread one([&] { small.capture(); }), two([&] { large.capture(); });
+    one.join(), two.join();
+    for (const Caller* caller : {&small, &large})
+        EXPECT_EQ(caller->failed.size(), 0U) << caller->failed.front().message();
+}
+
 // ---- ragged batches ----
 
 // Sequence n of a batch of rows cut out of a ragged one: tokens [begin, end), state n.

@@ -35,6 +35,16 @@ void give_back(void* memory, void* stream) {
     if (cudaFree(memory) != cudaSuccess) cudaGetLastError();
 }
 
+// All that the GPU gives a block, whatever this launch takes: it is said of the kernel, not of a launch, and another
+// thread that launches the same one with less must not take it back in between. Such kernels have none of their own.
+cudaError_t allow_all_shared_memory(const void* kernel) {
+    int device = 0, most = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error != cudaSuccess) return error;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+}
+
 constexpr int least_capability = 80, capability_of_groups = 90;
 
 Status check_capability(int device) {
@@ -63,10 +73,7 @@ Status launch(const void* kernel, const char* name, std::int64_t blocks, BlockSi
     if (blocks > 0x7fffffff) return {Code::unsupported, std::string("CUDA: ") + name + ": more than 2^31 - 1 blocks"};
     constexpr std::size_t without_asking = std::size_t{48} << 10;  // on every GPU
     cudaError_t error = cudaSuccess;
-    if (block.shared > without_asking) {
-        error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(block.shared));
-    }
+    if (block.shared > without_asking) error = allow_all_shared_memory(kernel);
     void* all[] = {parameters};
     if (error == cudaSuccess) {
         error =

@@ -11,6 +11,7 @@
 #include <memory>
 #include <thread>
 
+#include "axes.hpp"
 #include "behaviours.hpp"
 
 namespace {
@@ -330,6 +331,21 @@ TEST(Memory, M4_OffsetsBeyondTwoToThe31) {
         ASSERT_GT((line.T - 1) * call.in.q.strides[1], std::int64_t{1} << 31);
         ASSERT_TRUE(run(call).ok()) << format(line);
         expect_same_bits(expected, written(call), format(line));
+    }
+}
+
+TEST(Memory, M4_InputsMayRepeatByAStrideOfZero) {
+    for (const char* dtype : {" bf16", " f32"}) {
+        for (const ProblemLine& line : every_call(std::string(" b2 t70 h2 hv4 k32 v32 threads=1") + dtype)) {
+            for (const Axis axis : axes) {
+                CallTensors stored = harness::make_tensors(line);
+                if (!repeat_inputs(stored.call, axis)) continue;
+                CallTensors same = harness::make_tensors(line);
+                repeat_inputs(same.call, axis);
+                expand_inputs(same.call, axis);
+                expect_same_bits(run_and_read(stored), run_and_read(same), format(line) + ", " + name_of(axis));
+            }
+        }
     }
 }
 

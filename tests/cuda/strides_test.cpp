@@ -1,9 +1,10 @@
-// Offsets beyond 2^31: tensors whose elements lie far apart along each of their axes, and calls on so many sequences
-// that tensors and workspace are as large. Device memory is address space here, used where it is touched; of launches
-// of many blocks the last alone run (HEADRACE_PTX_SHARE).
+// Strides of zero, and offsets beyond 2^31: tensors whose elements lie far apart along each of their axes, and calls on
+// so many sequences that tensors and workspace are as large. Device memory is address space here, used where it is
+// touched; of launches of many blocks the last alone run (HEADRACE_PTX_SHARE).
 #include <algorithm>
 #include <memory>
 
+#include "tests/axes.hpp"
 #include "tests/cuda/device_runs.hpp"
 #include "tests/cuda/device_tensors.hpp"
 
@@ -11,22 +12,6 @@ namespace headrace::test {
 namespace {
 
 constexpr std::int64_t limit = std::int64_t{1} << 31;
-
-enum class Axis { sequences, tokens, heads, channels, rows_of_states };
-constexpr const char* names[] = {"sequences", "tokens", "heads", "channels", "rows of states"};
-
-// The dimension of the view along the axis, -1 for none. Tensors of a token are [B,T,H] or [B,T,H,K], states
-// [N,H,K,V].
-int dimension(const TensorView& view, Axis axis, bool state) {
-    constexpr int of_tokens[] = {0, 1, 2, 3, -1}, of_states[] = {0, -1, 1, 3, 2};
-    const int d = (state ? of_states : of_tokens)[static_cast<int>(axis)];
-    return view.rank >= 3 && d < view.rank && view.shape[d] > 1 ? d : -1;
-}
-
-std::vector<TensorView*> states(Call& call) {
-    return {&call.in.initial_state, &call.out.final_state,    &call.d_out.d_final_state, &call.grads.d_initial_state,
-            &call.pool.states,      &call.summary.transition, &call.summary.state};
-}
 
 // The tensors of a call, each with its elements along `axis` at a stride by which the last lies beyond 2^31.
 class FarApart {
@@ -37,12 +22,10 @@ class FarApart {
         std::vector<const TensorView*> hosts;
         Call seen = harness::seen_from_device(tensors.host.call);
         each_device_view(seen, [&](TensorView& view) { hosts.push_back(&view); });
-        const std::vector<TensorView*> of_states = states(call);
         std::size_t i = 0;
         each_device_view(call, [&](TensorView& view) {
             const TensorView& host = *hosts[i++];
-            const bool state = std::find(of_states.begin(), of_states.end(), &view) != of_states.end();
-            if (const int far = dimension(view, axis, state); far >= 0) spread(view, host, far, odd);
+            if (const int far = dimension(call, view, axis); far >= 0) spread(view, host, far, odd);
         });
         for (const Spread& each : spread_) move(each, true);
     }
@@ -101,7 +84,7 @@ class FarApart {
 };
 
 void expect_same_far_apart(const ProblemLine& line, Axis axis, std::int64_t odd) {
-    const std::string what = format(line) + ", " + names[static_cast<int>(axis)] + (odd != 0 ? ", odd" : "");
+    const std::string what = format(line) + ", " + name_of(axis) + (odd != 0 ? ", odd" : "");
     DeviceTensors near(harness::make_tensors(line)), far(harness::make_tensors(line));
     FarApart apart(far, axis, odd);
     if (apart.empty()) return;
@@ -113,25 +96,45 @@ void expect_same_far_apart(const ProblemLine& line, Axis axis, std::int64_t odd)
     expect_same_bits(expected, written(far.host.call), what);
 }
 
-class FarElements : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(
-    CudaOffsets, FarElements,
-    testing::Values("gated_delta_rule:fwd b2 t70 h2 hv4 k64 v16 state=inout",
-                    "gated_delta_rule:bwd b2 t70 h2 k64 v16 state=inout", "kda:fwd b2 t70 h2 k64 v16 state=inout",
-                    "kda:bwd b2 t40 h2 k64 v16 state=inout", "gla:fwd b2 t70 h2 k64 v16 state=inout",
-                    "gla:bwd b2 t40 h2 k64 v16 state=inout", "simple_gla:fwd b2 t70 h2 k64 v16 state=inout",
-                    "simple_gla:bwd b2 t70 h2 k64 v16 state=inout", "comba:bwd b2 t20 h2 k64 v16",
-                    "kda:summary b2 t40 h2 k64 v16 state=in", "gla:summary b2 t40 h2 k64 v16 state=in",
-                    "gated_delta_rule:summary_bwd b2 t40 h2 k64 v16", "gated_delta_rule:step b3 t2 h2 k64 v16 pool=9"));
+class EachCall : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(CudaStrides, EachCall,
+                         testing::Values("gated_delta_rule:fwd b2 h2 hv4 k64 v32 state=inout",
+                                         "gated_delta_rule:bwd b2 h2 k64 v32 state=inout",
+                                         "kda:fwd b2 h2 k64 v32 state=inout", "kda:bwd b2 h2 k64 v32 state=inout",
+                                         "gla:fwd b2 h2 k64 v32 state=inout", "gla:bwd b2 h2 k64 v32 state=inout",
+                                         "simple_gla:fwd b2 h2 k64 v32 state=inout",
+                                         "simple_gla:bwd b2 h2 k64 v32 state=inout", "comba:bwd b2 h2 k64 v32",
+                                         "kda:summary b2 h2 k64 v32 state=in", "gla:summary b2 h2 k64 v32 state=in",
+                                         "gated_delta_rule:summary_bwd b2 h2 k64 v32",
+                                         "gated_delta_rule:step b3 h2 k64 v32 pool=9"));
+
+// On tensor cores more than a chunk of theirs, in other forms of fp32 tensors.
+std::vector<ProblemLine> lines_of(const std::string& call) {
+    std::vector<ProblemLine> lines = forced_lines(call + " t20 cuda");
+    ProblemLine line = line_of(call + " t70 bf16 cuda");
+    line.force = "cuda.tensor";
+    if (line.direction != Direction::step) lines.push_back(line);
+    return lines;
+}
 
 // Odd strides send tensors of tensor cores through copies (plumbing/staging.hpp).
-TEST_P(FarElements, M4_BitsOfTensorsThatLieTogether) {
-    for (const char* dtype : {" bf16", ""}) {
-        for (const ProblemLine& line : forced_lines(GetParam() + std::string(dtype) + " cuda")) {
-            for (const Axis axis : {Axis::sequences, Axis::tokens, Axis::heads, Axis::channels, Axis::rows_of_states}) {
-                expect_same_far_apart(line, axis, 0);
-                if (line.force == "cuda.tensor") expect_same_far_apart(line, axis, 1);
-            }
+TEST_P(EachCall, M4_FarApartItHasTheBitsOfTensorsThatLieTogether) {
+    for (const ProblemLine& line : lines_of(GetParam())) {
+        for (const Axis axis : axes) {
+            expect_same_far_apart(line, axis, 0);
+            if (line.force == "cuda.tensor") expect_same_far_apart(line, axis, 1);
+        }
+    }
+}
+
+TEST_P(EachCall, InputsMayRepeatByAStrideOfZero) {
+    for (const ProblemLine& line : lines_of(GetParam())) {
+        for (const Axis axis : axes) {
+            CallTensors stored = harness::make_tensors(line), same = harness::make_tensors(line);
+            if (!repeat_inputs(stored.call, axis)) continue;
+            repeat_inputs(same.call, axis);
+            expand_inputs(same.call, axis);
+            expect_same_bits(run_there(stored), run_there(same), format(line) + ", " + name_of(axis));
         }
     }
 }
@@ -185,9 +188,9 @@ class ManySequences {
     std::vector<DeviceMemory> memory_;
 };
 
-class ManyElements : public testing::TestWithParam<const char*> {};
+class ManySequencesOf : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(
-    CudaOffsets, ManyElements,
+    CudaStrides, ManySequencesOf,
     testing::Values("gated_delta_rule:fwd t128 hv2 k64 v64 bf16 state=inout force=cuda.tensor",
                     "gated_delta_rule:bwd t128 k64 v64 bf16 force=cuda.tensor",
                     "gated_delta_rule:fwd t128 k64 v64 f16 force=cuda.tensor",
@@ -198,7 +201,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "kda:bwd t64 k32 v32 force=cuda.walk", "kda:bwd t12 k32 v32 force=cuda.recurrent",
                     "kda:fwd t24 k64 v64 force=cuda.recurrent"));
 
-TEST_P(ManyElements, M4_BitsOfFewSequences) {
+TEST_P(ManySequencesOf, M4_HaveTheBitsOfFew) {
     const std::string line = std::string(GetParam()) + " h1";
     DeviceTensors last(line + " b" + std::to_string(few));
     const auto expected = last.run_and_read();

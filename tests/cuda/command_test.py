@@ -71,6 +71,19 @@ class Files(Case):
         for name, expected in here.items():
             self.assertLess(difference(once[name], expected), 3e-6, name)
 
+    def test_wrong_values_are_errors_as_on_the_cpu(self):
+        for tensor, wrong, error in (("cu_seqlens", b"\x01", "cu_seqlens: expected "),
+                                     ("g", b"\0\0\x80\x3f", "g: expected "),  # 1
+                                     ("beta", b"\0\0\xc0\x7f", "beta: expected ")):  # NaN
+            self.headrace("gen", "kda:fwd", "varlen=0,3,3,5,9", "h1", "k16", "cuda", "--out", self.x)
+            contents = bytearray(pathlib.Path(self.x).read_bytes())
+            header = 8 + int.from_bytes(contents[:8], "little")
+            begin = header + json.loads(contents[8:header])[tensor]["data_offsets"][0]
+            contents[begin:begin + len(wrong)] = wrong
+            pathlib.Path(self.x).write_bytes(contents)
+            for device in ("cuda", "cpu"):
+                self.refused(error, "run", "kda", "--in", self.x, "--out", self.y, "--device", device)
+
     def test_what_is_refused(self):
         self.headrace("gen", "gla:fwd", "t5", "h1", "k16", "cuda", "--out", self.x)
         run = ["run", "gla", "--in", self.x, "--out", self.y]

@@ -1,6 +1,7 @@
 // headrace run: computes an operator on the tensors of a safetensors file.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -63,8 +64,9 @@ Outcome compute_on_host(const Call& call, int repeat) {
 }
 
 // The same on tensors of the current CUDA device, copied there and back; a time is that of the call and of waiting for
-// it.
+// it, and for its word that no value was wrong.
 Outcome compute_on_device(const Call& call, int repeat) {
+    ::setenv("HEADRACE_DEBUG_NAN", "1", 1);
     Outcome outcome;
     outcome.implementation = serving_implementation(harness::seen_from_device(call));
     std::unique_ptr<harness::CallOnDevice> device;

@@ -1,4 +1,5 @@
-/* The C interface with tensors of a CUDA device and a stream, from C99: forward, backward and step, values by hand. */
+/* The C interface with tensors of a CUDA device and a stream, from C99: forward, backward, step and summaries,
+   values by hand. */
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdio.h>
@@ -151,6 +152,35 @@ static void test_step(headrace_inputs in) {
     EXPECT(cudaFree(indices) == cudaSuccess);
 }
 
+/* Each token a piece: their summaries, composed and applied to the state that enters the first. */
+static void test_summaries(const headrace_inputs* in) {
+    static const int64_t token[4] = {1, 1, 1, 1}, gate[3] = {1, 1, 1}, heads[2] = {1, 1};
+    const headrace_options options = make_options();
+    double *final_state = on_device(NULL, 1), results[3];
+    headrace_summary pieces[2], both;
+    for (int i = 0; i < 3; ++i) {
+        headrace_summary* const summary = i < 2 ? pieces + i : &both;
+        summary->transition = view(on_device(NULL, 1), 2, heads);
+        summary->state = view(on_device(NULL, 1), 4, states);
+    }
+    for (int i = 0; i < 2; ++i) {
+        headrace_inputs piece;
+        memset(&piece, 0, sizeof piece);
+        piece.k = view((double*)in->k.data + i, 4, token);
+        piece.v = view((double*)in->v.data + i, 4, token);
+        piece.g = view((double*)in->g.data + i, 3, gate);
+        EXPECT(headrace_summarize(HEADRACE_SIMPLE_GLA, &piece, &pieces[i], &options, NULL, NULL, 0) == HEADRACE_OK);
+    }
+    const headrace_tensor to = view(final_state, 4, states);
+    EXPECT(headrace_compose(&pieces[1], &pieces[0], &both, 1, stream, NULL, 0) == HEADRACE_OK);
+    EXPECT(headrace_apply(&both, &in->initial_state, 0, &to, 1, stream, NULL, 0) == HEADRACE_OK);
+    read_and_free(results, both.transition.data, 1), read_and_free(results + 1, both.state.data, 1);
+    read_and_free(results + 2, final_state, 1);
+    EXPECT(near(results[0], exp(-0.75)) && near(results[1], s2 - exp(-0.75) * 17) && near(results[2], s2));
+    for (int i = 0; i < 2; ++i)
+        EXPECT(cudaFree(pieces[i].transition.data) == cudaSuccess && cudaFree(pieces[i].state.data) == cudaSuccess);
+}
+
 int main(void) {
     s1 = exp(-0.5) * 17 + 5 * 11, s2 = exp(-0.25) * s1 + 7 * 13;
     EXPECT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
@@ -158,6 +188,7 @@ int main(void) {
     test_forward(&in);
     test_backward(&in);
     test_step(in);
+    test_summaries(&in);
     EXPECT(cudaStreamDestroy(stream) == cudaSuccess);
     if (failures == 0) printf("c_api_test: all as expected\n");
     return failures == 0 ? 0 : 1;

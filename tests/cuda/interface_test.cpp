@@ -337,6 +337,23 @@ TEST(CudaInterface, SequencesOnTheDeviceThatAreNone) {
 
 // ---- sizes ----
 
+// What blocks keep beyond shared memory is theirs, not the sequences'.
+TEST(CudaInterface, TilesInTheWorkspaceDoNotGrowWithSequences) {
+    const auto tiles = [](const std::string& line) {
+        const CallTensors shapes = harness::make_shapes(line_of(line));
+        std::size_t bytes = 0;
+        for (const PlanEntry& entry : plan_of(shapes.call))
+            if (entry.name == "tiles beyond shared memory") bytes += entry.bytes;
+        return bytes;
+    };
+    for (const char* call : {"kda:bwd force=cuda.walk", "kda:bwd force=cuda.split", "kda:bwd force=cuda.recurrent",
+                             "comba:fwd force=cuda.walk", "comba:summary_bwd force=cuda.split"}) {
+        const std::string line = std::string(call) + " t40 h8 k256 v256 cuda b";
+        EXPECT_GT(tiles(line + "1000"), 0U) << call;
+        EXPECT_EQ(tiles(line + "1000"), tiles(line + "100000")) << call;
+    }
+}
+
 // The call without its sequences.
 Call without_sequences(Call call) {
     const TensorView* const whole[] = {&call.in.g_gamma,      &call.in.A_log,      &call.in.dt_bias,

@@ -74,7 +74,7 @@ LIMITS = {
     "channel_key_sums": (128, 0, 0, (1, 2, 2)),
     **dict.fromkeys(("channel_states k64 additive", "channel_states k128 additive"), (255, 0, 0, (2, 2, 2))),
     "channel_states": (255, 0, 0, (0, 1, 1)),
-    "channel_states k64 delta": (255, 8, 48, (1, 1, 1)),  # on sm_90a two words, for 168 registers of three groups
+    "channel_states k64 delta": (255, 0, 0, (1, 1, 1)),
     "channel_sweeps": (255, 0, 0, (0, 1, 1)),
     "channel_sweep_segments": (255, 0, 0, (0, 1, 1)),
     "recurrent_forward": (255, 0, 0, (2, 2, 2)),

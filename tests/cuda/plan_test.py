@@ -210,14 +210,14 @@ class Plan(unittest.TestCase):
             self.assertEqual((walk["kernel"], walk["threads"]), ("tensor_walk", threads))
 
     def test_small_launches(self):
-        """The sequences' offsets before, the sums of parameters behind."""
+        """Those of sequences before and behind all others, the sums of parameters behind the walk."""
         problem = "simple_gla:bwd varlen=0,40,64,100 h2 k32 v32 gate=step+head rawgate force=cuda.walk cuda"
         launches, _ = self.run_on_stand_in(problem)
         planned = self.planned(problem)
         self.assertEqual([list(grid) for _, *grid in launches],
                          [[launch[key] for key in ("blocks", "threads", "shared_bytes")] for launch in planned])
         names = [launch["kernel"] for launch in planned]
-        self.assertEqual([name for name in names if name not in ("numbers", "walk_backward")], ["parameter_sums"] * 3)
+        self.assertEqual(names, ["check_sequences", "walk_backward", *["parameter_sums"] * 3, "spoil"])
         for launch in planned:
             self.assertEqual(launch["steps"], 2 if launch["kernel"] == "walk_backward" else 0)
 

@@ -41,7 +41,7 @@ struct ChannelWalk {
         int first_chunk, end_chunk, head;     // of the walk
         int first, values;                    // its first column; values from there on
         bool last;                            // whether the walk ends with the sequence
-        ChannelInputs::Sources sources;    // delta rule
+        ChannelInputs::Sources sources;       // delta rule
     };
 
     const KernelArgs& args;
@@ -78,28 +78,50 @@ struct ChannelWalk {
 
     // What leaves the segment of a slot, or, of a summary of the delta rule, a sequence, of these columns: of its own
     // values, or, of the delta rule, behind those, channels of the state that enters.
-    HEADRACE_DEVICE void states(std::int64_t slot, std::int64_t head, int first) {
-        const Walk walk = walk_of(args, slot);
+    HEADRACE_DEVICE void states() {
+        const States of = states_of_block();
+        const Walk walk = walk_of(args, of.place);
         if (walk.first_chunk < 0 || (in_segments() && walk.last && !args.segments.to_end)) return;  // nobody needs that
-        if constexpr (delta) {
-            const int values = round_up(args.V, tensor_values);
-            if (first >= values) return transition(walk, slot, head, first - values);
-        }
-        find_rows(walk, head, first, args.V - first);
+        find_rows(walk, of.head, of.transition ? 0 : of.first, of.transition ? 0 : args.V - of.first);
         if (decays()) return;
-        const int own = first + Ops::first_value(), c = static_cast<int>(threadIdx.x);
-        Strided entering = args.initial_state;
-        entering.given = !in_segments() && entering.given;
-        load_values(ops.state, entering, slot, head, args.K, own, args.V);
+        const int own = of.first + Ops::first_value();
+        if (of.transition) {
+            load_unit_columns<K / 8>(ops.state, args.K, own);
+        } else {
+            Strided entering = args.initial_state;
+            entering.given = !in_segments() && entering.given;
+            load_values(ops.state, entering, of.place, of.head, args.K, own, args.V);
+        }
         run<!delta>();
-        Strided to = segment_tensor(args, args.segments.states, args.V);
-        if (!in_segments()) to = args.final_state;
-        store_values(to, ops.state, slot, head, args.K, own, args.V);
-        if (!delta && first == 0 && c < args.K) args.segments.decays[(slot * args.HV + head) * args.K + c] = passed;
+        leave_states();
     }
 
   private:
     HEADRACE_DEVICE bool in_segments() const { return !delta || args.segments.tokens > 0; }  // where states() is asked
+    // What a block of states() leaves: columns of a segment's or sequence's state, or of its transition, which a walk
+    // without values finds from those of the unit matrix. Asked for where it is needed, as registers are few.
+    struct States {
+        std::int64_t place, head;
+        int first;
+        bool transition;
+    };
+    HEADRACE_DEVICE States states_of_block() const {
+        const Task task = task_of(ptx::not_before(static_cast<int>(blockIdx.x)), args.HV, args.segments.blocks);
+        const int column = task.part * args.value_columns, values = round_up(args.V, tensor_values);
+        const bool transition = delta && column >= values;
+        return {task.place, task.head, transition ? column - values : column, transition};
+    }
+    HEADRACE_DEVICE void leave_states() const {
+        const States of = states_of_block();
+        const int c = static_cast<int>(threadIdx.x), columns = !of.transition  ? args.V
+                                                               : in_segments() ? round_up(args.K, 4)
+                                                                               : args.K;
+        Strided to = segment_tensor(args, of.transition ? args.segments.transitions : args.segments.states, columns);
+        if (!in_segments()) to = of.transition ? args.transition : args.final_state;
+        store_values(to, ops.state, of.place, of.head, args.K, of.first + Ops::first_value(), columns);
+        if (!delta && of.first == 0 && c < args.K)
+            args.segments.decays[(of.place * args.HV + of.head) * args.K + c] = passed;
+    }
     static constexpr int fetching = delta ? block_warps : 0;  // the first of the warps that fetch: those that have time
     // By all warps, before the state is there: the delta rule's beside those that walk do all that is theirs.
     HEADRACE_DEVICE bool decays() const {
@@ -112,17 +134,6 @@ struct ChannelWalk {
             if constexpr (has_third_group) ptx::take_registers<walking_registers>();
         }
         return false;
-    }
-    // Columns of the unit matrix from `first` on in place of the state, and no values.
-    HEADRACE_DEVICE void transition(const Walk& walk, std::int64_t slot, std::int64_t head, int first) {
-        find_rows(walk, head, 0, 0);
-        if (decays()) return;
-        const int own = first + Ops::first_value(), columns = in_segments() ? round_up(args.K, 4) : args.K;
-        load_unit_columns<K / 8>(ops.state, args.K, own);
-        run<false>();
-        Strided to = segment_tensor(args, args.segments.transitions, columns);
-        if (!in_segments()) to = args.transition;
-        store_values(to, ops.state, slot, head, args.K, own, columns);
     }
     // Those of the delta rule are laid out in one way only: its rows are decayed together.
     __host__ __device__ bool with_outputs() const { return delta || wants_outputs(); }
@@ -272,8 +283,8 @@ struct ChannelWalk {
         const Recurrence recurrence{ops.state};
         const int own = thread_here();
         const LanePlace at(own % warp_lanes);
-        float* const decays = reinterpret_cast<float*>(stage.writes.data);                              // [group,K]
-        std::uint32_t* const pairs = reinterpret_cast<std::uint32_t*>(decays + group * K);              // [2,group,K/2]
+        float* const decays = reinterpret_cast<float*>(stage.writes.data);                  // [group,K]
+        std::uint32_t* const pairs = reinterpret_cast<std::uint32_t*>(decays + group * K);  // [2,group,K/2]
         const float* const factors = args.prepared.factors + place_of(chunk) * 4 * tensor_chunk;
         const int length = length_of(chunk), value = 16 * (own / warp_lanes) + at.row;
         HEADRACE_ROLLED
@@ -295,11 +306,9 @@ struct ChannelWalk {
                     return row[8 * tile + odd];
                 };
                 const float norm = factors[2 * tensor_chunk + i];
-                recurrence.advance({stage.beta[i],
-                                    norm,
-                                    norm,
-                                    {low_half(stage.v.at(i, value)), low_half(stage.v.at(i, value + 8))}},
-                                   row_of(1), row_of(1), decay, false);
+                recurrence.advance(
+                    {stage.beta[i], norm, norm, {low_half(stage.v.at(i, value)), low_half(stage.v.at(i, value + 8))}},
+                    row_of(1), row_of(1), decay, false);
                 if (!gives_outputs || i < first_output) continue;
                 const float2 found = recurrence.read(row_of(0));
                 patch().template store_token<Bf16>(i, factors[i] * found.x, factors[i] * found.y);

@@ -47,14 +47,13 @@ class Split : public CudaImplementation {
     }
     static Launch sweeps(const Problem& problem, const KernelArgs& args) {
         const std::int64_t value_blocks = (args.V + args.value_columns - 1) / args.value_columns,
-                           blocks = problem.N * problem.HV * value_blocks * (wants_gradients(problem) ? 2 : 1);
-        return {split(problem).sweeps, args, blocks, chunk_threads(true), steps_along(problem, args.chunk, blocks)};
+                           items = problem.N * problem.HV * value_blocks * (wants_gradients(problem) ? 2 : 1);
+        return in_turn(split(problem).sweeps, args, items, chunk_threads(true),
+                       steps_along(problem, args.chunk, items));
     }
     static Launch gradients(const Problem& problem, const KernelArgs& args) {
-        const std::int64_t parts = args.parts * problem.H, blocks = std::min(parts, most_gradient_blocks);
-        const Steps steps{blocks > 0 ? (parts + blocks - 1) / blocks : 0,
-                          steps_along(problem, args.chunk, problem.N * problem.H).all};
-        return {split(problem).gradients, args, blocks, chunk_threads(true), steps};
+        const Steps of_part{1, steps_along(problem, args.chunk, problem.N * problem.H).all};
+        return in_turn(split(problem).gradients, args, args.parts * problem.H, chunk_threads(true), of_part);
     }
 
     // All but that of the initial state.

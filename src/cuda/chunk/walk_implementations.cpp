@@ -26,9 +26,9 @@ class Walk : public CudaImplementation {
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
         return walks_of(problem, args, [&](KernelArgs walk) -> Launch {
             walk.value_columns = walk_value_columns(problem, walk.V);
-            const std::int64_t all = blocks(problem, walk);
-            return {kernel(problem), walk, all, chunk_threads(in_double(problem)),
-                    steps_along(problem, walk.chunk, all)};
+            const std::int64_t items = items_of(problem, walk);
+            return in_turn(kernel(problem), walk, items, chunk_threads(in_double(problem)),
+                           steps_along(problem, walk.chunk, items));
         });
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
@@ -55,7 +55,7 @@ class Walk : public CudaImplementation {
         });
         return direction_ == Direction::forward ? walk.forward : walk.backward;
     }
-    std::int64_t blocks(const Problem& problem, const KernelArgs& args) const {
+    std::int64_t items_of(const Problem& problem, const KernelArgs& args) const {
         if (direction_ == Direction::backward) return problem.N * problem.H;
         return problem.N * problem.HV * ((args.V + args.value_columns - 1) / args.value_columns);
     }

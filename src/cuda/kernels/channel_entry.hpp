@@ -54,8 +54,7 @@ template <class Block, int blocks>
 __global__ void __launch_bounds__(Block::threads, blocks) channel_states(const __grid_constant__ KernelArgs args) {
     Arena arena = block_arena();
     Block block(args, arena);
-    const Task task = task_of(blockIdx.x, args.HV, args.segments.blocks);
-    block.states(task.place, task.head, task.part * args.value_columns);
+    block.states();
 }
 template <int K, bool delta>
 Kernel states_kernel() {

@@ -280,12 +280,13 @@ struct NumbersArgs {
 const void* numbers_kernel();
 
 // cu_seqlens that lie on the device, [N + 1]: to[0] to to[N] take them where they ascend from 0 to T, and zeros where
-// they do not; to[N + 1] says which, 0 or 1. One block.
+// they do not; to[N + 1] says which, 0 or 1. One block, which also makes *refused 0, unless it is null.
 inline constexpr int checking_threads = 1024;
 struct SequencesArgs {
     Strided from;
     std::int64_t* to;
     std::int64_t N, T;
+    std::int32_t* refused;
 };
 const void* sequences_kernel();
 

@@ -25,7 +25,9 @@ __global__ void __launch_bounds__(checking_threads) check_sequences(const __grid
     wrong = ptx::any_of_warp(wrong_in[lane()] != 0);
     HEADRACE_ROLLED
     for (std::int64_t n = threadIdx.x; n <= args.N; n += checking_threads) args.to[n] = wrong ? 0 : boundary(n);
-    if (threadIdx.x == 0) args.to[args.N + 1] = wrong;
+    if (threadIdx.x != 0) return;
+    args.to[args.N + 1] = wrong;
+    if (args.refused != nullptr) *args.refused = 0;
 }
 static_assert(checking_threads == warp_lanes * warp_lanes);  // a lane for each warp
 
@@ -33,15 +35,18 @@ __global__ void __launch_bounds__(block_threads) spoil(const __grid_constant__ S
     if (*args.wrong == 0) return;
     const double nan = not_a_number<double>();
     HEADRACE_ROLLED
-    for (int i = 0; i < args.count; ++i) {
-        const SpoilArgs::Result& result = args.results[i];
-        const std::int64_t* const shape = result.shape;
-        const std::int64_t count = shape[0] * shape[1] * shape[2] * shape[3], apart = gridDim.x * block_threads;
+    for (int which = 0; which < args.count; ++which) {
+        const SpoilArgs::Result& result = args.results[which];
+        const int inner = static_cast<int>(result.shape[2] * result.shape[3]), last = static_cast<int>(result.shape[3]);
         HEADRACE_ROLLED
-        for (std::int64_t at = blockIdx.x * block_threads + threadIdx.x; at < count; at += apart) {
-            const std::int64_t l = at % shape[3], ijk = at / shape[3], k = ijk % shape[2], ij = ijk / shape[2];
-            const std::int64_t place = offset_of(result.tensor, ij / shape[1], ij % shape[1], k, l);
-            store_element<double>(result.tensor.data, result.tensor.dtype, place, nan);
+        for (std::int64_t i = 0; i < result.shape[0]; ++i) {
+            HEADRACE_ROLLED
+            for (std::int64_t j = blockIdx.x; j < result.shape[1]; j += gridDim.x) {
+                each(inner, [&](int at) {
+                    const std::int64_t place = offset_of(result.tensor, i, j, at / last, at % last);
+                    store_element<double>(result.tensor.data, result.tensor.dtype, place, nan);
+                });
+            }
         }
     }
 }

@@ -111,8 +111,8 @@ Status queue_convolution(const ConvolutionProblem& problem, ConvolutionArgs args
         return launch(kernel, name, count * strips, {launched_threads, shared}, &args, stream);
     };
     if (problem.direction == Direction::step) return queue(kernels.convolution_step, "short convolution step", args.N);
-    Status status =
-        store_sequences(problem.in.cu_seqlens, problem.sequences, args.cu_seqlens, problem.N, problem.T, stream);
+    Status status = store_sequences(problem.in.cu_seqlens, problem.sequences, args.cu_seqlens, problem.N, problem.T,
+                                    nullptr, stream);
     if (problem.direction == Direction::forward) {
         if (status.ok()) status = queue(kernels.convolution_forward, "short convolution", args.groups.count);
         if (status.ok() && args.final_state.given)

@@ -92,8 +92,11 @@ KernelArgs make_args(const Problem& problem, Carver& carver, std::int64_t sums) 
 
 Status prepare(const Problem& problem, const KernelArgs& args) {
     void* const stream = problem.options.stream;
-    if (Status status = clear(args.refused, sizeof *args.refused, stream); !status.ok()) return status;
-    return store_sequences(problem.in.cu_seqlens, problem.sequences, args.cu_seqlens, problem.N, problem.T, stream);
+    const TensorView& cu_seqlens = problem.in.cu_seqlens;
+    Status status;
+    if (!spoils_results(cu_seqlens)) status = clear(args.refused, sizeof *args.refused, stream);
+    if (!status.ok()) return status;
+    return store_sequences(cu_seqlens, problem.sequences, args.cu_seqlens, problem.N, problem.T, args.refused, stream);
 }
 
 std::vector<SumsArgs> parameter_sums(const Problem& problem, const KernelArgs& args) {

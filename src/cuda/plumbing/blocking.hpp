@@ -88,8 +88,9 @@ inline int sweep_segment_tokens(const Problem& problem) {
     return problem.N * problem.HV * of_head <= most && problem.whole.longest > tokens ? tokens : 0;
 }
 
-// Blocks that share the chunks of a backward: so many that the last ones leave few of the 132 multiprocessors of an
-// H100 without work. What shared memory has no room for lies in the workspace, once for each of them.
-inline constexpr std::int64_t most_gradient_blocks = 528;
+// Blocks of forms whose tiles may lie beyond shared memory: these lie in the workspace once for each block, whatever
+// the number of sequences and heads or chunks that blocks take in turn. So many that the last ones leave few of the 132
+// multiprocessors of an H100 without work.
+inline constexpr std::int64_t most_tiled_blocks = 528;
 
 }  // namespace headrace::cuda

@@ -2,6 +2,8 @@
 // a run.
 #pragma once
 
+#include <algorithm>
+
 #include "core/implementation.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/plumbing/args.hpp"
@@ -93,6 +95,14 @@ class CudaImplementation : public Implementation {
             if (kernel.memory(args, limit).spill <= memory().spill) args.shared_limit = limit;
         }
     };
+
+    // A launch of no more than most_tiled_blocks, which take the items in turn; steps as of a block for each item.
+    static Launch in_turn(const Kernel& kernel, KernelArgs args, std::int64_t items, int threads, Steps steps) {
+        args.items = items;
+        const std::int64_t blocks = std::min(items, most_tiled_blocks);
+        if (blocks > 0) steps.longest *= (items + blocks - 1) / blocks;
+        return {kernel, args, blocks, threads, steps};
+    }
 
     // Whether this form computes in double, for its results or for its speed.
     virtual bool in_double(const Problem& problem) const { return computes_in_double(problem); }

@@ -134,6 +134,7 @@ struct SweptChunks {
 
 struct KernelArgs {
     std::int64_t N, T, H, HV;
+    std::int64_t items;  // that the blocks of a launch take in turn (each_item)
     int group, K, V;
     Strided cu_seqlens;  // [N + 1], or absent: sequence n is row n of T tokens
 

@@ -52,10 +52,10 @@ std::int64_t sequence_launches(const TensorView& cu_seqlens, std::int64_t N) {
 }
 
 Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken,
-                       std::int64_t N, std::int64_t T, void* stream) {
+                       std::int64_t N, std::int64_t T, std::int32_t* refused, void* stream) {
     if (!cu_seqlens.given()) return {};
     if (!on_device(cu_seqlens)) return store_numbers(sequences, taken, N, stream);
-    SequencesArgs args{strided(cu_seqlens), numbers_of(taken), N, T};
+    SequencesArgs args{strided(cu_seqlens), numbers_of(taken), N, T, refused};
     return launch(sequences_kernel(), "check_sequences", 1, {checking_threads}, &args, stream);
 }
 

@@ -14,10 +14,11 @@ namespace headrace::cuda {
 // on the device do not ascend from 0 to T. All sequences are empty then.
 Strided take_sequences(const TensorView& cu_seqlens, std::int64_t N, Carver& carver);
 
-// What fills it on the stream, in so many launches. sequences: those of cu_seqlens on the host.
+// What fills it on the stream, in so many launches. sequences: those of cu_seqlens on the host; refused: a number that
+// becomes 0 along with what is found on the device, or null.
 std::int64_t sequence_launches(const TensorView& cu_seqlens, std::int64_t N);
 Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken,
-                       std::int64_t N, std::int64_t T, void* stream);
+                       std::int64_t N, std::int64_t T, std::int32_t* refused, void* stream);
 
 // Behind all kernels of a call, where cu_seqlens are on the device: queues a launch that makes NaN of all outputs among
 // the views, but for pools, if that number is 1. With HEADRACE_DEBUG_NAN=1 waits, and says so.

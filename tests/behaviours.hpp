@@ -86,6 +86,18 @@ inline std::vector<ProblemLine> forced_lines(const std::string& text, const std:
     return lines;
 }
 
+// Each operator forward, backward and in steps, by each implementation that serves it.
+inline std::vector<ProblemLine> every_call(const std::string& rest) {
+    std::vector<ProblemLine> all;
+    for (const Operator op : operators()) {
+        for (const char* words : {":fwd state=inout", ":bwd state=inout", ":step"}) {
+            const std::vector<ProblemLine> lines = forced_lines(line_text(op, words) + rest);
+            all.insert(all.end(), lines.begin(), lines.end());
+        }
+    }
+    return all;
+}
+
 inline void expect_right(const ProblemLine& line) {
     const harness::CheckResult result = harness::check(line);
     EXPECT_TRUE(result.ok) << result.repeat << "\n" << result.message;

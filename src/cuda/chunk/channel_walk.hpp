@@ -113,9 +113,8 @@ struct ChannelWalk {
     }
     HEADRACE_DEVICE void leave_states() const {
         const States of = states_of_block();
-        const int c = static_cast<int>(threadIdx.x), columns = !of.transition  ? args.V
-                                                               : in_segments() ? round_up(args.K, 4)
-                                                                               : args.K;
+        const int channels = in_segments() ? round_up(args.K, 4) : args.K, columns = of.transition ? channels : args.V,
+                  c = static_cast<int>(threadIdx.x);
         Strided to = segment_tensor(args, of.transition ? args.segments.transitions : args.segments.states, columns);
         if (!in_segments()) to = of.transition ? args.transition : args.final_state;
         store_values(to, ops.state, of.place, of.head, args.K, of.first + Ops::first_value(), columns);

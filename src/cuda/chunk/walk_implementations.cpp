@@ -26,9 +26,14 @@ class Walk : public CudaImplementation {
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
         return walks_of(problem, args, [&](KernelArgs walk) -> Launch {
             walk.value_columns = walk_value_columns(problem, walk.V);
-            const std::int64_t items = items_of(problem, walk);
-            return in_turn(kernel(problem), walk, items, chunk_threads(in_double(problem)),
-                           steps_along(problem, walk.chunk, items));
+            const int threads = chunk_threads(in_double(problem));
+            if (direction_ == Direction::backward) {
+                const std::int64_t items = problem.N * problem.H;
+                return in_turn(kernel(problem), walk, items, threads, steps_along(problem, walk.chunk, items));
+            }
+            const std::int64_t parts = (walk.V + walk.value_columns - 1) / walk.value_columns,
+                               blocks = problem.N * problem.HV * parts;
+            return {kernel(problem), walk, blocks, threads, steps_along(problem, walk.chunk, blocks)};
         });
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
@@ -54,10 +59,6 @@ class Walk : public CudaImplementation {
                                       : walk_kernels<float, delta, channel_gate>();
         });
         return direction_ == Direction::forward ? walk.forward : walk.backward;
-    }
-    std::int64_t items_of(const Problem& problem, const KernelArgs& args) const {
-        if (direction_ == Direction::backward) return problem.N * problem.H;
-        return problem.N * problem.HV * ((args.V + args.value_columns - 1) / args.value_columns);
     }
     Direction direction_;
 };

@@ -16,10 +16,8 @@ __global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), chunk_blocks(si
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::forward);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
-    each_item(args.items, [&](std::int64_t item) {
-        const Task task = task_of(item, args.HV, blocks);
-        kernel.forward(task.place, task.head, task.part * args.value_columns);
-    });
+    const Task task = task_of(blockIdx.x, args.HV, blocks);
+    kernel.forward(task.place, task.head, task.part * args.value_columns);
 }
 
 template <class Kernel>

@@ -57,8 +57,8 @@ template <class F>
 HEADRACE_DEVICE void each_item(std::int64_t items, F f) {
     HEADRACE_ROLLED
     for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+        if (item >= gridDim.x) ptx::sync_block();
         f(item);
-        ptx::sync_block();
     }
 }
 

@@ -219,7 +219,7 @@ TEST(CudaInterface, TilesInTheWorkspaceDoNotGrowWithSequences) {
         return bytes;
     };
     for (const char* call : {"kda:bwd force=cuda.walk", "kda:bwd force=cuda.split", "kda:bwd force=cuda.recurrent",
-                             "comba:summary_bwd force=cuda.split"}) {
+                             "comba:fwd force=cuda.walk", "comba:summary_bwd force=cuda.split"}) {
         const std::string line = std::string(call) + " t40 h8 k256 v256 cuda b";
         EXPECT_GT(tiles(line + "1000"), 0U) << call;
         EXPECT_EQ(tiles(line + "1000"), tiles(line + "100000")) << call;

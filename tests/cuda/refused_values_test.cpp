@@ -103,7 +103,7 @@ TEST(CudaRefusedValues, SequencesThatAreNone) {
     for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "kda"}) {
         for (const std::string direction :
              {":fwd state=inout", ":bwd state=inout gate=", ":summary state=in", ":summary_bwd"}) {
-            for (const char* type : {" k64 v32 bf16", " k16 v16"}) {
+            for (const char* type : {" k64 v32 bf16", " k16 v16", " k16 v16 f64"}) {
                 const bool channel = op == "gla" || op == "kda";
                 const std::string gate = direction.back() == '=' ? channel ? "channel+head" : "step+head" : "";
                 const std::string text = op + direction + gate + " varlen=0,9,9,50,67 h1" + type + " cuda";

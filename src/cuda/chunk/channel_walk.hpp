@@ -93,13 +93,13 @@ struct ChannelWalk {
             load_values(ops.state, entering, of.place, of.head, args.K, own, args.V);
         }
         run<!delta>();
-        leave_states();
+        leave_states(delta ? states_of_block() : of);  // found again, as registers are few
     }
 
   private:
     HEADRACE_DEVICE bool in_segments() const { return !delta || args.segments.tokens > 0; }  // where states() is asked
     // What a block of states() leaves: columns of a segment's or sequence's state, or of its transition, which a walk
-    // without values finds from those of the unit matrix. Asked for where it is needed, as registers are few.
+    // without values finds from those of the unit matrix.
     struct States {
         std::int64_t place, head;
         int first;
@@ -111,8 +111,7 @@ struct ChannelWalk {
         const bool transition = delta && column >= values;
         return {task.place, task.head, transition ? column - values : column, transition};
     }
-    HEADRACE_DEVICE void leave_states() const {
-        const States of = states_of_block();
+    HEADRACE_DEVICE void leave_states(const States& of) const {
         const int channels = in_segments() ? round_up(args.K, 4) : args.K, columns = of.transition ? channels : args.V,
                   c = static_cast<int>(threadIdx.x);
         Strided to = segment_tensor(args, of.transition ? args.segments.transitions : args.segments.states, columns);

@@ -35,8 +35,7 @@ class Split : public CudaImplementation {
         args.shared_limit = walk_shared_bytes;
         choose_types(problem, args);
         if (wants_gradients(problem)) take_saved_states(problem, carver, args);
-        const auto spill = [](const Launch& launch) { return launch.blocks * spill_bytes(launch.memory()); };
-        args.spill = take_spill(carver, std::max(spill(sweeps(problem, args)), spill(gradients(problem, args))));
+        args.spill = take_spill(carver, std::max(tiles_of(sweeps(problem, args)), tiles_of(gradients(problem, args))));
         return args;
     }
 
@@ -47,13 +46,14 @@ class Split : public CudaImplementation {
     }
     static Launch sweeps(const Problem& problem, const KernelArgs& args) {
         const std::int64_t value_blocks = (args.V + args.value_columns - 1) / args.value_columns,
-                           items = problem.N * problem.HV * value_blocks * (wants_gradients(problem) ? 2 : 1);
-        return in_turn(split(problem).sweeps, args, items, chunk_threads(true),
-                       steps_along(problem, args.chunk, items));
+                           blocks = problem.N * problem.HV * value_blocks * (wants_gradients(problem) ? 2 : 1);
+        return {split(problem).sweeps, args, blocks, chunk_threads(true), steps_along(problem, args.chunk, blocks)};
     }
     static Launch gradients(const Problem& problem, const KernelArgs& args) {
-        const Steps of_part{1, steps_along(problem, args.chunk, problem.N * problem.H).all};
-        return in_turn(split(problem).gradients, args, args.parts * problem.H, chunk_threads(true), of_part);
+        const std::int64_t parts = args.parts * problem.H, blocks = std::min(parts, most_tiled_blocks);
+        const Steps steps{blocks > 0 ? (parts + blocks - 1) / blocks : 0,
+                          steps_along(problem, args.chunk, problem.N * problem.H).all};
+        return {split(problem).gradients, args, blocks, chunk_threads(true), steps};
     }
 
     // All but that of the initial state.

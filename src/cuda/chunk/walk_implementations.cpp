@@ -26,14 +26,9 @@ class Walk : public CudaImplementation {
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
         return walks_of(problem, args, [&](KernelArgs walk) -> Launch {
             walk.value_columns = walk_value_columns(problem, walk.V);
-            const int threads = chunk_threads(in_double(problem));
-            if (direction_ == Direction::backward) {
-                const std::int64_t items = problem.N * problem.H;
-                return in_turn(kernel(problem), walk, items, threads, steps_along(problem, walk.chunk, items));
-            }
-            const std::int64_t parts = (walk.V + walk.value_columns - 1) / walk.value_columns,
-                               blocks = problem.N * problem.HV * parts;
-            return {kernel(problem), walk, blocks, threads, steps_along(problem, walk.chunk, blocks)};
+            const std::int64_t all = blocks(problem, walk);
+            return {kernel(problem), walk, all, chunk_threads(in_double(problem)),
+                    steps_along(problem, walk.chunk, all)};
         });
     }
     KernelArgs layout(const Problem& problem, Carver& carver) const override {
@@ -42,8 +37,7 @@ class Walk : public CudaImplementation {
         take_identity(problem, carver, args);
         args.shared_limit = walk_shared_bytes;
         std::int64_t spill = 0;
-        for (const Launch& each : kernels(problem, args))
-            spill = std::max(spill, each.blocks * spill_bytes(each.memory()));
+        for (const Launch& each : kernels(problem, args)) spill = std::max(spill, tiles_of(each));
         args.spill = take_spill(carver, spill);
         if (direction_ == Direction::forward) return args;
         take_saved_states(problem, carver, args, args.chunk);
@@ -59,6 +53,10 @@ class Walk : public CudaImplementation {
                                       : walk_kernels<float, delta, channel_gate>();
         });
         return direction_ == Direction::forward ? walk.forward : walk.backward;
+    }
+    std::int64_t blocks(const Problem& problem, const KernelArgs& args) const {
+        if (direction_ == Direction::backward) return problem.N * problem.H;
+        return problem.N * problem.HV * ((args.V + args.value_columns - 1) / args.value_columns);
     }
     Direction direction_;
 };

@@ -39,10 +39,8 @@ template <class T, bool delta>
 __global__ void __launch_bounds__(block_threads, backward_blocks) recurrent_backward(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     AdjointKernel<T, delta> kernel(args, arena);
-    each_item(args.items, [&](std::int64_t item) {
-        const Task task = task_of(item, args.H);
-        kernel.backward(task.place, task.head);
-    });
+    const Task task = task_of(args.first_item + blockIdx.x, args.H);
+    kernel.backward(task.place, task.head);
 }
 
 template <class Kernel>

@@ -14,23 +14,23 @@ template <class Kernel>
 __global__ void __launch_bounds__(chunk_threads(true), chunk_blocks(true)) split_sweeps(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::sweeps);
-    each_item(args.items, [&](std::int64_t item) {
-        const Task task = task_of(item, args.HV, (args.V + args.value_columns - 1) / args.value_columns);
-        const bool back = task.place < args.N;
-        const std::int64_t n = back ? task.place : task.place - args.N, head = task.head;
-        const int first = task.part * args.value_columns;
-        back ? kernel.sweep_adjoints(n, head, first) : kernel.sweep_states(n, head, first);
-    });
+    const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
+    const Task task = task_of(args.first_item + blockIdx.x, args.HV, blocks);
+    const bool back = task.place < args.N;
+    const std::int64_t n = back ? task.place : task.place - args.N, head = task.head;
+    const int first = task.part * args.value_columns;
+    back ? kernel.sweep_adjoints(n, head, first) : kernel.sweep_states(n, head, first);
 }
 
 template <class Kernel>
 __global__ void __launch_bounds__(chunk_threads(true), chunk_blocks(true)) split_gradients(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::gradients);
-    each_item(args.items, [&](std::int64_t item) {
+    HEADRACE_ROLLED
+    for (std::int64_t item = blockIdx.x; item < args.parts * args.H; item += gridDim.x) {
         const Task task = task_of(item, args.H);
         kernel.gradients(task.place, task.head);
-    });
+    }
 }
 
 template <class Kernel, Use use>

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(chunk_threads(sizeof(T) == 8), chunk_blocks(si
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::forward);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
-    const Task task = task_of(blockIdx.x, args.HV, blocks);
+    const Task task = task_of(args.first_item + blockIdx.x, args.HV, blocks);
     kernel.forward(task.place, task.head, task.part * args.value_columns);
 }
 
@@ -24,10 +24,8 @@ template <class Kernel>
 __global__ void __launch_bounds__(chunk_threads(true), chunk_blocks(true)) walk_backward(KernelArgs args) {
     Arena arena{block_memory, args.spill + blockIdx.x * args.spill_bytes, args.shared_limit};
     Kernel kernel(args, arena, Use::backward);
-    each_item(args.items, [&](std::int64_t item) {
-        const Task task = task_of(item, args.H);
-        kernel.backward(task.place, task.head);
-    });
+    const Task task = task_of(args.first_item + blockIdx.x, args.H);
+    kernel.backward(task.place, task.head);
 }
 
 template <class Kernel, Use use>

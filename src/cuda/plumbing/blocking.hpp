@@ -88,9 +88,9 @@ inline int sweep_segment_tokens(const Problem& problem) {
     return problem.N * problem.HV * of_head <= most && problem.whole.longest > tokens ? tokens : 0;
 }
 
-// Blocks of forms whose tiles may lie beyond shared memory: these lie in the workspace once for each block, whatever
-// the number of sequences and heads or chunks that blocks take in turn. So many that the last ones leave few of the 132
-// multiprocessors of an H100 without work.
+// Blocks of a launch whose tiles lie beyond shared memory: the workspace has these once for each of them, whatever the
+// number of sequences and heads, which several launches share then; or chunks, which the blocks take in turn. So many
+// that the last ones leave few of the 132 multiprocessors of an H100 without work.
 inline constexpr std::int64_t most_tiled_blocks = 528;
 
 }  // namespace headrace::cuda

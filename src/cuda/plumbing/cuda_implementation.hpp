@@ -96,14 +96,6 @@ class CudaImplementation : public Implementation {
         }
     };
 
-    // A launch of no more than most_tiled_blocks, which take the items in turn; steps as of a block for each item.
-    static Launch in_turn(const Kernel& kernel, KernelArgs args, std::int64_t items, int threads, Steps steps) {
-        args.items = items;
-        const std::int64_t blocks = std::min(items, most_tiled_blocks);
-        if (blocks > 0) steps.longest *= (items + blocks - 1) / blocks;
-        return {kernel, args, blocks, threads, steps};
-    }
-
     // Whether this form computes in double, for its results or for its speed.
     virtual bool in_double(const Problem& problem) const { return computes_in_double(problem); }
     // Of forms whose blocks are alone on a multiprocessor.
@@ -116,9 +108,25 @@ class CudaImplementation : public Implementation {
     virtual std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const = 0;
 
     std::vector<Launch> all_kernels(const Problem& problem, const KernelArgs& args) const {
-        std::vector<Launch> launches = kernels(problem, args);
+        std::vector<Launch> launches;
+        for (const Launch& each : kernels(problem, args)) add_parts(launches, each);
         for (const KernelArgs& each : zero_roundings(problem)) launches.push_back(copy(each));
         return launches;
+    }
+    // The launch, or several where the tiles of its blocks would take too much of the workspace.
+    static void add_parts(std::vector<Launch>& launches, const Launch& whole) {
+        if (whole.blocks <= most_tiled_blocks || whole.memory().spill == 0) return launches.push_back(whole);
+        for (std::int64_t first = 0; first < whole.blocks; first += most_tiled_blocks) {
+            Launch part = whole;
+            part.args.first_item = first;
+            part.blocks = std::min(whole.blocks - first, most_tiled_blocks);
+            part.steps.all *= static_cast<double>(part.blocks) / static_cast<double>(whole.blocks);
+            launches.push_back(part);
+        }
+    }
+    // Bytes of the workspace for tiles beyond shared memory.
+    static std::int64_t tiles_of(const Launch& launch) {
+        return std::min(launch.blocks, most_tiled_blocks) * spill_bytes(launch.memory());
     }
     static Launch copy(const KernelArgs& args) {
         const std::int64_t blocks = blocks_of_copy(args);
@@ -167,9 +175,6 @@ class CudaImplementation : public Implementation {
     }
 
     // What the blocks need beyond shared memory.
-    static void take_spill(Carver& carver, KernelArgs& args, const BlockMemory& block, std::int64_t blocks) {
-        args.spill = take_spill(carver, blocks * spill_bytes(block));
-    }
     static char* take_spill(Carver& carver, std::int64_t bytes) {
         return static_cast<char*>(carver.take("tiles beyond shared memory", DType::f32, {bytes / 4}));
     }

@@ -134,7 +134,7 @@ struct SweptChunks {
 
 struct KernelArgs {
     std::int64_t N, T, H, HV;
-    std::int64_t items;  // that the blocks of a launch take in turn (each_item)
+    std::int64_t first_item;  // of those that a launch's blocks take one each: not 0 where several launches share them
     int group, K, V;
     Strided cu_seqlens;  // [N + 1], or absent: sequence n is row n of T tokens
 

@@ -37,12 +37,13 @@ void give_back(void* memory, void* stream) {
 
 // All that the GPU gives a block, whatever this launch takes: it is said of the kernel, not of a launch, and another
 // thread that launches the same one with less must not take it back in between. Such kernels have none of their own.
-cudaError_t allow_all_shared_memory(const void* kernel) {
+Status allow_all_shared_memory(const void* kernel, const char* name) {
     int device = 0, most = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (error != cudaSuccess) return error;
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+    if (Status status = checked(cudaGetDevice(&device), "cudaGetDevice"); !status.ok()) return status;
+    cudaError_t error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error != cudaSuccess) return failed(error, "device " + std::to_string(device));
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+    return error == cudaSuccess ? Status() : failed(error, std::string("launch of ") + name);
 }
 
 constexpr int least_capability = 80, capability_of_groups = 90;
@@ -72,14 +73,13 @@ Status launch(const void* kernel, const char* name, std::int64_t blocks, BlockSi
     if (blocks == 0) return {};
     if (blocks > 0x7fffffff) return {Code::unsupported, std::string("CUDA: ") + name + ": more than 2^31 - 1 blocks"};
     constexpr std::size_t without_asking = std::size_t{48} << 10;  // on every GPU
-    cudaError_t error = cudaSuccess;
-    if (block.shared > without_asking) error = allow_all_shared_memory(kernel);
-    void* all[] = {parameters};
-    if (error == cudaSuccess) {
-        error =
-            cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(block.threads)),
-                             all, block.shared, static_cast<cudaStream_t>(stream));
+    if (block.shared > without_asking) {
+        if (Status status = allow_all_shared_memory(kernel, name); !status.ok()) return status;
     }
+    void* all[] = {parameters};
+    const cudaError_t error =
+        cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(block.threads)), all,
+                         block.shared, static_cast<cudaStream_t>(stream));
     return error == cudaSuccess ? Status() : failed(error, std::string("launch of ") + name);
 }
 

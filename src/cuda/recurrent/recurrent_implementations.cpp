@@ -25,9 +25,9 @@ class Recurrent : public CudaImplementation {
     std::vector<Launch> kernels(const Problem& problem, const KernelArgs& args) const override {
         const RecurrentKernels kernels = kernels_of(problem);
         if (problem.runs_backward()) {
-            const std::int64_t items = problem.N * problem.H;
-            return {in_turn(kernels.backward, args, items, launched_threads,
-                            steps_along(problem, recurrent_segment, items))};
+            const std::int64_t blocks = problem.N * problem.H;
+            return {
+                {kernels.backward, args, blocks, launched_threads, steps_along(problem, recurrent_segment, blocks)}};
         }
         const bool alone =
             problem.T == 1 && !args.cu_seqlens.given && args.per_token_rows == 0 && !args.num_accepted_tokens.given;
@@ -43,8 +43,7 @@ class Recurrent : public CudaImplementation {
         args.shared_limit = walk_shared_bytes;
         take_identity(problem, carver, args);
         if (!problem.runs_backward()) return args;
-        const Launch backward = kernels(problem, args).front();
-        take_spill(carver, args, backward.memory(), backward.blocks);
+        args.spill = take_spill(carver, tiles_of(kernels(problem, args).front()));
         take_saved_states(problem, carver, args, recurrent_segment);
         return args;
     }

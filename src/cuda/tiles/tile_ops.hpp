@@ -52,16 +52,6 @@ HEADRACE_DEVICE Task task_of(std::int64_t number, std::int64_t heads, std::int64
     return {place, of_parts - place * heads, static_cast<int>(number - of_parts * parts)};
 }
 
-// f(number) for each item of a block's, where all blocks take them in turn.
-template <class F>
-HEADRACE_DEVICE void each_item(std::int64_t items, F f) {
-    HEADRACE_ROLLED
-    for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-        if (item >= gridDim.x) ptx::sync_block();
-        f(item);
-    }
-}
-
 // Between all threads of a block whose warps come from different places in the code, where ptx::sync_block is for one.
 // Of those that call the first nothing that they have written is there behind it for products of groups, and nothing
 // that they have queued; of those that call the second what they have written; the third, both.

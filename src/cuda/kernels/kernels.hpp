@@ -291,8 +291,8 @@ struct SequencesArgs {
 const void* sequences_kernel();
 
 // NaN in all elements of the results where *wrong is not 0.
-inline constexpr int most_results = 20, most_rank = 4,
-                     spoiling_blocks = 264;  // blocks: two for each multiprocessor of an H200
+inline constexpr int most_results = 20, most_rank = 4;
+inline constexpr int spoiling_blocks = 264;  // two for each multiprocessor of an H200
 struct SpoilArgs {
     struct Result {
         Strided tensor;

@@ -64,9 +64,11 @@ struct RecurrentKernel {
             const Token now = next;
             if (t < length) load(next);
             const bool slots = args.per_token_rows > 0, leaves = slots ? t > 0 : t == length;
-            const std::int64_t to = leaves && from >= 0 ? row_of(n, slots ? t - 1 : 0) : from;
-            if (t > 0) store_output(forward(now), to == no_row ? no_row : from);
-            if (leaves) store_state(to, first);
+            if (t > 0) {
+                const T o = forward(now);
+                store_output(o, slots && from >= 0 && row_of(n, t - 1) == no_row ? no_row : from);
+            }
+            if (leaves && from >= 0) store_state(row_of(n, slots ? t - 1 : 0), first);
             ptx::sync_warp();  // lanes that stored wait here for the others, not at the next shuffle
         }
     }

@@ -59,6 +59,27 @@ TEST(CudaInterface, APoolsIndicesLieOnTheDevice) {
     EXPECT_TRUE(WithRows({4, -1, 2}).status.ok());
 }
 
+// Of speculative decoding: the token whose state has nowhere to go, or all of a sequence that comes from nowhere.
+TEST(CudaInterface, RowsOfSlots) {
+    constexpr std::int64_t tokens = 3, values = 16;
+    for (const bool accepted : {false, true}) {
+        DeviceTensors tensors("kda:step b2 t3 h1 k32 v16 pool=9 spec=3");
+        if (accepted)
+            tensors.host.tensors.at("num_accepted_tokens").set(1, 5);
+        else
+            tensors.host.tensors.at("indices").set(tokens + 1, 77);
+        tensors.upload();
+        EXPECT_TRUE(run(tensors.call).ok());
+        tensors.written();
+        const std::vector<double> o = tensors.host.tensors.at("o").values();
+        for (std::size_t i = 0; i < o.size(); ++i) {
+            const std::int64_t token = static_cast<std::int64_t>(i) / values;
+            const bool wrong = accepted ? token >= tokens : token == tokens + 1;
+            EXPECT_EQ(std::isnan(o[i]), wrong) << accepted << " token " << token;
+        }
+    }
+}
+
 // ---- values that an operator must not be given ----
 
 struct BadValue {

@@ -1,5 +1,5 @@
 // Values that are no gate and no beta, in every CUDA kernel that reads them: they make NaN of what their head computes
-// from there on, and touch no other head.
+// from there on, and touch no other head; and cu_seqlens that are no list of sequences.
 #include "tests/behaviours.hpp"
 #include "tests/cuda/device_runs.hpp"
 

@@ -94,7 +94,7 @@ Status prepare(const Problem& problem, const KernelArgs& args) {
     void* const stream = problem.options.stream;
     const TensorView& cu_seqlens = problem.in.cu_seqlens;
     Status status;
-    if (!spoils_results(cu_seqlens)) status = clear(args.refused, sizeof *args.refused, stream);
+    if (!checked_on_device(cu_seqlens)) status = clear(args.refused, sizeof *args.refused, stream);
     if (!status.ok()) return status;
     return store_sequences(cu_seqlens, problem.sequences, args.cu_seqlens, problem.N, problem.T, args.refused, stream);
 }

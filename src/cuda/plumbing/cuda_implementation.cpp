@@ -19,7 +19,7 @@ LaunchPlan plan_of_small(const char* kernel, std::int64_t blocks, DType arithmet
 
 // One of sequence_launches.
 LaunchPlan plan_of_sequences(const TensorView& cu_seqlens, std::int64_t N) {
-    const bool checks = spoils_results(cu_seqlens);
+    const bool checks = checked_on_device(cu_seqlens);
     LaunchPlan plan = plan_of_small(checks ? "check_sequences" : "numbers", 1, DType::i64);
     plan.block.saved_bytes = 8.0 * most_numbers;
     if (!checks) return plan;
@@ -82,7 +82,7 @@ std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) con
     for (const SumsArgs& sums : parameter_sums(problem, args)) {
         if (blocks_of(sums) > 0) all.push_back(plan_of(sums));
     }
-    if (spoils_results(problem.in.cu_seqlens)) all.push_back(plan_of_spoiling());
+    if (checked_on_device(problem.in.cu_seqlens)) all.push_back(plan_of_spoiling());
     return all;
 }
 

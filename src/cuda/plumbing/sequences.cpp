@@ -1,7 +1,6 @@
 // sequences: cu_seqlens as kernels read them, wherever the caller's lie.
 #include "cuda/plumbing/sequences.hpp"
 
-#include <algorithm>
 #include <string>
 #include <string_view>
 
@@ -12,8 +11,6 @@
 
 namespace headrace::cuda {
 namespace {
-
-bool on_device(const TensorView& cu_seqlens) { return cu_seqlens.given() && cu_seqlens.device != Device::cpu; }
 
 std::int64_t* numbers_of(const Strided& taken) { return reinterpret_cast<std::int64_t*>(taken.data); }
 
@@ -41,6 +38,8 @@ Status check_number(const Strided& taken, std::int64_t N, std::int64_t T, void* 
 
 }  // namespace
 
+bool checked_on_device(const TensorView& cu_seqlens) { return cu_seqlens.given() && cu_seqlens.device != Device::cpu; }
+
 Strided take_sequences(const TensorView& cu_seqlens, std::int64_t N, Carver& carver) {
     if (!cu_seqlens.given()) return {};
     return {static_cast<char*>(carver.take("sequences", DType::i64, {N + 2})), {1}, DType::i64, true};
@@ -48,22 +47,20 @@ Strided take_sequences(const TensorView& cu_seqlens, std::int64_t N, Carver& car
 
 std::int64_t sequence_launches(const TensorView& cu_seqlens, std::int64_t N) {
     if (!cu_seqlens.given()) return 0;
-    return on_device(cu_seqlens) ? 1 : N / most_numbers + 1;
+    return checked_on_device(cu_seqlens) ? 1 : N / most_numbers + 1;
 }
 
 Status store_sequences(const TensorView& cu_seqlens, const std::vector<Sequence>& sequences, const Strided& taken,
                        std::int64_t N, std::int64_t T, std::int32_t* refused, void* stream) {
     if (!cu_seqlens.given()) return {};
-    if (!on_device(cu_seqlens)) return store_numbers(sequences, taken, N, stream);
+    if (!checked_on_device(cu_seqlens)) return store_numbers(sequences, taken, N, stream);
     SequencesArgs args{strided(cu_seqlens), numbers_of(taken), N, T, refused};
     return launch(sequences_kernel(), "check_sequences", 1, {checking_threads}, &args, stream);
 }
 
-bool spoils_results(const TensorView& cu_seqlens) { return on_device(cu_seqlens); }
-
 Status spoil_results(const std::vector<NamedView>& views, const TensorView& cu_seqlens, const Strided& taken,
                      std::int64_t N, std::int64_t T, void* stream) {
-    if (!spoils_results(cu_seqlens)) return {};
+    if (!checked_on_device(cu_seqlens)) return {};
     SpoilArgs args{numbers_of(taken) + N + 1, 0, {}};
     for (const NamedView& named : views) {
         if (named.role != Role::output || std::string_view(named.name) == "pool.states") continue;

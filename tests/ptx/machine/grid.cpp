@@ -118,10 +118,12 @@ void check_launch(const Launch& launch) {
     }
 }
 
+bool runs_share(std::size_t blocks, const Settings& settings) { return blocks > 1000 && settings.share < 1; }
+
 std::vector<std::uint32_t> order_of_blocks(std::size_t count, const Settings& settings) {
-    constexpr std::size_t few = 1000, parts = 4;
+    constexpr std::size_t parts = 4;
     std::vector<std::uint32_t> order;
-    if (count <= few || settings.share == 1) {
+    if (!runs_share(count, settings)) {
         order.resize(count);
         std::iota(order.begin(), order.end(), 0u);
     } else {
@@ -143,10 +145,10 @@ void run_grid(Program& program, const Launch& launch, const Settings& settings) 
     check_launch(launch);
     const Code& code = program.code(*launch.function);
     Program::Implementation& implementation = *program.implementation_;
-    implementation.memory.begin_launch(settings.share < 1);
+    const std::size_t blocks = std::size_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];
+    implementation.memory.begin_launch(runs_share(blocks, settings));
     BlockRun block(implementation.module, code, launch, settings, implementation.memory,
                    implementation.kernel_of(*launch.function).counts.data());
-    const std::size_t blocks = std::size_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];
     for (const std::uint32_t number : order_of_blocks(blocks, settings)) {
         try {
             block.run(number);

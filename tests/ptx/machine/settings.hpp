@@ -17,7 +17,7 @@ struct Settings {
     MmaArithmetic mma = MmaArithmetic::exact;
     bool races = true;  // look for races (bounds, alignment, unwritten reads and cp.async are always checked)
     // Of a launch of more than a thousand blocks this share runs alone at the end of each quarter of them, as a kernel
-    // may have two or four kinds. Below 1 kernels may read what nothing wrote. At most 0.25, or 1: all blocks run.
+    // may have two or four kinds. It may read what nothing wrote. At most 0.25, or 1: all blocks run.
     double share = 1;
 };
 

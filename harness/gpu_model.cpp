@@ -108,8 +108,8 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
 
     const KernelWork total = launch.total();
     const double moved = total.input_bytes + total.output_bytes + total.saved_bytes + total.spill_bytes;
-    time.device_bytes =
-        std::min(total.input_bytes, bytes.inputs) + std::min(total.output_bytes, bytes.outputs) + total.saved_bytes;
+    time.device_bytes = std::min(total.input_bytes, bytes.inputs) + std::min(total.output_bytes, bytes.outputs) +
+                        total.saved_bytes - total.again_bytes;
     time.floors = {{"memory", time.device_bytes / gpu.bandwidth},
                    {"L2", moved / gpu.l2_bandwidth},
                    {"tensor cores", total.tensor_flop / tensor_flop},

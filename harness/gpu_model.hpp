@@ -50,7 +50,7 @@ struct LaunchTime {
     // Seconds of a step: the sum of its waits, or what its work takes of the multiprocessor's units beside the others'.
     double step = 0, units = 0;
     std::vector<Floor> waits;  // for tiles, tiles in the workspace, tensors, barriers
-    double device_bytes = 0;   // each tensor once, what is saved, as often as it is moved
+    double device_bytes = 0;   // each tensor once, what is saved as often as it is moved but for again_bytes
     std::vector<Floor> floors;
     Floor limit{"", 0};  // the largest
     double seconds = 0;

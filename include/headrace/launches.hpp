@@ -22,8 +22,9 @@ struct KernelWork {
                              // for each shuffle
     double input_bytes = 0;  // of device memory, each access counted: the caller's tensors,
     double output_bytes = 0;
-    double saved_bytes = 0;  // what one part of a backward leaves to another in the workspace,
+    double saved_bytes = 0;  // what one launch leaves to another in the workspace, or blocks of one,
     double spill_bytes = 0;  // tiles in the workspace, for which shared memory has no room
+    double again_bytes = 0;  // of what is saved, what a block beside this one reads at the same time, from L2
     double barriers = 0;
     double tile_waits = 0;    // times that a warp waits for what it has just loaded: from a tile in shared memory,
     double spill_waits = 0;   // from one in the workspace,
@@ -58,17 +59,18 @@ Status plan_launches(const Call& call, std::vector<LaunchPlan>* launches);
 inline KernelWork& KernelWork::operator+=(const KernelWork& other) {
     for (double KernelWork::*field :
          {&KernelWork::tensor_flop, &KernelWork::fma_flop, &KernelWork::tile_bytes, &KernelWork::input_bytes,
-          &KernelWork::output_bytes, &KernelWork::saved_bytes, &KernelWork::spill_bytes, &KernelWork::barriers,
-          &KernelWork::tile_waits, &KernelWork::spill_waits, &KernelWork::memory_waits, &KernelWork::issued}) {
+          &KernelWork::output_bytes, &KernelWork::saved_bytes, &KernelWork::spill_bytes, &KernelWork::again_bytes,
+          &KernelWork::barriers, &KernelWork::tile_waits, &KernelWork::spill_waits, &KernelWork::memory_waits,
+          &KernelWork::issued}) {
         this->*field += other.*field;
     }
     return *this;
 }
 
 inline KernelWork KernelWork::operator*(double count) const {
-    return {tensor_flop * count,  fma_flop * count,    tile_bytes * count,  input_bytes * count,
-            output_bytes * count, saved_bytes * count, spill_bytes * count, barriers * count,
-            tile_waits * count,   spill_waits * count, memory_waits * count, issued * count};
+    return {tensor_flop * count, fma_flop * count,     tile_bytes * count,  input_bytes * count, output_bytes * count,
+            saved_bytes * count, spill_bytes * count,  again_bytes * count, barriers * count,    tile_waits * count,
+            spill_waits * count, memory_waits * count, issued * count};
 }
 
 }  // namespace headrace

@@ -19,6 +19,7 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
     const auto copied = [&](TileCounter& counter, double rows, double matrices) {
         counter.work.input_bytes = rows * C * args.K * 2 + C * values * 2;
         counter.work.saved_bytes = prepared_bytes(matrices) + (saves ? values * (K + 64) * 2 : 0);
+        counter.work.again_bytes = prepared_bytes(matrices) * share_of_others(args);
         counter.work.tile_bytes = rows * C * K * 2 + C * 64 * 2 + prepared_bytes(matrices);
         counter.barrier();
         if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();

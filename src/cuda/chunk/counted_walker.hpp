@@ -27,6 +27,11 @@ inline double values_of_block(const KernelArgs& args, int columns = tensor_value
     return args.V < columns ? args.V : columns;
 }
 
+// Of what was prepared of a chunk, what blocks of its other values read at the same time, on the mean of all.
+inline double share_of_others(const KernelArgs& args) {
+    return args.V > args.value_columns ? 1 - args.value_columns / static_cast<double>(args.V) : 0;
+}
+
 // Whether scores are kept as high and low (tiles/formats.hpp).
 inline bool splits_scores(const KernelArgs& args) { return args.q.dtype == DType::f16; }
 
@@ -139,6 +144,7 @@ KernelWork walk_chunk_work(const KernelArgs& args, double values, bool outputs, 
     counter.work.input_bytes = key_rows * C * args.K * 2 + bytes_of(args.v, C * values);
     const double matrices = !outputs ? 2 : splits_scores(args) ? 4 : 3;
     counter.work.saved_bytes = prepared_bytes(matrices);
+    counter.work.again_bytes = prepared_bytes(matrices) * share_of_others(args);
     counter.work.tile_bytes = key_rows * C * K * 2 + groups * C * 64 * 2 + prepared_bytes(matrices);
     if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
     counter.barrier();

@@ -26,8 +26,6 @@ struct Case {
     bool reflects = false;  // betas that ask for scores of 22 bits, else of 11
     int directions = 0;     // keys repeat after so many tokens
     bool backward = false;
-
-    bool rows() const { return !delta || backward; }  // decayed; or the walk decays them
 };
 
 double bf16(std::uint16_t bits) { return static_cast<double>(bf16_to_float(bits)); }
@@ -104,7 +102,7 @@ class Chunks {
         to.factors = factors_.data(), to.decay = decay_.data(), to.numbers = numbers_.data();
         to.added = added_.data();
         if (of_.backward) to.of_backward = true, to.solve_rest = rest_.data(), to.overlap = overlap_.data();
-        if (of_.rows()) to.reads = reads_.data(), to.erases = erases_.data(), to.writes = writes_.data();
+        to.reads = reads_.data(), to.erases = erases_.data(), to.writes = writes_.data();
         const auto matrices = {&scores_, &scores_low_, &high_, &low_, &rest_, &reads_, &erases_, &writes_};
         for (Managed<std::uint16_t>* all : matrices) all->upload();
         factors_.upload(), decay_.upload(), numbers_.upload(), exact_.upload(), overlap_.upload(), added_.upload();
@@ -215,7 +213,7 @@ class Chunks {
             const float* const factors = &factors_.values[place * 4 * C];
             const double norms[] = {scale * q_norm[i], -k_norm[i], k_norm[i]};
             for (int factor = 0; factor < 3; ++factor)
-                EXPECT_NEAR(factors[factor * C + i], of_.rows() ? 1 : norms[factor], 1e-6 * std::fabs(norms[factor]));
+                EXPECT_NEAR(factors[factor * C + i], norms[factor], 1e-6 * std::fabs(norms[factor]));
             EXPECT_EQ(factors[3 * C + i], of_.delta ? static_cast<float>(beta[i]) : 1.0f);
             for (int j = 0; j < (i / 16 + 1) * 16; ++j)
                 EXPECT_NEAR(bf16(scores_.values[place * cuda::lower_size + lower(i, j)]), P[i * C + j],
@@ -223,7 +221,6 @@ class Chunks {
                     << where << " P " << i << ' ' << j;
             for (int c = 0; c < columns_; ++c) {
                 const bool inside = c < of_.K;
-                if (!of_.rows()) continue;
                 const std::size_t at = place * C * columns_ + swizzled(i, c);
                 const double q = inside ? scale * q_norm[i] * row(q_, token(chunk, i), head, c) * start[i * of_.K + c]
                                         : 0,

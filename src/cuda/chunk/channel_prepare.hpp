@@ -29,7 +29,7 @@ struct ChannelPrepare {
     using BlockSums = ChannelSums<kinds>;
     struct Sums {
         BlockSums across[blocks - 1], inside;  // with each earlier warp's keys, with the warp's own
-        float q_k[2], q_q[2];                  // of the lane's tokens, over its channels
+        float q_k[2];                          // of the lane's tokens, over its channels
     };
     // Of a lane's tokens in a slice, on the way.
     struct Arriving {
@@ -42,18 +42,21 @@ struct ChannelPrepare {
     uint2* kept;    // [slices, 2, block_threads] keys of the lane's tokens, where `inverse` will lie
     float* totals;  // [2, blocks, slice_channels] decays through blocks
     float *log_sums, *energies, *written;  // [blocks, K] of the tokens of a block
-    float *q_norm, *k_norm, *k_k, *beta;   // [C] inverse norms; |k|^2
+    float *read, *k_norm, *k_k, *beta;     // [C] the scale and q's inverse norm, k's; |k|^2
     float* of_token;                       // [C] what it writes of the errors in what it reads
     float *divisor, *inverse_divisor;      // [C] of a backward: beta, or next to nothing
     float *of_warp, *fourths_of_warp;      // [warps]
     Matrix<64> P, P_low;                   // P_low of the delta rule and of a backward
     Tile<float> n, inverse;          // inverse of a backward's chunks that are computed in fp32
     UnitLowerBlocks inverse_blocks;  // lies where it does
-    // Rows of a lane's tokens, null past the chunk's end.
-    struct OwnRows {
-        const char *q[2], *log_decays[2];
+    // What a lane knows of its tokens and sums, found once, as registers are few.
+    struct Own {
+        const char *q[2], *log_decays[2];  // rows
+        std::uint32_t place[2];            // in what is prepared, in bytes
+        int slices[2];                     // that the rows have of the lane's channels, past the chunk's end none
+        int sum, of_written;               // of the first slice, from log_sums and from `written` on
     };
-    OwnRows* own_rows;  // [block_threads]
+    Own* own_of;  // [block_threads]
     struct Shared {
         ChannelInputs::Sources sources;
         std::int64_t place;  // of what the chunk prepares
@@ -69,11 +72,11 @@ struct ChannelPrepare {
         keys = arena.take<float4>(2 * keys_of_slice);
         totals = arena.take<float>(2 * totals_of_slice);
         log_sums = arena.take<float>(blocks * K);
-        for (float** vector : {&q_norm, &k_norm, &k_k, &beta, &of_token}) *vector = arena.take<float>(tensor_chunk);
+        for (float** vector : {&read, &k_norm, &k_k, &beta, &of_token}) *vector = arena.take<float>(tensor_chunk);
         P = Matrix<64>::take(arena, tensor_chunk);
         of_warp = arena.take<float>(block_warps);
         fourths_of_warp = delta ? arena.take<float>(block_warps) : nullptr;
-        own_rows = arena.take<OwnRows>(block_threads);
+        own_of = arena.take<Own>(block_threads);
         shared = arena.take<Shared>(1);
         if (delta) {
             constexpr int length = tensor_chunk + 8;  // rows 8 banks apart: lanes of an operand meet different ones
@@ -96,7 +99,7 @@ struct ChannelPrepare {
         const Betas given = given_betas();
         find_sources(row * args.HV + head);
         inputs().template prefetch<K, block_threads>(0, range_.length);
-        find_own_rows();
+        find_own();
         const Arriving first = ask(0);
         weigh_tokens(given);
         Sums sums{};
@@ -105,7 +108,6 @@ struct ChannelPrepare {
             case Precision::mixed: run_slices<Precision::mixed>(sums, first); break;
             case Precision::fine: run_slices<Precision::fine>(sums, first); break;
         }
-        if (weighs_queries()) weigh_queries(sums);
         ptx::sync_warp();
         store_scores(sums);
         ptx::sync_block();
@@ -137,7 +139,7 @@ struct ChannelPrepare {
         find_chunk(task.place, task.head);
         const Betas given = given_betas();
         find_sources(task.place * args.HV + task.head);
-        find_own_rows();
+        find_own();
         weigh_tokens(given);
         Arriving next = ask(0);
         HEADRACE_ROLLED
@@ -177,9 +179,6 @@ struct ChannelPrepare {
     __host__ __device__ bool for_gradients() const { return args.prepared.of_backward; }
 
     static constexpr int keys_of_slice = (blocks - 1) * 2 * warp_lanes, totals_of_slice = blocks * slice_channels;
-
-    // Else the walk decays them (ChannelRows).
-    HEADRACE_DEVICE bool with_rows() const { return !delta || for_gradients(); }
 
     HEADRACE_DEVICE int row_of_token(int which) const { return slice_tokens * block_ + token_of(which); }
 
@@ -234,7 +233,7 @@ struct ChannelPrepare {
             keep(rows);
         }
         if (weighs_keys) square(k, rows);
-        if (args.l2norm && with_rows()) {
+        if (args.l2norm) {
             load(rows, args.q, shared->sources.q);
             square(q, rows);
         }
@@ -243,7 +242,7 @@ struct ChannelPrepare {
             const int i = row_of_token(which);
             const float norm = inverse_norm(k[which]), energy = k[which] * norm * norm;
             if (lane() % 4 != 0) continue;
-            q_norm[i] = inverse_norm(q[which]), k_norm[i] = norm;
+            read[i] = static_cast<float>(args.scale) * inverse_norm(q[which]), k_norm[i] = norm;
             k_k[i] = energy, beta[i] = own[which], of_token[i] = own[which] * own[which] * energy * energy;
             if (for_gradients()) divisor[i] = divisible(own[which]), inverse_divisor[i] = 1 / divisible(own[which]);
         }
@@ -251,14 +250,6 @@ struct ChannelPrepare {
     }
     HEADRACE_DEVICE uint2* kept_at(int slice, int which) const {
         return kept + (2 * slice + which) * block_threads + threadIdx.x;
-    }
-    HEADRACE_DEVICE bool weighs_queries() const { return args.l2norm && !with_rows(); }
-    HEADRACE_DEVICE void weigh_queries(const Sums& sums) const {
-#pragma unroll
-        for (int which = 0; which < 2; ++which) {
-            const float norm = inverse_norm(sum_of_quad(sums.q_q[which]));
-            if (lane() % 4 == 0) q_norm[row_of_token(which)] = norm;
-        }
     }
     // The lane's channels of its tokens, of all slices.
     using OfSlices = uint2[2][slices];
@@ -390,8 +381,7 @@ struct ChannelPrepare {
         leave_keys(leaving, slice);
         share_totals(rows.decays, slice);
         ptx::sync_block();
-        add_across<precision>(sums, left, slice);
-        if constexpr (!delta || precision == Precision::fine) write_rows<precision>(left, leaving, slice);
+        write_rows<precision>(left, leaving, add_across<precision>(sums, left, slice), slice);
     }
     HEADRACE_DEVICE void add_dots(Sums& sums, const ChannelSlice& rows) const {
 #pragma unroll
@@ -399,13 +389,6 @@ struct ChannelPrepare {
 #pragma unroll
             for (int c = 0; c < lane_channels; ++c)
                 sums.q_k[which] = fmaf(rows.q[which][c], rows.k[which][c], sums.q_k[which]);
-        }
-        if (!weighs_queries()) return;
-#pragma unroll
-        for (int which = 0; which < 2; ++which) {
-#pragma unroll
-            for (int c = 0; c < lane_channels; ++c)
-                sums.q_q[which] = fmaf(rows.q[which][c], rows.q[which][c], sums.q_q[which]);
         }
     }
     // Rows of a slice and the decays of single tokens; keys follow from `kept` or memory.
@@ -423,27 +406,32 @@ struct ChannelPrepare {
         decays[0] = gates.x, decays[1] = gates.y, decays[2] = gates.z, decays[3] = gates.w;
         find_decays(decays);
     }
-    HEADRACE_DEVICE void find_own_rows() const {
+    HEADRACE_DEVICE void find_own() const {
         const ChannelInputs::Sources& from = shared->sources;
-        OwnRows& own = own_rows[threadIdx.x];
+        Own& own = own_of[threadIdx.x];
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const int i = row_of_token(which);
-            const bool there = i < shared->length;
-            own.q[which] = there ? args.q.data + (from.q.first + i * from.q.step) : nullptr;
+            own.q[which] = args.q.data + (from.q.first + i * from.q.step);
             own.log_decays[which] = args.log_decays.data + (from.log_decays.first + i * from.log_decays.step);
+            own.place[which] = static_cast<std::uint32_t>(2 * Matrix<K>::place(i, lane_channel()));
+            own.slices[which] =
+                i < shared->length ? (args.K - lane_channel() + slice_channels - 1) / slice_channels : 0;
         }
+        const int value = summed_value<kinds * lane_channels>(), first = block_ * K + lane_channel();
+        own.sum = first + value % lane_channels;
+        if (value >= lane_channels) own.sum += static_cast<int>(energies - log_sums);
+        own.of_written = first + summed_value<lane_channels>();
     }
     // For rows and log decays of a slice; zeros past the ends.
     HEADRACE_DEVICE Arriving ask(int slice) const {
-        const OwnRows& own = own_rows[threadIdx.x];
+        const Own& own = own_of[threadIdx.x];
         const int c = slice_channel(slice);
         Arriving of{};
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
-            const char* const row = own.q[which];
-            if (row == nullptr || c >= args.K) continue;
-            of.q[which] = *reinterpret_cast<const uint2*>(row + 2 * c);
+            if (slice >= own.slices[which]) continue;
+            of.q[which] = *reinterpret_cast<const uint2*>(own.q[which] + 2 * c);
             of.log_decays[which] = *reinterpret_cast<const float4*>(own.log_decays[which] + 4 * c);
         }
         return of;
@@ -479,13 +467,6 @@ struct ChannelPrepare {
     HEADRACE_DEVICE void share_totals(const ChannelDecays& decays, int slice) const {
         if (first_token() == 0) *reinterpret_cast<float4*>(totals_of(slice, block_)) = of_four(decays.through);
     }
-    // Decays through blocks [first, end).
-    HEADRACE_DEVICE void take_totals(float (&decays)[lane_channels], int slice, int first, int end) const {
-#pragma unroll
-        for (float& decay : decays) decay = 1;
-        HEADRACE_ROLLED
-        for (int other = first; other < end; ++other) multiply_by_total(decays, slice, other);
-    }
     HEADRACE_DEVICE void multiply_by_total(float (&decays)[lane_channels], int slice, int other) const {
         const float4 of = *reinterpret_cast<const float4*>(totals_of(slice, other));
         decays[0] *= of.x, decays[1] *= of.y, decays[2] *= of.z, decays[3] *= of.w;
@@ -496,9 +477,14 @@ struct ChannelPrepare {
 #pragma unroll
         for (int which = 0; which < 2; ++which) to[which * warp_lanes] = of_four(leaving.keys[which]);
     }
+    // Decays through all blocks before this warp's, and behind it, come with the products.
+    struct Totals {
+        float before[lane_channels] = {1, 1, 1, 1}, behind[lane_channels] = {1, 1, 1, 1};
+    };
     template <Precision precision>
-    HEADRACE_DEVICE void add_across(Sums& sums, const Left& left, int slice) const {
-        float between[lane_channels] = {1, 1, 1, 1};
+    HEADRACE_DEVICE Totals add_across(Sums& sums, const Left& left, int slice) const {
+        Totals around;
+        float(&between)[lane_channels] = around.before;
 #pragma unroll
         for (int other = blocks - 2; other >= 0; --other) {
             if (other >= block_) continue;
@@ -520,6 +506,9 @@ struct ChannelPrepare {
                 }
             }
         }
+        if (block_ > 0) multiply_by_total(around.before, slice, 0);
+        take_totals_behind(around, slice);
+        return around;
     }
     HEADRACE_DEVICE static float4 of_four(const float (&x)[lane_channels]) { return {x[0], x[1], x[2], x[3]}; }
 
@@ -535,8 +524,8 @@ struct ChannelPrepare {
             of_channels[c] = fmaf(k[0], k[0], k[1] * k[1]);
         }
         sum_over_tokens(of_channels);
-        const int value = summed_value<count>(), at = block_ * K + slice_channel(slice) + value % lane_channels;
-        if (delta || lane() < warp_lanes / 2) (value < lane_channels ? log_sums : energies)[at] = of_channels[0];
+        if (delta || lane() < warp_lanes / 2)
+            log_sums[own_of[threadIdx.x].sum + slice_channels * slice] = of_channels[0];
     }
     HEADRACE_DEVICE void add_written(const Leaving& leaving, int slice) const {
         float added[lane_channels] = {};
@@ -550,58 +539,70 @@ struct ChannelPrepare {
             }
         }
         sum_over_tokens(added);
-        if (lane() < warp_lanes / 2)
-            written[block_ * K + slice_channel(slice) + summed_value<lane_channels>()] = added[0];
+        if (lane() < warp_lanes / 2) written[own_of[threadIdx.x].of_written + slice_channels * slice] = added[0];
     }
-    // f(token, channel, row of q, of k for erases, of k for writes) of rows with their decays, from the start of the
-    // chunk and to its end; operands' factors are undone.
+    // Decays through all blocks before this one, and behind it.
+    HEADRACE_DEVICE Totals totals_around(int slice) const {
+        Totals of;
+        HEADRACE_ROLLED
+        for (int other = 0; other < block_; ++other) multiply_by_total(of.before, slice, other);
+        take_totals_behind(of, slice);
+        return of;
+    }
+    HEADRACE_DEVICE void take_totals_behind(Totals& of, int slice) const {
+#pragma unroll
+        for (int other = 1; other < blocks; ++other)
+            if (other > block_) multiply_by_total(of.behind, slice, other);
+    }
+    // f(bytes from the matrix' first one on, row of q, of k for erases, of k for writes) of rows with their decays,
+    // from the start of the chunk and to its end; operands' factors are undone.
     template <Precision precision, class F>
-    HEADRACE_DEVICE void each_row(const Left& left, const Leaving& leaving, int slice, F f) const {
-        float before[lane_channels], after[lane_channels];
-        take_totals(before, slice, 0, block_);
-        take_totals(after, slice, block_ + 1, blocks);
+    HEADRACE_DEVICE void each_row(const Left& left, const Leaving& leaving, const Totals& around, int slice,
+                                  F f) const {
 #pragma unroll
         for (int which = 0; which < 2; ++which) {
             const int i = row_of_token(which);
-            constexpr float unlift = precision == Precision::fine ? 1.0f : 1 / lift;
-            const float key = k_norm[i] * unlift, read = static_cast<float>(args.scale) * q_norm[i] * unlift;
+            const float unlift = 1 / left_lift<precision>(fine_[which]), unlift_right = 1 / left_lift<precision>(false),
+                        of_read = read[i] * unlift, erase = -k_norm[i] * unlift, write = k_norm[i] * unlift_right;
             float q[lane_channels], e[lane_channels], k[lane_channels];
 #pragma unroll
             for (int c = 0; c < lane_channels; ++c) {
                 const int place = c % 2 * 2 + which;
-                q[c] = left[0][c / 2][place] * (before[c] * read);
-                e[c] = left[kinds - 1][c / 2][place] * (before[c] * -key);
-                k[c] = leaving.keys[which][c] * (after[c] * key);
+                q[c] = left[0][c / 2][place] * (around.before[c] * of_read);
+                e[c] = left[kinds - 1][c / 2][place] * (around.before[c] * erase);
+                k[c] = leaving.keys[which][c] * (around.behind[c] * write);
             }
-            f(i, slice_channel(slice), q, e, k);
+            f(Matrix<K>::moved(own_of[threadIdx.x].place[which], 0, slice_channels * slice), q, e, k);
         }
     }
     template <Precision precision>
-    HEADRACE_DEVICE void write_rows(const Left& left, const Leaving& leaving, int slice) const {
-        each_row<precision>(left, leaving, slice, [&](int i, int c, const auto& q, const auto& e, const auto& k) {
-            write_row(args.prepared.reads, i, c, q);
-            if (delta) write_row(args.prepared.erases, i, c, e);
-            write_row(args.prepared.writes, i, c, k);
-        });
+    HEADRACE_DEVICE void write_rows(const Left& left, const Leaving& leaving, const Totals& around, int slice) const {
+        const auto write = [&](std::uint32_t at, const auto& q, const auto& e, const auto& k) {
+            write_row(args.prepared.reads, at, q);
+            if (delta) write_row(args.prepared.erases, at, e);
+            write_row(args.prepared.writes, at, k);
+        };
+        each_row<precision>(left, leaving, around, slice, write);
     }
+    // And once more the upper halves, as these of rows whose scores have 11 bits may be others.
     HEADRACE_DEVICE void write_low_rows(const Left& left, const Leaving& leaving, int slice) const {
         const auto rests = [](float(&of)[lane_channels], const float(&row)[lane_channels]) {
 #pragma unroll
             for (int c = 0; c < lane_channels; ++c) of[c] = rest(row[c]);
         };
-        each_row<Precision::fine>(left, leaving, slice, [&](int i, int c, const auto&, const auto& e, const auto& k) {
+        const auto write = [&](std::uint32_t at, const auto&, const auto& e, const auto& k) {
             float of_e[lane_channels], of_k[lane_channels];
             rests(of_e, e), rests(of_k, k);
-            write_row(args.prepared.erases_low, i, c, of_e);
-            write_row(args.prepared.writes_low, i, c, of_k);
-        });
+            write_row(args.prepared.erases, at, e), write_row(args.prepared.erases_low, at, of_e);
+            write_row(args.prepared.writes, at, k), write_row(args.prepared.writes_low, at, of_k);
+        };
+        each_row<Precision::fine>(left, leaving, totals_around(slice), slice, write);
     }
     HEADRACE_DEVICE static float rest(float x) { return x - low_half(ptx::round_to_bf16(x, 0)); }
     HEADRACE_DEVICE static std::uint32_t low_pair(float2 of) { return ptx::round_to_bf16(rest(of.x), rest(of.y)); }
-    HEADRACE_DEVICE void write_row(std::uint16_t* matrices, int i, int c, const float (&row)[lane_channels]) const {
-        const Matrix<K> to{matrices + shared->place * tensor_chunk * K};
-        *reinterpret_cast<uint2*>(&to.pair(i, c)) = {ptx::round_to_bf16(row[0], row[1]),
-                                                     ptx::round_to_bf16(row[2], row[3])};
+    HEADRACE_DEVICE void write_row(std::uint16_t* matrices, std::uint32_t at, const float (&row)[lane_channels]) const {
+        char* const to = reinterpret_cast<char*>(matrices + shared->place * tensor_chunk * K);
+        *reinterpret_cast<uint2*>(to + at) = {ptx::round_to_bf16(row[0], row[1]), ptx::round_to_bf16(row[2], row[3])};
     }
 
     // f(sums of P, sums of l, i, j, part) for this lane's pairs of neighbours j and j + 1 in rows i of the chunk: parts
@@ -635,8 +636,7 @@ struct ChannelPrepare {
     // P, and zeros above the diagonal.
     HEADRACE_DEVICE float2 scores_of(float2 sums, int i, int j) const {
         const float2 columns = *reinterpret_cast<const float2*>(k_norm + j);
-        const float row = static_cast<float>(args.scale) * q_norm[i];
-        return {j <= i ? sums.x * (row * columns.x) : 0.0f, j < i ? sums.y * (row * columns.y) : 0.0f};
+        return {j <= i ? sums.x * (read[i] * columns.x) : 0.0f, j < i ? sums.y * (read[i] * columns.y) : 0.0f};
     }
     HEADRACE_DEVICE void put_diagonal(Sums& sums) const {
         const LanePlace at;
@@ -722,10 +722,9 @@ struct ChannelPrepare {
     HEADRACE_DEVICE void write_numbers() const {
         float* const factors = args.prepared.factors + shared->place * 4 * tensor_chunk;
         each(tensor_chunk, [&](int i) {
-            const bool with = with_rows();
-            factors[i] = with ? 1.0f : static_cast<float>(args.scale) * q_norm[i];
-            factors[tensor_chunk + i] = with ? 1.0f : -k_norm[i];
-            factors[2 * tensor_chunk + i] = with ? 1.0f : k_norm[i];
+            factors[i] = read[i];
+            factors[tensor_chunk + i] = -k_norm[i];
+            factors[2 * tensor_chunk + i] = k_norm[i];
             factors[3 * tensor_chunk + i] = delta ? beta[i] : 1.0f;
         });
         float2* const decays = reinterpret_cast<float2*>(args.prepared.decay) + shared->place * K;

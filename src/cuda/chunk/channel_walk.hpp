@@ -1,64 +1,36 @@
 // ChannelWalk: a thread block walks the chunks of one sequence or segment, value head and some of its values under
 // channel gates, from what ChannelPrepare left of them; each warp has 16 of the values and needs no other, while the
-// next chunk arrives. Of the delta rule four or eight more warps decay the next chunk's rows meanwhile.
+// next chunk arrives. Of the delta rule others fetch it, and compute outputs, or four more for each of these.
 #pragma once
 
-#include "cuda/chunk/channel_rows.hpp"
+#include "cuda/chunk/channel_stages.hpp"
 #include "cuda/chunk/channel_walk_ops.hpp"
-#include "cuda/chunk/segments.hpp"
 #include "cuda/chunk/token_recurrence.hpp"
-#include "cuda/chunk/warp_values.hpp"
-#include "cuda/tiles/token_matrices.hpp"
 
 namespace headrace::cuda {
 
 // gives_outputs: else it is never asked for more than states.
 template <int K, bool delta, bool gives_outputs = true>
-struct ChannelWalk {
+struct ChannelWalk : ChannelStages<K, delta, gives_outputs> {
+    using Base = ChannelStages<K, delta, gives_outputs>;
     using Ops = ChannelWalkOps<K, delta>;
-    // Whether more warps decay rows than walk; registers of their threads and of those that walk, together what
-    // registers_allowed gives all.
-    static constexpr bool has_third_group = delta && ptx::groups_share_registers;
-    static constexpr int walking_registers = 248, decaying_registers = (3 * group_registers - walking_registers) / 2;
-    static constexpr int threads = channel_walk_threads(delta) + (has_third_group ? launched_threads : 0),
-                         decaying = delta ? threads - block_threads : block_threads;
-    using OwnRows = ChannelRows<K, decaying>;
-    static constexpr std::int64_t rows_size = tensor_chunk * K;
+    using Format = typename Ops::Format;
+    using Base::args, Base::rows, Base::stage_of, Base::place_of, Base::length_of, Base::first_token, Base::inputs;
+    using Base::has_third_group, Base::wants_outputs;
+    using typename Base::Stage;
+    // Registers of threads that walk and that fetch, with those that compute outputs what registers_allowed gives all.
+    static constexpr int walking_registers = 224, fetching_registers = 2 * group_registers - walking_registers;
+    static constexpr int threads = channel_walk_threads(delta) + (has_third_group ? launched_threads : 0);
 
-    // What has arrived of a chunk.
-    struct Stage {
-        Matrix<K> reads, erases, writes;
-        Matrix<64> v, scores;
-        SplitMatrix solve;
-        float *decay, *beta, *numbers;  // [K,2], [C], [4]
-        std::int32_t* exact;            // [2]
-    };
-
-    // Where the tokens of this walk's sequence lie: in shared memory, as registers are few.
-    struct Rows {
-        TokenRows v, o;
-        std::int64_t n, tokens, first_place;  // of the sequence; where its first chunk was prepared
-        int first_chunk, end_chunk, head;     // of the walk
-        int first, values;                    // its first column; values from there on
-        bool last;                            // whether the walk ends with the sequence
-        ChannelInputs::Sources sources;       // delta rule
-    };
-
-    const KernelArgs& args;
-    Rows* rows;
-    char* first_stage;
-    std::size_t stage_bytes;
-    Matrix<64> patches;  // [value_columns,64] OutputPatch of each warp with values
-    typename OwnRows::Shared* shared_of_rows;
+    Matrix<64> patches;            // additive rule: [value_columns,64] OutputPatch of each warp
+    LeftOperands<K, Format> left;  // delta rule: of all that walk
     Ops ops;
     double passed = 1;  // of a segment: the decay of all chunks so far, of the channel threadIdx.x
 
-    __host__ __device__ ChannelWalk(const KernelArgs& arguments, Arena& arena) : args(arguments) {
-        stage_at(nullptr, with_outputs(), &stage_bytes);
-        first_stage = arena.take<char>(stage_bytes * static_cast<std::size_t>(args.stages));
-        patches = Matrix<64>::take(arena, wants_outputs() ? args.value_columns : 0);
-        rows = arena.take<Rows>(1);
-        shared_of_rows = arena.take<typename OwnRows::Shared>(delta ? 1 : 0);
+    __host__ __device__ ChannelWalk(const KernelArgs& arguments, Arena& arena) : Base{{}, arguments} {
+        this->carve(arena);
+        if (!delta) patches = Matrix<64>::take(arena, wants_outputs() ? args.value_columns : 0);
+        if (delta && gives_outputs) left = LeftOperands<K, Format>::take(arena, block_warps);
     }
 
     // One value head, values [first, first + value_columns): of sequence `place`, or of the segment of that slot.
@@ -66,8 +38,19 @@ struct ChannelWalk {
         const Walk walk = walk_of(args, place);
         if (walk.first_chunk < 0) return;
         const bool in_between = walk.first_chunk > 0;
-        find_rows(walk, head, first, args.V - first);
-        if (decays()) return;
+        this->find_rows(walk, head, first, args.V - first);
+        if constexpr (has_third_group) {
+            if (warp() >= 2 * block_warps) {
+                ptx::keep_registers<fetching_registers>();
+                return fill_stages();
+            }
+            if (warp() >= block_warps)
+                return this->each_filled(rows->first_chunk, rows->end_chunk, args.stages,
+                                         [&](int chunk) { compute_outputs(chunk); });
+            ptx::take_registers<walking_registers>();
+        } else if constexpr (delta) {
+            if (warp() >= block_warps) return assist();
+        }
         load_values(ops.state, in_between ? segment_tensor(args, args.segments.states, args.V) : args.initial_state,
                     in_between ? place : walk.n, head, args.K, first + Ops::first_value(), args.V);
         run<false>();
@@ -82,8 +65,10 @@ struct ChannelWalk {
         const States of = states_of_block();
         const Walk walk = walk_of(args, of.place);
         if (walk.first_chunk < 0 || (in_segments() && walk.last && !args.segments.to_end)) return;  // nobody needs that
-        find_rows(walk, of.head, of.transition ? 0 : of.first, of.transition ? 0 : args.V - of.first);
-        if (decays()) return;
+        this->find_rows(walk, of.head, of.transition ? 0 : of.first, of.transition ? 0 : args.V - of.first);
+        if constexpr (delta) {
+            if (warp() >= block_warps) return assist();
+        }
         const int own = of.first + Ops::first_value();
         if (of.transition) {
             load_unit_columns<K / 8>(ops.state, args.K, own);
@@ -120,53 +105,22 @@ struct ChannelWalk {
         if (!delta && of.first == 0 && c < args.K)
             args.segments.decays[(of.place * args.HV + of.head) * args.K + c] = passed;
     }
-    static constexpr int fetching = delta ? block_warps : 0;  // the first of the warps that fetch: those that have time
-    // By all warps, before the state is there: the delta rule's beside those that walk do all that is theirs.
-    HEADRACE_DEVICE bool decays() const {
-        if constexpr (delta) {
-            if (warp() >= block_warps) {
-                if constexpr (has_third_group) ptx::keep_registers<decaying_registers>();
-                decay_all();
-                return true;
-            }
-            if constexpr (has_third_group) ptx::take_registers<walking_registers>();
-        }
-        return false;
+    // By a third group.
+    HEADRACE_DEVICE void fill_stages() {
+        typename Base::Arriving arriving(*this);
+        this->fill_each(rows->first_chunk, rows->end_chunk, args.stages, [&](int chunk) {
+            arriving.queue(*this, chunk);
+            ptx::wait_for_copies<0>();
+        });
     }
-    // Those of the delta rule are laid out in one way only: its rows are decayed together.
-    __host__ __device__ bool with_outputs() const { return delta || wants_outputs(); }
-    __host__ __device__ bool wants_outputs() const { return gives_outputs && args.o.given; }
+    // By the warps beside those that walk: what arrives, and outputs.
+    HEADRACE_DEVICE void assist() const {
+        typename Base::Arriving arriving(*this);
+        each_chunk<false, true>([&](int chunk) { compute_outputs(chunk); },
+                                [&](int chunk) { arriving.queue(*this, chunk); });
+    }
     // Where outputs are left as fp32 sums, for a launch behind.
     HEADRACE_DEVICE bool leaves_sums() const { return !delta && args.added.sums != nullptr; }
-    HEADRACE_DEVICE void find_rows(const Walk& walk, std::int64_t head, int first, int values) const {
-        if (threadIdx.x == 0) {
-            const TokenRange& s = walk.sequence;
-            const ChunkRange all{s.row, s.begin, s.end, 0, 0, 0, args.reverse};
-            *rows = {rows_of(args.v, all, head, first),
-                     rows_of(args.o, all, head, first),
-                     walk.n,
-                     s.end - s.begin,
-                     saved_place(args, s, walk.n, head, 0, tensor_chunk),
-                     static_cast<int>(walk.first_chunk),
-                     static_cast<int>(walk.end_chunk),
-                     static_cast<int>(head),
-                     first,
-                     values,
-                     walk.last,
-                     {}};
-            if constexpr (delta) inputs().find(all, static_cast<int>(head));
-        }
-        ptx::sync_block();
-    }
-    HEADRACE_DEVICE std::int64_t place_of(int chunk) const { return rows->first_place + chunk * args.HV; }
-    HEADRACE_DEVICE static std::int64_t first_token(int chunk) {
-        return static_cast<std::int64_t>(chunk) * tensor_chunk;
-    }
-    HEADRACE_DEVICE int length_of(int chunk) const {
-        const std::int64_t left = rows->tokens - first_token(chunk);
-        return static_cast<int>(left < tensor_chunk ? left : tensor_chunk);
-    }
-    HEADRACE_DEVICE ChannelInputs inputs() const { return {args, &rows->sources}; }
 
     // ---- turns ----
     // The walk's chunks, from the state in registers to that behind them; of `states` alone also their decay.
@@ -177,46 +131,41 @@ struct ChannelWalk {
             const Stage stage = stage_of(chunk);
             if (states) pass(stage);
             compute(stage, chunk, outputs);
-            if (!outputs || leaves_sums()) return;
+            if (delta || !outputs || leaves_sums()) return;
             ptx::sync_warp();
             store(chunk);
         };
-        const auto nothing = [](int) {};
-        if constexpr (delta) {
-            each_chunk<false, false>(compute_and_store, nothing);
+        if constexpr (has_third_group) {
+            this->each_filled(rows->first_chunk, rows->end_chunk, args.stages, compute_and_store);
+        } else if constexpr (delta) {
+            each_chunk<false, false>(compute_and_store, [](int) {});
         } else {
-            each_chunk<states, true>(compute_and_store, [&](int chunk) { fetch(chunk); });
+            each_chunk<states, true>(compute_and_store, [&](int chunk) { this->fetch(chunk); });
         }
-    }
-    // By the warps that have no values: each chunk's rows while the others walk the one before.
-    HEADRACE_DEVICE void decay_all() const {
-        const OwnRows of{inputs(), shared_of_rows};
-        // What a thread copies, found once: this is on the way of every chunk.
-        WholePieces<64, decaying> v(stage_of(0).v, rows->v.from(first_token(rows->first_chunk)), fetching * warp_lanes);
-        const LowerPieces lower(warps_from(fetching));
-        const bool whole = rows->v.near() && rows->values >= tensor_values;
-        const auto fetch_and_decay = [&](int chunk) {
-            typename OwnRows::Own own;
-            of.load(own, first_token(chunk), length_of(chunk), place_of(chunk));
-            // while these rows arrive
-            const Stage to = stage_of(ptx::not_before(chunk));
-            if (whole && length_of(chunk) == tensor_chunk) {
-                v.copy(number_of(chunk) * static_cast<std::uint32_t>(stage_bytes));
-            } else {
-                fetch_values(to, chunk);
-            }
-            v.advance();
-            fetch_prepared(to, place_of(chunk), lower);
-            const int next = ptx::not_before(chunk) + 1;
-            if (next < rows->end_chunk) of.inputs.template prefetch<K, decaying>(first_token(next), length_of(next));
-            of.decay({to.reads, to.erases, to.writes}, own);
-        };
-        each_chunk<false, true>([](int) {}, fetch_and_decay);
     }
     // Of this warp, found where it is needed, as registers are few.
     HEADRACE_DEVICE OutputPatch patch() const { return {{patches.data + 16 * warp_here() * 64}}; }
     HEADRACE_DEVICE void store(int chunk) const {
         store_outputs(args.o, rows->o.from(first_token(chunk)), patch(), length_of(chunk), args.V - rows->first);
+    }
+    // Of the delta rule, by another warp than that which walks, up to those of the recurrence.
+    HEADRACE_DEVICE void compute_outputs(int chunk) const {
+        if constexpr (gives_outputs) {
+            const Stage stage = stage_of(chunk);
+            const int first_exact = stage.exact[0], end = stage.exact[1], length = length_of(chunk),
+                      of_warp = warp() - block_warps;
+            const ChunkOutputs<K, Format, false> outputs{stage.reads,
+                                                         nullptr,
+                                                         {stage.scores, {}},
+                                                         first_exact < tensor_chunk,
+                                                         args.prepared.scores_low + place_of(chunk) * LowerImage::size,
+                                                         {block_warps, block_warps}};
+            const bool gives_back = has_third_group && chunk + 1 < rows->end_chunk;
+            const OutputPatch found = left_outputs(outputs, left, of_warp, stage.solve, gives_back);
+            ptx::sync_warp();
+            store_outputs(args.o, rows->o.from(first_token(chunk)), found, length < end ? length : end, rows->values,
+                          16 * of_warp);
+        }
     }
     // compute(chunk) for each, of which `some` says that there are some; arrive(chunk), by warps that write or queue
     // what others read, one chunk ahead where there are two stages, behind it else.
@@ -245,14 +194,16 @@ struct ChannelWalk {
     }
     HEADRACE_DEVICE void compute(const Stage& stage, int chunk, bool outputs) {
         ops.exact_writes = delta && stage.numbers[1] != 0, ops.exact_reads = delta && stage.numbers[2] != 0;
-        ops.exact = stage.exact, ops.scores_low = args.prepared.scores_low;
+        ops.exact = stage.exact, ops.leaves = delta && gives_outputs;
+        ops.waits = has_third_group && chunk > rows->first_chunk;
+        if constexpr (delta && gives_outputs) ops.left = left.of_pair(warp(), stage.solve);
         ops.decay = reinterpret_cast<const float2*>(stage.decay), ops.place = static_cast<int>(place_of(chunk));
         if constexpr (!delta) {
-            ops.left.data = nullptr;
+            ops.sums.data = nullptr;
             if (leaves_sums()) {
                 const std::int64_t block = args.added.first_block + rows->first / tensor_values,
                                    of = block * args.added.chunks * args.HV + ops.place;
-                ops.left.data = reinterpret_cast<char*>(args.added.sums + of * added_outputs);
+                ops.sums.data = reinterpret_cast<char*>(args.added.sums + of * added_outputs);
             }
         }
         const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, {}, true}; };
@@ -287,9 +238,9 @@ struct ChannelWalk {
         const int length = length_of(chunk), value = 16 * (own / warp_lanes) + at.row;
         HEADRACE_ROLLED
         for (int first = 0; first < length; first += group) {
-            ptx::sync_threads(replacing_barrier, block_threads);
+            ptx::sync_threads(solved_barrier, block_threads);
             load_tokens(first_token(chunk) + first, decays, pairs);
-            ptx::sync_threads(replacing_barrier, block_threads);
+            ptx::sync_threads(solved_barrier, block_threads);
             HEADRACE_ROLLED
             for (int n = 0; n < group && first + n < length; ++n) {
                 const int i = first + n;
@@ -309,7 +260,8 @@ struct ChannelWalk {
                     row_of(1), row_of(1), decay, false);
                 if (!gives_outputs || i < first_output) continue;
                 const float2 found = recurrence.read(row_of(0));
-                patch().template store_token<Bf16>(i, factors[i] * found.x, factors[i] * found.y);
+                store_token<Bf16>(rows->o.from(first_token(chunk) + i), rows->values, own % warp_lanes,
+                                  {factors[i] * found.x, factors[i] * found.y});
             }
         }
         ptx::sync_warp();
@@ -332,67 +284,6 @@ struct ChannelWalk {
             for (int channel = 0; channel < lane_channels; ++channel)
                 decays[n * K + c + channel] = expm1f(gates[channel]);
         }
-    }
-
-    // ---- what arrives ----
-    static __host__ __device__ Stage stage_at(char* first, bool outputs, std::size_t* bytes) {
-        std::size_t used = 0;
-        const auto take = [&](std::size_t size) {
-            used += size;
-            return first + used - size;
-        };
-        const auto matrix = [&](std::size_t columns) {
-            return reinterpret_cast<std::uint16_t*>(take(2 * tensor_chunk * columns));
-        };
-        Stage stage{};
-        stage.writes.data = matrix(K);
-        stage.reads.data = outputs ? matrix(K) : stage.writes.data;
-        stage.erases.data = delta ? matrix(K) : nullptr;
-        stage.v.data = matrix(64);
-        stage.scores.data = outputs ? matrix(64) : stage.v.data;
-        if (delta) stage.solve.high.data = matrix(64), stage.solve.low.data = matrix(64);
-        stage.decay = reinterpret_cast<float*>(take(8 * K));
-        if (delta) {
-            stage.beta = reinterpret_cast<float*>(take(4 * tensor_chunk));
-            stage.numbers = reinterpret_cast<float*>(take(16));
-            stage.exact = reinterpret_cast<std::int32_t*>(take(8));
-        }
-        if (bytes != nullptr) *bytes = (used + group_multiple - 1) / group_multiple * group_multiple;
-        return stage;
-    }
-    HEADRACE_DEVICE std::uint32_t number_of(int chunk) const {
-        return args.stages == 2 ? static_cast<std::uint32_t>(chunk % 2) : 0;
-    }
-    HEADRACE_DEVICE Stage stage_of(int chunk) const {
-        return stage_at(first_stage + number_of(chunk) * stage_bytes, with_outputs(), nullptr);
-    }
-    // By all warps of the additive rule, whose prepared rows are decayed.
-    HEADRACE_DEVICE void fetch(int chunk) const {
-        const std::int64_t place = place_of(chunk);
-        const Stage stage = stage_of(chunk);
-        const Prepared& from = args.prepared;
-        fetch_values(stage, chunk);
-        if (wants_outputs()) copy_bytes<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
-        copy_bytes<2 * rows_size>(stage.writes.data, from.writes + place * rows_size);
-        copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K);
-        if (wants_outputs()) copy_lower(all_warps(), LowerCopy{stage.scores, from.scores + place * LowerImage::size});
-        ptx::end_copies();
-    }
-    HEADRACE_DEVICE void fetch_values(const Stage& to, int chunk) const {
-        copy_rows(to.v, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk, rows->values,
-                  args.value_columns, warps_from(fetching));
-    }
-    HEADRACE_DEVICE void fetch_prepared(const Stage& to, std::int64_t place, const LowerPieces& pieces) const {
-        const Prepared& from = args.prepared;
-        const Warps by = warps_from(fetching);
-        pieces.copy(to.solve.high, from.solve_high, place), pieces.copy(to.solve.low, from.solve_low, place),
-            pieces.copy(to.scores, from.scores, place);
-        copy_bytes<8 * K>(to.decay, from.decay + place * 2 * K, by);
-        copy_bytes<4 * tensor_chunk>(to.beta, from.factors + (place * 4 + 3) * tensor_chunk, by);
-        copy_bytes<16>(to.numbers, from.numbers + place * 4, by);
-        if (const int own = static_cast<int>(threadIdx.x) - fetching * warp_lanes; own < 2)
-            ptx::copy_4(ptx::shared_address(to.exact + own), from.exact + place * 2 + own, 4);
-        ptx::end_copies();
     }
 };
 

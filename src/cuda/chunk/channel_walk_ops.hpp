@@ -1,5 +1,6 @@
 // ChannelWalkOps: the primitives of the algorithm page chunk_states on tensor cores under channel gates, by warps that
-// own 16 values each. Rows come decayed and normalised (ChannelPrepare).
+// own 16 values each. Rows come decayed and normalised (ChannelPrepare). Of the delta rule other warps compute the
+// outputs (walker_outputs.hpp).
 #pragma once
 
 #include "algorithms/chunk.hpp"
@@ -31,10 +32,11 @@ struct ChannelWalkOps {
     TokenSums values;                // the delta rule's residual, then d
     bool exact_reads, exact_writes;  // of this chunk: by all warps of the block
     const std::int32_t* exact;       // delta rule: Prepared::exact of this chunk, in shared memory
-    const std::uint16_t* scores_low;  // of all chunks
     const float2* decay;             // [K] SplitDecay
     int place;                       // where the chunk was prepared, of kilobytes each
-    SavedTiles<token_tiles> left;    // additive rule: outputs that are not complete, in place of those in rows
+    SavedTiles<token_tiles> sums;    // additive rule: outputs that are not complete, in place of those in rows
+    LeftOperands<K, Format> left;    // delta rule: to this warp's other, where outputs are wanted
+    bool leaves, waits;              // whether they are; whether for what was left of the chunk before to be taken
 
     HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
     // Else the state stays as it enters.
@@ -48,14 +50,29 @@ struct ChannelWalkOps {
 
     // values = v + x S
     HEADRACE_DEVICE void add_read(Tile, Tile v, Rows x, State) {
-        read<Left::high, K, Format>(values, state, x.matrix);
+        TokenSums of_read;  // sums of their own, not those of the chunk before, leave registers
+        TransposedRows of_v;
+        if (waits) ptx::meet_threads(taken_barrier, 2 * walking_threads);
+        const auto operand = [&](int step) {
+            const SplitA a = left_operand(state, step);
+            if (leaves) left.leave_state(step, a);
+            return a;
+        };
+        const auto meanwhile = [&] {
+            if (leaves) ptx::arrive_threads(left_state_barrier, 2 * walking_threads);
+            of_v = TransposedRows::load(v.matrix, first_value());
+        };
+        read_of<Left::high, K, Format>(of_read, operand, x.matrix, {}, meanwhile);
         if (exact_reads) {
             each_rest(x, [&](bool of_state) {
-                const auto left = [&](int step) { return part(left_operand(state, step), of_state); };
-                cuda::add_read<Left::high>(values, left, x.matrix);
+                const auto rest = [&](int step) { return part(left_operand(state, step), of_state); };
+                cuda::add_read<Left::high>(of_read, rest, x.matrix);
             });
         }
-        add_transposed(values, v.matrix, first_value());
+        of_v.add_to(of_read);
+#pragma unroll
+        for (int tile = 0; tile < token_tiles; ++tile)
+            for (int place = 0; place < 4; ++place) values[tile][place] = of_read[tile][place];
     }
     // values += N values, with which I + N is the inverse
     HEADRACE_DEVICE void solve(Tile, Tile solver) {
@@ -66,26 +83,16 @@ struct ChannelWalkOps {
     }
     HEADRACE_DEVICE void scale_value_rows(Tile, Tile, const float* factors) { scale_tokens(values, factors); }
     HEADRACE_DEVICE void read_and_score(Tile o, Rows x, State, Tile P, Tile b) const {
-        TokenSums sums;
-        read<Left::high, K, Format>(sums, state, x.matrix);
-        if constexpr (delta) {
-            add_lower_transposed<Left::both, Format>(
-                sums, [&](int step) { return left_operand(values, step); }, P.matrix);
-            if (exact[0] < tensor_chunk) {
-                const std::int64_t first = ptx::not_before(place) * LowerImage::size;
-                replace_lower(P.matrix, scores_low + first, {0, block_warps});
-                add_lower_transposed<Left::high>(
-                    sums, [&](int step) { return left_operand(values, step); }, P.matrix);
-            }
-        } else {
+        if constexpr (!delta) {
+            TokenSums found;
+            read<Left::high, K, Format>(found, state, x.matrix);
             add_lower_transposed<Left::high, Format>(
-                sums, [&](int step) { return left_operand(b.matrix, first_value(), step); }, P.matrix);
-            if (left.data != nullptr) return left.save(sums);
+                found, [&](int step) { return left_operand(b.matrix, first_value(), step); }, P.matrix);
+            sums.data != nullptr ? sums.save(found) : o.patch.store(found);
         }
-        o.patch.store(sums);
     }
     HEADRACE_DEVICE void decay_and_write(State, State, Rows x, Tile b) {
-        if (delta && !writes()) return;
+        if (delta && !writes()) return leave_values();
         const auto written = [&](int step) {
             if constexpr (delta) return left_operand(values, step);
             return left_operand(b.matrix, first_value(), step);
@@ -94,7 +101,10 @@ struct ChannelWalkOps {
             const float2 of = decay[8 * tile + lane() % 4 * 2 + odd];
             return SplitDecay<float>{of.x, of.y};
         };
-        decay_and_add<Left::high, K, Format>(state, written, x.matrix, of_channel);
+        const auto meanwhile = [&] {
+            if constexpr (delta) leave_values();
+        };
+        decay_and_add<Left::high, K, Format>(state, written, x.matrix, of_channel, {}, meanwhile);
         if constexpr (delta) {
             if (!exact_writes) return;
             each_rest(x, [&](bool of_values) {
@@ -108,6 +118,13 @@ struct ChannelWalkOps {
     }
 
   private:
+    // To this warp's other, if there is one.
+    HEADRACE_DEVICE void leave_values() const {
+        if (!leaves) return;
+        ptx::sync_threads(solved_barrier, walking_threads);
+        left.leave_values(values);
+        ptx::arrive_threads(left_values_barrier, 2 * walking_threads);
+    }
     // What 8 bits leave of a product: f(true) multiplies the rest of the left operand, f(false) the operand by that of
     // the rows, which takes their place.
     template <class F>
@@ -115,7 +132,7 @@ struct ChannelWalkOps {
         HEADRACE_ROLLED
         for (int turn = 0; turn < 2; ++turn) {
             const std::int64_t first = static_cast<std::int64_t>(ptx::not_before(place)) * tensor_chunk * K;
-            if (turn == 1) replace_rows(x.matrix, x.low + first, block_threads);
+            if (turn == 1) replace_rows<solved_barrier>(x.matrix, x.low + first, block_threads);
             f(turn == 0);
         }
     }

@@ -36,10 +36,16 @@ struct CountedChannelWalkOps {
     }
     void solve(Tile, Tile) { products.add(3 * lower, lower, 2); }
     void scale_value_rows(Tile, Tile, const float*) { products.access(tiles, 0); }
+    // Of the delta rule by others, which take left operands: what they wait for holds up none that walks.
     void read_and_score(Tile, Rows, State, Tile, Tile) {
+        const double waits = products.counter.work.tile_waits;
         read_state();
         products.add((delta ? 2 : 1) * lower, lower / 2 + (delta ? 0 : steps), 1);
         products.access(2 * tiles, 0);
+        if (!delta) return;
+        products.counter.work.tile_waits = waits;
+        products.add(0, 2 * (K / 16.0 + 2 * steps), 0);
+        products.counter.work.barriers += 3 * products.warps / (products.warps + block_warps);
     }
     void decay_and_write(State, State, Rows, Tile) {
         products.access(2 * K / 8.0, 0);  // decays
@@ -57,9 +63,9 @@ BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limi
     constexpr double C = tensor_chunk, slices = K / 16.0, kinds = delta ? 2 : 1, warps = block_warps, pairs = 6;
     TileCounter counter;
     KernelWork& work = counter.work;
-    const bool rows = args.prepared.reads != nullptr, exact = args.prepared.of_backward;
+    const bool exact = args.prepared.of_backward;
     // queries and keys; those that are weighed first once more, from caches, keys of the delta rule from shared memory
-    const double passes = 2 + (args.l2norm && rows ? delta ? 1 : 2 : 0);
+    const double passes = 2 + (args.l2norm ? delta ? 1 : 2 : 0);
     work.input_bytes = passes * C * args.K * 2 + bytes_of(args.log_decays, C * args.K) + bytes_of(args.beta, C);
     work.memory_waits = delta || args.l2norm ? 2 : 1;
     // a slice: the warps' own tokens, then pairs of warps, each for tokens x and 15 - x; products of tf32 have half the
@@ -67,7 +73,7 @@ BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limi
     work.tensor_flop = slices * (exact ? 3 : 1) * 2 * 2 * kinds * (warps + pairs) * WarpProducts::flop_of_product;
     // shuffles of each warp, for decays and sums over tokens; rows' places and keys; keys left, read by later warps;
     // totals
-    const double shuffles = 32 + (delta ? 11 : 4), places = delta ? 14 : 10, totals = rows ? 14 : 2;
+    const double shuffles = 32 + (delta ? 11 : 4), places = delta ? 14 : 10, totals = 14;
     work.tile_bytes = 128 * slices * (warps * (shuffles + places + totals) + (3 + pairs) * 8);
     work.tile_waits = slices * (3 + 2 + 3 + 4);
     // decays, roundings into high and low: multiplications and differences, as many slots as multiply-adds
@@ -77,8 +83,8 @@ BlockWork channel_prepare_work(const KernelArgs& args, std::size_t /*shared_limi
     for (int i = 0; i < static_cast<int>(slices) + 3; ++i) counter.barrier();
     work.tile_bytes += 128 * (delta ? 620 : 360);  // scores, element by element, and the matrix that leaves
     const double matrices = (delta ? 3 : 1) + (exact ? 1 : 0);
-    work.saved_bytes = (rows ? delta ? 3 : 2 : 0) * channel_rows_bytes(K) + matrices * lower_matrix_bytes +
-                       4 * (4 * C + 2 * K) + (delta ? 4 * (K + 4) : 0);
+    work.saved_bytes = (delta ? 3 : 2) * channel_rows_bytes(K) + matrices * lower_matrix_bytes + 4 * (4 * C + 2 * K) +
+                       (delta ? 4 * (K + 4) : 0);
     if (!delta) return {{}, work};
     // the inverse, of n in shared memory: six blocks of it
     work.tile_bytes += 128 * (CountedInverse::accesses + 6 * 8);
@@ -116,17 +122,12 @@ KernelWork channel_walk_chunk_work(const KernelArgs& args, double values) {
     const double C = tensor_chunk, outputs = args.o.given ? 1 : 0;
     TileCounter counter;
     Ops ops{{counter, args.value_columns / 16.0}};
-    const double rows = delta ? 0 : 1 + outputs, matrices = (delta ? 2 : 0) + outputs;
+    const double rows = (delta ? 2 : 1) + outputs, matrices = (delta ? 2 : 0) + outputs;
     counter.work.saved_bytes =
         rows * channel_rows_bytes(K) + matrices * lower_matrix_bytes + 8 * K + (delta ? 4 * C + 16 : 0);
+    counter.work.again_bytes = counter.work.saved_bytes * share_of_others(args);
     counter.work.input_bytes = bytes_of(args.v, C * values);
     counter.work.tile_bytes = counter.work.saved_bytes + C * 64 * 2;
-    if (delta) {  // ChannelRows: decays, on the way from either end, factors and rows; of groups of tokens, from memory
-        counter.work.input_bytes += 2 * C * args.K * 2 + bytes_of(args.log_decays, C * args.K);
-        counter.work.saved_bytes += 12 * C;
-        counter.work.tile_bytes += 3 * channel_rows_bytes(K) + 4 * block_threads * 16;
-        counter.fma(10 * C * K / warp_lanes);
-    }
     if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
     counter.barrier();
     const typename Ops::Tile given{true};
@@ -187,6 +188,7 @@ BlockWork channel_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit
         const double arrived =
             rows * channel_rows_bytes(K) + matrices * lower_matrix_bytes + 8 * K + (delta ? 4 * C + 16 : 0);
         counter.work.input_bytes = C * values * 2;
+        counter.work.again_bytes = arrived * share_of_others(args);
         counter.work.saved_bytes = arrived + (saves ? values * (K + (delta ? 64 : 0)) * 2 : 0);
         counter.work.tile_bytes = arrived + C * values * 2;
         counter.barrier();

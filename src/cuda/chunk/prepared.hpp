@@ -41,10 +41,9 @@ inline Prepared take_prepared(const Problem& problem, Carver& carver, std::int64
     if (delta && !to.of_backward)
         to.exact = static_cast<std::int32_t*>(carver.take("prepared exactness", DType::i32, {places, 2}));
     if (!problem.channel_gate) return to;
-    const bool rows_wanted = !delta || problem.runs_backward();
-    if (rows_wanted) to.reads = matrix("prepared reads", K), to.writes = matrix("prepared writes", K);
+    to.reads = matrix("prepared reads", K), to.writes = matrix("prepared writes", K);
     if (!delta) return to;
-    if (rows_wanted) to.erases = matrix("prepared erases", K);
+    to.erases = matrix("prepared erases", K);
     to.erases_low = matrix("prepared erases, low", K), to.writes_low = matrix("prepared writes, low", K);
     to.added = numbers("prepared roundings", K);
     return to;
@@ -105,13 +104,13 @@ class PreparingImplementation : public CudaImplementation {
               segments = steps_along(problem, tokens, joined);
         steps.longest = of_states.longest = tokens / tensor_chunk;
         // The last segment of a sequence leaves no state to another, and the first one no gradient; of a backward
-        // transitions are left by all.
+        // transitions are left by all, those of the additive rule, products of decays, in no time.
         const bool all = join.args.segments.to_end;
         const double longest = static_cast<double>(segments.longest), leaving = all ? 1 : (longest - 1) / longest,
                      values = blocks_of(states.args.V, states.args.value_columns),
                      of_all =
                          join.args.segments.adjoints == nullptr ? 0 : 1 - (ends * values) / static_cast<double>(blocks);
-        of_states.all *= of_all + (1 - of_all) * leaving;
+        of_states.all *= (join.args.delta ? of_all : 0) + (1 - of_all) * leaving;
         segments.all *= leaving, segments.longest -= all ? 0 : 1;
         launches.push_back(
             {states.kernel, states.args, states.args.segments.slots * problem.HV * blocks, threads, of_states});

@@ -28,7 +28,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
     LeftOperands<K, Format> left;  // of all that walk, where others compute outputs
     Ops ops;
 
-    __host__ __device__ WalkerKernel(const KernelArgs& arguments, Arena& arena) : Base{arguments} {
+    __host__ __device__ WalkerKernel(const KernelArgs& arguments, Arena& arena) : Base{{}, arguments} {
         this->carve(arena);
         if (!Ops::leaves_outputs) patch.matrix = Matrix<64>::take(arena, tensor_values);
         if (Ops::leaves_outputs && args.o.given) left = LeftOperands<K, Format>::take(arena, block_warps);
@@ -155,17 +155,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
                                               known.x < tensor_chunk,
                                               args.prepared.scores_low + image,
                                               {block_warps, block_warps}};
-        const LeftOperands<K, Format> from = left.of_pair(of_other(), stage.solve);
-        TokenSums sums;
-        ptx::meet_threads(left_state_barrier, 2 * walking_threads);
-        outputs.read_state(
-            sums, [&](int step) { return from.left_state(step); }, from.left_factors());
-        ptx::meet_threads(left_values_barrier, 2 * walking_threads);
-        if (has_third_group && more) ptx::arrive_threads(taken_barrier, 2 * walking_threads);
-        outputs.add_scores(sums, [&](int step) { return from.left_values(step); });
-        const OutputPatch of_values = left.patch_of_pair(of_other(), stage.solve);
-        ptx::sync_warp();
-        of_values.template store<Format>(sums);
+        const OutputPatch of_values = left_outputs(outputs, left, of_other(), stage.solve, has_third_group && more);
         store_outputs(chunk, known.y, columns, of_values, of_other());
     }
     HEADRACE_DEVICE void compute(const Stage& stage, int chunk, WalkedColumns columns, bool outputs, bool exact,
@@ -234,7 +224,8 @@ struct WalkerKernel : WalkerStages<K, Format> {
             if (!outputs || i < first_output) continue;
             const float2 found = recurrence.read(q);
             const float factor = static_cast<float>(args.scale) * norm(q);
-            store_token(rows->o.from(first_token(chunk) + i), columns, own, {factor * found.x, factor * found.y});
+            store_token<Format>(rows->o.from(first_token(chunk) + i), columns.all - columns.first, own,
+                                {factor * found.x, factor * found.y});
         }
     }
 
@@ -246,13 +237,6 @@ struct WalkerKernel : WalkerStages<K, Format> {
         ptx::sync_warp();
         cuda::store_outputs(args.o, rows->o.from(first_token(chunk)), patch, length < end ? length : end,
                             columns.all - columns.first, 16 * of_warp);
-    }
-    // Of a token the two values that a lane's quad has.
-    HEADRACE_DEVICE static void store_token(TokenRows o, WalkedColumns columns, int own, float2 values) {
-        const int half = own % 4, value = 16 * (warp_here() % block_warps) + own / 4 + 8 * half;
-        if (half < 2 && value < columns.all - columns.first)
-            *reinterpret_cast<std::uint16_t*>(o.first + 2 * value) =
-                static_cast<std::uint16_t>(Format::round(half == 0 ? values.x : values.y, 0));
     }
 
     // ---- the state: from a tensor, or without one zeros, or columns of the unit matrix ----

@@ -11,8 +11,6 @@
 
 namespace headrace::cuda {
 
-// Of a block that walks with 64 values.
-inline constexpr int walking_threads = block_warps * warp_lanes;
 // Whether walks and sweeps with a scalar gate have four warps more, which then fetch.
 template <int K>
 inline constexpr bool has_third_group = fetching_threads(K) > 0 && ptx::groups_share_registers;

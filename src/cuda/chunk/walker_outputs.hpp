@@ -38,15 +38,14 @@ struct OutputPatch {
     }
     // As lines of values.
     template <class Format = Bf16>
-    HEADRACE_DEVICE void store_lines(const TokenSums& sums) const {
+    HEADRACE_DEVICE void store_lines(const TokenSums& sums, int own = lane_here()) const {
         if constexpr (ptx::stores_matrices) {
-            const int own = lane_here();
             const std::uint32_t first = matrix.piece(row(own % 16), own / 16 * 8);
             return each_matrix<Format>(sums, [&](int tile, const std::uint32_t(&pairs)[4]) {
                 ptx::store_matrix(first ^ static_cast<std::uint32_t>(16 * tile), pairs);
             });
         }
-        const LanePlace at(lane_here());  // or its places fill registers
+        const LanePlace at(own);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const std::uint32_t first = matrix.piece(row(at.row + 8 * half), at.column);  // a matrix begins with a row
@@ -58,13 +57,17 @@ struct OutputPatch {
     }
     // Lines of values in global memory, so many elements apart.
     template <int step>
-    HEADRACE_DEVICE void save_lines(std::uint16_t* to) const {
-        const int own = lane_here(), first = own / 8, column = own % 8 * 8;
+    HEADRACE_DEVICE void save_lines(std::uint16_t* to, int own = lane_here()) const {
+        const int first = own / 8, column = own % 8 * 8;
+        const auto place = static_cast<std::uint32_t>(Matrix<64>::place(first, column));
         to += first * step + column;
 #pragma unroll
-        for (int value = 0; value < 16; value += 4)
+        for (int value = 0; value < 16; value += 4) {
+            // Of row(first + value), first below four, from that of row(first).
+            const std::uint32_t piece = value % 8 * 8, half = value / 8 * (2 * Matrix<64>::row + 2 * 8);
             *reinterpret_cast<uint4*>(to + value * step) =
-                *reinterpret_cast<const uint4*>(&matrix.pair(row(first + value), column));
+                *reinterpret_cast<const uint4*>(matrix.data + ((place ^ piece ^ half) + value * Matrix<64>::row));
+        }
     }
     // Of one token, the two values that this lane's quad has.
     template <class Format>
@@ -106,7 +109,8 @@ struct OutputPatch {
 };
 
 // sums = scale (q e^G) S + P d of a chunk (algorithms/chunk.hpp), for a warp's 16 values; with the betas in P, d is r.
-template <int K, class Format>
+// `has_factors`: else rows of q have them.
+template <int K, class Format, bool has_factors = true>
 struct ChunkOutputs {
     Matrix<K> q;
     const float* read;   // [C] factors of its rows
@@ -120,8 +124,10 @@ struct ChunkOutputs {
     template <class State>
     HEADRACE_DEVICE void read_state(TokenSums& sums, State state, const typename Format::RowFactors& factors) const {
         TokenFactors of_rows;
-        read_of<Left::high, K, Format>(sums, state, q, factors, [&] { of_rows = TokenFactors::load(read); });
-        scale_tokens(sums, of_rows);
+        read_of<Left::high, K, Format>(sums, state, q, factors, [&] {
+            if constexpr (has_factors) of_rows = TokenFactors::load(read);
+        });
+        if constexpr (has_factors) scale_tokens(sums, of_rows);
     }
     // Then P d, of left operands d(step).
     template <class D>
@@ -141,6 +147,9 @@ struct ChunkOutputs {
         }
     }
 };
+
+// Of a block that walks with 64 values.
+inline constexpr int walking_threads = block_warps * warp_lanes;
 
 // What a warp with 16 values leaves, as its lanes hold it, to one that computes its outputs: left operands of the state
 // that enters a chunk, their upper halves, and d in fp32, where the solver was. Both pass the barriers below, one for
@@ -209,5 +218,25 @@ struct LeftOperands {
 // Between the threads that walk: all have read the solver. Between them and as many others: the state's operands, and
 // those of d, are there; where the others may be a chunk behind, those have read the former and will read the latter.
 inline constexpr int solved_barrier = 4, left_state_barrier = 5, left_values_barrier = 6, taken_barrier = 1;
+
+// The outputs of the warp that walks as the `pair`-th, by another: from what it leaves of a chunk, of which `solver`
+// was. `gives_back`: it waits for that before it leaves more.
+template <int K, class Format, bool has_factors>
+HEADRACE_DEVICE OutputPatch left_outputs(const ChunkOutputs<K, Format, has_factors>& outputs,
+                                         const LeftOperands<K, Format>& left, int pair, SplitMatrix solver,
+                                         bool gives_back) {
+    const LeftOperands<K, Format> from = left.of_pair(pair, solver);
+    TokenSums sums;
+    ptx::meet_threads(left_state_barrier, 2 * walking_threads);
+    outputs.read_state(
+        sums, [&](int step) { return from.left_state(step); }, from.left_factors());
+    ptx::meet_threads(left_values_barrier, 2 * walking_threads);
+    if (gives_back) ptx::arrive_threads(taken_barrier, 2 * walking_threads);
+    outputs.add_scores(sums, [&](int step) { return from.left_values(step); });
+    const OutputPatch of_values = left.patch_of_pair(pair, solver);
+    ptx::sync_warp();
+    of_values.template store<Format>(sums);
+    return of_values;
+}
 
 }  // namespace headrace::cuda

@@ -12,17 +12,12 @@
 namespace headrace::cuda {
 
 template <int K, class Format>
-struct WalkerStages {
+struct WalkerStages : FilledStages {
     // Numbers of a chunk in a stage: factors, the decay, what tells exactness: as floats, and Prepared::exact and what
     // follows of the chunk (Exactness).
     static constexpr int decay_at = 4 * tensor_chunk, numbers_at = decay_at + 4, exact_at = numbers_at + 4,
                          stage_numbers = exact_at + 4;
     static constexpr bool has_third_group = cuda::has_third_group<K>;
-    // Stages of a third group: that have arrived, for the first group of warps and, `beside` it, for the second; that
-    // both have read.
-    using Filled = HandOver<0, 2 * block_threads>;
-    using Emptied = HandOver<2, 3 * block_threads>;
-    static constexpr int beside = most_stages;
 
     // What has arrived of a chunk.
     struct Stage {
@@ -47,7 +42,6 @@ struct WalkerStages {
     char* first_stage;
     std::size_t stage_bytes;  // of its matrices
     float* first_numbers;
-    int turn = 0;  // of a group of warps, where a third group fetches
 
     __host__ __device__ void carve(Arena& arena) {
         const std::size_t column = 2 * tensor_chunk, of_outputs = args.o.given ? 1 : 0,
@@ -137,32 +131,18 @@ struct WalkerStages {
     HEADRACE_DEVICE void fill_stages(const Walk& walk, Fetch& fetch) {
         const int first = static_cast<int>(walk.first_chunk), end = static_cast<int>(walk.end_chunk);
         Exactness exactness(*this);
-        HEADRACE_ROLLED
-        for (int chunk = first; chunk < end; ++chunk) {
-            if (chunk - first >= args.stages) Emptied::take(turn);
+        fill_each(first, end, args.stages, [&](int chunk) {
             fetch.queue(*this, chunk);
             if (chunk == first) exactness.pass(first);
             ptx::wait_for_copies<0>();
             exactness.decide(chunk);
-            ptx::publish_to_products();
-            Filled::give(turn), Filled::give(beside + turn);
-            next_turn();
-        }
-    }
-    HEADRACE_DEVICE void next_turn() {
-        if (++turn == args.stages) turn = 0;
+        });
     }
     // By the other groups: compute(chunk) for each that it has filled.
     template <class Compute>
     HEADRACE_DEVICE void each_filled(const Walk& walk, Compute compute) {
-        const int end = static_cast<int>(walk.end_chunk);
-        HEADRACE_ROLLED
-        for (int chunk = static_cast<int>(walk.first_chunk); chunk < end; ++chunk) {
-            Filled::take(warp_here() < block_warps ? turn : beside + turn);
-            compute(chunk);
-            if (chunk + args.stages < end) Emptied::give(turn);
-            next_turn();
-        }
+        FilledStages::each_filled(static_cast<int>(walk.first_chunk), static_cast<int>(walk.end_chunk), args.stages,
+                                  compute);
     }
     // What a walk makes of its chunks' numbers, by the first of the warps that fetch: it has each chunk's before
     // others.

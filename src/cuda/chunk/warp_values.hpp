@@ -116,6 +116,15 @@ HEADRACE_DEVICE void store_outputs(const Strided& tensor, TokenRows o, OutputPat
     }
 }
 
+// Of a token's outputs the two values that a lane's quad has, to a row that begins with the block's, `count` of them.
+template <class Format>
+HEADRACE_DEVICE void store_token(TokenRows o, int count, int own, float2 values) {
+    const int half = own % 4, value = 16 * (warp_here() % block_warps) + own / 4 + 8 * half;
+    if (half < 2 && value < count)
+        *reinterpret_cast<std::uint16_t*>(o.first + 2 * value) =
+            static_cast<std::uint16_t>(Format::round(half == 0 ? values.x : values.y, 0));
+}
+
 // The four warps that fetch, the last ones: where there are others than those that walk, what they wait for holds up
 // none that computes.
 HEADRACE_DEVICE Warps fetching_warps() { return {warps() - block_warps, block_warps}; }
@@ -192,13 +201,13 @@ HEADRACE_DEVICE void copy_bytes(void* to, const void* from, Warps by = all_warps
 }
 
 // Rows by others in global memory, when all warps have read them: of the block's first `threads`, which have values.
-template <int K>
+template <int barrier = replacing_barrier, int K>
 HEADRACE_DEVICE void replace_rows(Matrix<K> rows, const std::uint16_t* by, int threads) {
-    ptx::sync_threads(replacing_barrier, threads);
+    ptx::sync_threads(barrier, threads);
     HEADRACE_ROLLED
     for (int place = 8 * thread_here(); place < tensor_chunk * K; place += 8 * threads)
         *reinterpret_cast<uint4*>(rows.data + place) = *reinterpret_cast<const uint4*>(by + place);
-    ptx::sync_threads(replacing_barrier, threads);
+    ptx::sync_threads(barrier, threads);
 }
 
 }  // namespace headrace::cuda

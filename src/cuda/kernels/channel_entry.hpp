@@ -62,10 +62,9 @@ Kernel states_kernel() {
     constexpr int blocks = states_blocks<delta>;
     return {"channel_states",
             reinterpret_cast<const void*>(&channel_states<Walk, blocks>),
-            registers_allowed(channel_walk_threads(delta) + third_group(delta), blocks),
+            registers_allowed(channel_walk_threads(delta), blocks),
             &shared_memory_of<Walk>,
-            &channel_states_work<K, delta>,
-            third_group(delta)};
+            &channel_states_work<K, delta>};
 }
 
 inline BlockMemory no_memory(const KernelArgs&, std::size_t) { return {0, 0}; }

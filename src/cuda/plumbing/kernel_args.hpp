@@ -113,8 +113,7 @@ struct Prepared {
     std::int32_t* overlap;                  // [places] KeyOverlap of a backward of the delta rule, else null
     // Of channel gates: decayed rows [places,64,K], of those erased and written what 8 bits leave of them, where
     // chunks need it; [places,K] what a chunk adds to the errors in the state's channels. Their numbers: kept, whether
-    // writes and reads need 16 bits, the mean of `added`. A forward of the delta rule has null for the rows, which its
-    // walk decays (ChannelRows).
+    // writes and reads need 16 bits, the mean of `added`.
     std::uint16_t *reads, *erases, *writes, *erases_low, *writes_low;
     float* added;
     int looked_at;  // places that a block looks at which computes what few of them want (WantedPlaces)

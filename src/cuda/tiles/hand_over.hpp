@@ -2,7 +2,7 @@
 // them to those that read them, and back, so that a warp waits for no others than these.
 #pragma once
 
-#include "cuda/ptx.hpp"
+#include "cuda/tiles/tile_ops.hpp"
 
 namespace headrace::cuda {
 
@@ -20,6 +20,45 @@ struct HandOver {
         ptx::arrive_threads(first_barrier + stage, threads);
     }
     HEADRACE_DEVICE static void take(int stage) { ptx::meet_threads(first_barrier + stage, threads); }
+};
+
+// Stages that the third of a block's groups of warps fills, as far ahead as there are stages, for the two others, of
+// which each waits for what it reads alone.
+struct FilledStages {
+    using Filled = HandOver<0, 2 * block_threads>;   // for the first group and, `beside` it, for the second
+    using Emptied = HandOver<2, 3 * block_threads>;  // that both have read
+    static constexpr int beside = most_stages;
+
+    int turn = 0;  // of a group of warps
+
+    // By the third group: fill(chunk) for each, when there is room for it, until what it copies has come.
+    template <class Fill>
+    HEADRACE_DEVICE void fill_each(int first, int end, int stages, Fill fill) {
+        HEADRACE_ROLLED
+        for (int chunk = first; chunk < end; ++chunk) {
+            if (chunk - first >= stages) Emptied::take(turn);
+            fill(chunk);
+            ptx::publish_to_products();
+            Filled::give(turn), Filled::give(beside + turn);
+            next_turn(stages);
+        }
+    }
+    // By the others: compute(chunk) for each that it has filled.
+    template <class Compute>
+    HEADRACE_DEVICE void each_filled(int first, int end, int stages, Compute compute) {
+        HEADRACE_ROLLED
+        for (int chunk = first; chunk < end; ++chunk) {
+            Filled::take(warp_here() < block_warps ? turn : beside + turn);
+            compute(chunk);
+            if (chunk + stages < end) Emptied::give(turn);
+            next_turn(stages);
+        }
+    }
+
+  private:
+    HEADRACE_DEVICE void next_turn(int stages) {
+        if (++turn == stages) turn = 0;
+    }
 };
 
 }  // namespace headrace::cuda

@@ -47,26 +47,26 @@ DOUBLE_OPERATORS = ("gated_delta_rule", "simple_gla", "kda", "gla")
 CHANNEL_GATES = ("kda", "gla")
 RULES = {"gated_delta_rule": "delta", "kda": "delta", "comba": "comba", "simple_gla": "additive", "gla": "additive"}
 IN_F16 = {("gated_delta_rule", "fwd"), ("comba", "fwd")}
-# The numbers of a row that a kernel has; of others one is enough. BLOCK: sweeps have few or many warps with values.
-BESIDE, STEP, HEAD, VALUES, BLOCK = range(5)
+# The numbers of a row that a kernel has; of others one is enough.
+BESIDE, STEP, HEAD, VALUES = range(4)
 NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_add_outputs": (STEP, HEAD),
            **dict.fromkeys(("tensor_gradients", "channel_gradients", "split_gradients"), (STEP, HEAD, VALUES)),
-           "channel_sweeps": (BESIDE, STEP, BLOCK),
            **dict.fromkeys(("tensor_walk", "tensor_walk_states", "tensor_join_transitions", "tensor_sweeps",
                             "tensor_forward", "tensor_forward_gradient", "tensor_forward_terms", "channel_walk",
-                            "channel_estimate", "channel_join", "channel_states", "walk_forward", "split_sweeps"),
+                            "channel_sweeps", "channel_estimate", "channel_join", "channel_states",
+                            "walk_forward", "split_sweeps"),
                          (BESIDE, STEP))}
 PREPARED_HEADS = 4
 WITH_FETCHING, FETCHING = ("tensor_walk", "tensor_sweeps", "tensor_sweep_segments"), 4  # kernels with more than 64 channels; warps
 GROUP, THREE_GROUPS = 4, 384  # warps; threads of blocks that have a third group, which the table leaves out
 # The least share of a warp's lanes that execute an instruction, on the mean, where all tiles are whole: what is lost are
 # lanes that part, at masks, or have nothing to do. Gradients under gates per channel lose up to a fifth, where lanes
-# part on the diagonals of triangles; with 64 channels so do the warps that decay rows for a walk, and prepare where it
-# adds up over tokens. In double few lanes compute the decays of one gate per token and their gradients.
+# part on the diagonals of triangles; so does prepare where it adds up over tokens. In double few lanes compute the decays
+# of one gate per token and their gradients.
 LANES = 0.85
 # A block of channel_prepare_low looks at a place with each of up to 16 lanes, here at one.
-FEWER = {"channel_prepare_low": 0.35, "channel_gradients": 0.75, "channel_walk": 0.75,
-         "channel_prepare": 0.84, "split_gradients": 0.65, "split_sweeps": 0.73}
+FEWER = {"channel_prepare_low": 0.35, "channel_gradients": 0.75, "channel_prepare": 0.8, "split_gradients": 0.65,
+         "split_sweeps": 0.73}
 
 
 class Row(typing.NamedTuple):
@@ -155,9 +155,8 @@ def times_of(launch, sizes, K):
     warps, blocks_of_values = launch["threads"] // 32 - others, -(-size_of(sizes, "v", 0) // 64)
     steps = warps * launch["all_steps"]
     if launch["kernel"] == "channel_gradients":  # a value head each; one stores gradients of keys that it does not share
-        return [warps * launch["blocks"], steps, steps * (group == 1), steps * blocks_of_values, launch["all_steps"]]
-    return [warps * launch["blocks"], steps, steps * group / parts, steps * group / parts * blocks_of_values,
-            launch["all_steps"]]
+        return [warps * launch["blocks"], steps, steps * (group == 1), steps * blocks_of_values]
+    return [warps * launch["blocks"], steps, steps * group / parts, steps * group / parts * blocks_of_values]
 
 
 def measure(runs, quick):
@@ -204,7 +203,7 @@ def numbers_of(row, measured):
     normal = [[sum(a[i] * a[j] for a in weighed) for j in range(len(which))] for i in range(len(which))]
     right = [1000 * sum(a[i] for a in weighed) for i in range(len(which))]
     solution = dict(zip(which, solved(normal, right)))
-    least = [-solution.get(STEP, 0)] + 4 * [0]  # of a sweep's last step, which does less, that much is missing beside
+    least = [-solution.get(STEP, 0)] + 3 * [0]  # of a sweep's last step, which does less, that much is missing beside
     return [max(low, round(solution.get(i, 0))) for i, low in enumerate(least)]
 
 

@@ -73,8 +73,7 @@ LIMITS = {
     "channel_estimate k128": (152, 16, 0, (3, 3, 3)),  # the numbers of four chunks on their way, for a warp a head
     "channel_key_sums": (128, 0, 0, (1, 2, 2)),
     **dict.fromkeys(("channel_states k64 additive", "channel_states k128 additive"), (255, 0, 0, (2, 2, 2))),
-    "channel_states": (255, 0, 0, (0, 1, 1)),
-    "channel_states k64 delta": (255, 0, 0, (1, 1, 1)),
+    "channel_states": (255, 0, 0, (1, 1, 1)),
     "channel_sweeps": (255, 0, 0, (0, 1, 1)),
     "channel_sweep_segments": (255, 0, 0, (0, 1, 1)),
     "recurrent_forward": (255, 0, 0, (2, 2, 2)),
@@ -92,7 +91,7 @@ LIMITS = {
 # that they take for it (Kernel::more_shared in src/cuda/kernels/kernels.hpp; values of a second group that walks).
 THREE_GROUPS = 384
 THIRD_GROUP = {r"tensor_walk k(128|256)": 0, "tensor_walk_states k128": 2 * 64 * 64 * 2, r"tensor_forward\w* k128": 0,
-               "tensor_states k128": 0, r"channel_(walk|states) k\d+ delta": 0, "tensor_sweeps k128": 2 * 64 * (128 + 64),
+               "tensor_states k128": 0, r"channel_walk k\d+ delta": 0, "tensor_sweeps k128": 2 * 64 * (128 + 64),
                "tensor_sweeps k256": 2 * 64 * (256 + 64),
                "tensor_sweep_segments k128": 0}
 

@@ -146,16 +146,17 @@ struct ChannelGradient {
         const SweptChunks& from = args.swept;
         HEADRACE_ROLLED  // here and below, the same code for both: what is new to a multiprocessor is slow
         for (int which = 0; which < 2; ++which)
-            copy_lines(which == 0 ? stage.S : stage.D, (which == 0 ? from.states : from.adjoints) + line * K, count);
+            copy_lines<0, threads>(which == 0 ? stage.S : stage.D,
+                                   (which == 0 ? from.states : from.adjoints) + line * K, count);
         if (delta) {
             HEADRACE_ROLLED
             for (int which = 0; which < 2; ++which)
-                copy_lines(which == 0 ? stage.d : stage.y,
-                           (which == 0 ? from.residuals : from.d_written) + line * tensor_chunk, count);
+                copy_lines<0, threads>(which == 0 ? stage.d : stage.y,
+                                       (which == 0 ? from.residuals : from.d_written) + line * tensor_chunk, count);
         } else {
-            copy_tokens<tensor_values, 0>(stage.d, args.v, range, head, first, values);
+            copy_tokens<tensor_values, threads>(stage.d, args.v, range, head, first, values);
         }
-        copy_tokens<tensor_values, 0>(stage.d_o, args.d_o, range, head, first, values);
+        copy_tokens<tensor_values, threads>(stage.d_o, args.d_o, range, head, first, values);
         ptx::end_copies();
     }
     // Of gates, log decays or their gradients: the first of the head, elements to the next token.

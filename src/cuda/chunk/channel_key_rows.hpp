@@ -50,7 +50,8 @@ struct ChannelKeyRows {
     HEADRACE_DEVICE void fetch() const {
         HEADRACE_ROLLED  // the same code for both
         for (int which = 0; which < 2; ++which)
-            copy_tokens<K, 0>(which == 0 ? q : k, which == 0 ? args.q : args.k, at->range, at->key_head, 0, args.K);
+            copy_tokens<K, threads>(which == 0 ? q : k, which == 0 ? args.q : args.k, at->range, at->key_head, 0,
+                                    args.K);
     }
     // Of a row, threads side by side.
     HEADRACE_DEVICE void weigh() const {

@@ -13,8 +13,8 @@ namespace headrace::cuda {
 // gradients of states go by the same chunks: what the others add, with what decays in between, is the same from either
 // end.
 template <int K, bool delta, bool leaves>
-struct ChannelSweep : SweepWalk<K, Bf16, false, leaves ? Saved::not_at_all : Saved::by_walkers, delta> {
-    using Format = Bf16;  // by groups, ptxas would have no registers
+struct ChannelSweep : SweepWalk<K, ByGroup<Bf16>, false, leaves ? Saved::not_at_all : Saved::by_walkers, delta> {
+    using Format = ByGroup<Bf16>;
     using Base = SweepWalk<K, Format, false, leaves ? Saved::not_at_all : Saved::by_walkers, delta>;
     using Base::args, Base::patches, Base::of_sequence, Base::state, Base::state_tiles, Base::warp_value;
     using Base::length_of, Base::place_of, Base::token_of;
@@ -132,13 +132,13 @@ struct ChannelSweep : SweepWalk<K, Bf16, false, leaves ? Saved::not_at_all : Sav
         copy_bytes<8 * K>(stage.decay, from.decay + place * 2 * K);
         if (gradients) {
             copy_bytes<2 * rows_size>(stage.reads.data, from.reads + place * rows_size);
-            copy_lower<true>(all_warps(), LowerCopy{stage.scores.high, from.scores + place * LowerImage::size},
-                             LowerCopy{stage.scores.low, from.scores_low + place * LowerImage::size});
+            copy_lower(all_warps(), LowerCopy{stage.scores.high, from.scores + place * LowerImage::size},
+                       LowerCopy{stage.scores.low, from.scores_low + place * LowerImage::size});
         }
         if (delta) {
             copy_bytes<2 * rows_size>(stage.erases.data, from.erases + place * rows_size);
-            copy_lower<true>(all_warps(), LowerCopy{stage.solve.high, from.solve_high + place * LowerImage::size},
-                             LowerCopy{stage.solve.low, from.solve_low + place * LowerImage::size});
+            copy_lower(all_warps(), LowerCopy{stage.solve.high, from.solve_high + place * LowerImage::size},
+                       LowerCopy{stage.solve.low, from.solve_low + place * LowerImage::size});
             copy_bytes<4 * tensor_chunk>(stage.beta, from.factors + (place * 4 + 3) * tensor_chunk);
             copy_bytes<16>(stage.numbers, from.numbers + place * 4);
             if (threadIdx.x == 0) ptx::copy_4(ptx::shared_address(stage.overlap), from.overlap + place, 4);

@@ -228,6 +228,20 @@ struct SweepWalk {
         const LanePlace at;
         const int value = first + warp_value();
         if (saved == Saved::not_at_all || to == nullptr || value >= args.V) return;
+        // Else its patch is another's to read, or registers are too few.
+        if constexpr (ptx::stores_matrices && saved == Saved::by_walkers && small_state<K>) {
+            const OutputPatch patch = own_patch();
+            const int own = lane_here();
+            std::uint16_t* const lines = to + (place * round_up(args.V, 16) + value) * (8 * tiles);
+#pragma unroll
+            for (int first_tile = 0; first_tile < tiles; first_tile += token_tiles) {
+                ptx::sync_warp();
+                patch.store_lines(reinterpret_cast<const TokenSums&>(sums[first_tile]), own);
+                ptx::sync_warp();
+                patch.save_lines<8 * tiles>(lines + 8 * first_tile, own);
+            }
+            return;
+        }
         std::uint16_t* const line = to + (place * round_up(args.V, 16) + value + at.row) * (8 * tiles) + 4 * at.column;
 #pragma unroll
         for (int four = 0; four < tiles; four += 4) {

@@ -189,17 +189,13 @@ class TensorBackward : public PreparingImplementation {
         const bool one = problem.channel_gate && (problem.K <= 64 || args.V <= tensor_values);
         return one ? args : staged(problem, kernel, args);
     }
-    // Values of a block that sweeps: under channel gates few where each multiprocessor of an H100 gets one block at
-    // most, many where it gets more; no bit depends on it.
+    // Values of a block that sweeps: under channel gates twice as many where multiprocessors of an H100 would get more
+    // than one block; no bit depends on it.
     static int values_of_block(const Problem& problem) {
         constexpr std::int64_t multiprocessors = 132;
-        const auto blocks = [&](std::int64_t values) {
-            return swept_places(problem) * problem.HV * blocks_of(problem.V, static_cast<int>(values)) *
-                   (wants_gradients(problem) ? 2 : 1);
-        };
-        if (!problem.channel_gate) return 64;
-        if (blocks(32) <= multiprocessors) return 32;
-        return problem.V > 64 && blocks(64) > multiprocessors ? 128 : 64;
+        const std::int64_t blocks =
+            swept_places(problem) * problem.HV * blocks_of(problem.V) * (wants_gradients(problem) ? 2 : 1);
+        return problem.channel_gate && problem.V > 64 && blocks > multiprocessors ? 128 : 64;
     }
     // Sequences, or segments of them.
     static std::int64_t swept_places(const Problem& problem) {

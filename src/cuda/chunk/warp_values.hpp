@@ -165,21 +165,14 @@ struct LowerPieces {
     }
 };
 
-// Queues copies of lower triangular matrices, by the first four of the warps, or fewer (by_few); above the diagonal's
-// blocks nothing is written.
+// Queues copies of lower triangular matrices, by the first four of the warps; above the diagonal's blocks nothing is
+// written.
 struct LowerCopy {
     Matrix<64> to;
     const std::uint16_t* from;  // LowerImage
 };
-template <bool by_few = false, class... Copies>
+template <class... Copies>
 HEADRACE_DEVICE void copy_lower(Warps by, Copies... copies) {
-    if (by_few && by.count < block_warps) {
-        const auto copy_piece = [&](int i, int j) {
-            const int to = Matrix<64>::place(i, j), from = LowerImage::place(i, j);
-            (ptx::copy_16(ptx::shared_address(copies.to.data + to), copies.from + from, 16), ...);
-        };
-        return each_lower_piece(copy_piece, by);
-    }
     const LowerPieces pieces(by);
     (pieces.copy(copies.to, copies.from), ...);
 }

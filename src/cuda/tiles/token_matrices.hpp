@@ -198,9 +198,13 @@ HEADRACE_DEVICE void copy_whole(Matrix<columns> to, TokenRows rows, int first) {
 }
 
 // The same of `count` lines that lie one behind the other, or so many elements apart, up to 64.
-template <int apart = 0, int columns>
+template <int apart = 0, int threads = 0, int columns>
 HEADRACE_DEVICE void copy_lines(Matrix<columns> to, const std::uint16_t* from, int count) {
     constexpr int step = apart > 0 ? apart : columns;
+    if constexpr (threads > 0) {  // of the block: whole ones have code of their own, which is shorter to run
+        const TokenRows rows{reinterpret_cast<char*>(const_cast<std::uint16_t*>(from)), 2 * step};
+        if (count >= 64) return copy_whole<columns, threads>(to, rows, 0);
+    }
     copy_pieces(to, reinterpret_cast<const char*>(from), 2 * step, count, 64, columns, columns, all_warps());
 }
 

@@ -123,8 +123,8 @@ struct ChannelKernels {
         prepare_low,  // delta rule: their other 8; blocks as prepare's, most with nothing to do
         walk;         // channel_walk_threads; its memory depends on args.stages and value_columns
 };
-// Two for each of tensor_values; of the delta rule as many again, which fetch and compute outputs. Of walks with outputs
-// there is another group where groups of warps share registers.
+// Two for each of tensor_values; of the delta rule as many again, which fetch and compute outputs. Of walks with
+// outputs there is another group where groups of warps share registers.
 constexpr int channel_walk_threads(bool delta) { return (delta ? 4 : 2) * tensor_values; }
 constexpr int third_group(bool delta) { return delta ? launched_threads : 0; }
 template <bool delta>

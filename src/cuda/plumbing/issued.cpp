@@ -11,8 +11,9 @@ namespace {
 
 // Instructions of a warp, on the mean of a block's, or of those with values, and what others compute for each of them,
 // where others fetch; a third group always counts as others: beside its steps (less than none where the last one does
-// less); of a step; of a step more for each value head of the block, and for each 64 values of such a head. In code of compute capability 9.0, of whole tiles and of the numbers that problem
-// lines have: more 16-bit parts, l2norm and gates that are computed first take more, and so does code for mma.sync.
+// less); of a step; of a step more for each value head of the block, and for each 64 values of such a head. In code of
+// compute capability 9.0, of whole tiles and of the numbers that problem lines have: more 16-bit parts, l2norm and gates
+// that are computed first take more, and so does code for mma.sync.
 struct Issued {
     const char *kernel, *rule;
     int K;          // the channels that it is compiled for; a walk's of a backward may be values

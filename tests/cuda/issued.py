@@ -61,8 +61,8 @@ WITH_FETCHING, FETCHING = ("tensor_walk", "tensor_sweeps", "tensor_sweep_segment
 GROUP, THREE_GROUPS = 4, 384  # warps; threads of blocks that have a third group, which the table leaves out
 # The least share of a warp's lanes that execute an instruction, on the mean, where all tiles are whole: what is lost are
 # lanes that part, at masks, or have nothing to do. Gradients under gates per channel lose up to a fifth, where lanes
-# part on the diagonals of triangles; so does prepare where it adds up over tokens. In double few lanes compute the
-# decays of one gate per token and their gradients.
+# part on the diagonals of triangles; so does prepare where pairs of tokens meet in between, of which at each level half
+# of the lanes have the later one. In double few lanes compute the decays of one gate per token and their gradients.
 LANES = 0.85
 # A block of channel_prepare_low looks at a place with each of up to 16 lanes, here at one.
 FEWER = {"channel_prepare_low": 0.35, "channel_gradients": 0.75, "channel_prepare": 0.8, "split_gradients": 0.65,

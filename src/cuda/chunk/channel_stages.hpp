@@ -186,10 +186,10 @@ struct ChannelStages : FilledStages {
             if (wants_outputs()) ask(from.reads + place * rows_size, own);
         }
         const int which = own / of_image;
-        if (which < 3) {
+        if (which < 2 || (which == 2 && wants_outputs())) {
             ask((which == 0 ? from.solve_high : which == 1 ? from.solve_low : from.scores) + place * LowerImage::size,
                 own % of_image);
-        } else if (own % of_image < 8 * K / line) {
+        } else if (which == 3 && own % of_image < 8 * K / line) {
             ask(from.decay + place * 2 * K, own % of_image);
         }
         if (own < length_of(chunk)) ptx::prefetch(rows->v.from(first_token(chunk) + own).first);

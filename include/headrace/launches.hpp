@@ -20,6 +20,8 @@ struct KernelWork {
     double fma_flop = 0;     // in multiply-adds of LaunchPlan::arithmetic, idle lanes included
     double tile_bytes = 0;   // through the load/store units: 128 for each access of a warp to a tile (f64: 256), and
                              // for each shuffle
+    double group_bytes = 0;  // of these what is loaded for products that four warps do together on GPUs which have
+                             // such products (compute capability 9.0): those load it once, not each
     double input_bytes = 0;  // of device memory, each access counted: the caller's tensors,
     double output_bytes = 0;
     double saved_bytes = 0;  // what one launch leaves to another in the workspace, or blocks of one,
@@ -56,21 +58,21 @@ struct LaunchPlan {
 // Errors as of plan().
 Status plan_launches(const Call& call, std::vector<LaunchPlan>* launches);
 
+inline constexpr double KernelWork::* work_fields[] = {
+    &KernelWork::tensor_flop,  &KernelWork::fma_flop,    &KernelWork::tile_bytes, &KernelWork::group_bytes,
+    &KernelWork::input_bytes,  &KernelWork::output_bytes, &KernelWork::saved_bytes, &KernelWork::spill_bytes,
+    &KernelWork::again_bytes,  &KernelWork::barriers,    &KernelWork::tile_waits, &KernelWork::spill_waits,
+    &KernelWork::memory_waits, &KernelWork::issued};
+
 inline KernelWork& KernelWork::operator+=(const KernelWork& other) {
-    for (double KernelWork::*field :
-         {&KernelWork::tensor_flop, &KernelWork::fma_flop, &KernelWork::tile_bytes, &KernelWork::input_bytes,
-          &KernelWork::output_bytes, &KernelWork::saved_bytes, &KernelWork::spill_bytes, &KernelWork::again_bytes,
-          &KernelWork::barriers, &KernelWork::tile_waits, &KernelWork::spill_waits, &KernelWork::memory_waits,
-          &KernelWork::issued}) {
-        this->*field += other.*field;
-    }
+    for (double KernelWork::*field : work_fields) this->*field += other.*field;
     return *this;
 }
 
 inline KernelWork KernelWork::operator*(double count) const {
-    return {tensor_flop * count, fma_flop * count,     tile_bytes * count,  input_bytes * count, output_bytes * count,
-            saved_bytes * count, spill_bytes * count,  again_bytes * count, barriers * count,    tile_waits * count,
-            spill_waits * count, memory_waits * count, issued * count};
+    KernelWork all = *this;
+    for (double KernelWork::*field : work_fields) all.*field *= count;
+    return all;
 }
 
 }  // namespace headrace

@@ -45,8 +45,8 @@ struct AdditiveKernel {
     // What others tell the warps that walk of a chunk.
     struct alignas(16) Chunk {
         float read[tensor_chunk], write[tensor_chunk], diagonal[tensor_chunk];
-        float whole, part;  // SplitDecay
-        float crossing;     // the decay of terms that cross the chunk
+        float decay;     // CarriedDecay
+        float crossing;  // the decay of terms that cross the chunk
     };
     // Of a gate's terms, the parts of four warps; the decay of those that cross the chunk.
     struct alignas(16) Terms {
@@ -74,7 +74,8 @@ struct AdditiveKernel {
     Scores scores;
     Ops ops;
     double passed = 0;  // the log decay of all chunks so far, of the warp that knows them
-    int turn = 0;       // of a group of warps, where there is a third group
+    CarriedDecay carried;
+    int turn = 0;  // of a group of warps, where there is a third group
 
     __host__ __device__ AdditiveKernel(const KernelArgs& arguments, Arena& arena) : args(arguments) {
         const auto stages = static_cast<std::size_t>(args.stages), turns = stages < 2 ? 2 : stages;
@@ -193,7 +194,22 @@ struct AdditiveKernel {
             course->whole = args.K == K && args.V - first >= tensor_values && course->q.near() && course->k.near() &&
                             course->v.near() && course->partner.near();
         }
+        if constexpr (ptx::multiplies_by_group) clear_scores();
         ptx::sync_block();
+    }
+
+    // Above the diagonal's blocks, which no score is written to.
+    HEADRACE_DEVICE void clear_scores() const {
+        HEADRACE_ROLLED
+        for (int turn = 0; turn < args.stages; ++turn) {
+            const int at = turn * of_values * tensor_chunk * tensor_chunk;
+            const SplitMatrix P{{first_scores.data + at}, {first_scores_low.data + at}};
+            each(tensor_chunk * tensor_chunk / 8, [&](int piece) {
+                reinterpret_cast<uint4*>(P.high.data)[piece] = {};
+                if (Format::splits_scores) reinterpret_cast<uint4*>(P.low.data)[piece] = {};
+            });
+        }
+        ptx::publish_to_products();
     }
 
     // ---- turns: while some warps walk a chunk, the others compute the scores of the next one, and the rows of the one
@@ -330,7 +346,7 @@ struct AdditiveKernel {
         const Keys keys = keys_of(chunk);
         const Values values = values_of(chunk);
         const Chunk& of = chunks[known_turn(chunk)];
-        ops.read = of.read, ops.write = of.write, ops.decay = {of.whole, of.part};
+        ops.read = of.read, ops.write = of.write, ops.decay = of.decay;
         ops.diagonal = diagonal_apart() ? of.diagonal : nullptr;
         ops.dots_wanted = outputs && leaves_terms;
         ops.crossing = nullptr;
@@ -418,9 +434,9 @@ struct AdditiveKernel {
             if (!has_third_group && args.l2norm) to.read[i] *= q_norm[i], to.write[i] *= k_norm[i];
         }
         passed += of.total;
-        const SplitDecay<float> decay = of.split_through();
+        const float decay = carried.next(of.split_through());
         if (lane() != 0) return;
-        to.whole = decay.whole, to.part = decay.part;
+        to.decay = decay;
         if (!of_keys()) return;
         to.crossing = expf(static_cast<float>(of.total + static_cast<double>(accepted(args, tokens.last))));
     }

@@ -32,7 +32,7 @@ struct AdditiveOps {
 
     float state[K / 8][4];
     const float *read, *write;  // [C] factors of the rows
-    SplitDecay<float> decay;    // of this chunk
+    float decay;                // of this chunk (CarriedDecay)
     // Of v, this warp's values, and factors that this lane needs: loaded before they are, where there are registers.
     static constexpr bool loads_factors = !Format::splits_scores;
     TransposedRows rows;

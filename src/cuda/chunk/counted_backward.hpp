@@ -30,11 +30,13 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
     WarpProducts products{back, warps};
     const bool beside = fetching_threads(K) > 0;              // others leave d_o^T P and what q reads
     products.add(halves * tiles * K / 16, tiles / 2 * K / 16, 2);  // read
-    products.add(halves * lower, halves * lower / 2 + 2 * steps, beside ? 0 : 2);
+    products.add(halves * lower, halves * lower / 2, beside ? 0 : 2);
+    products.add(0, 2 * steps, 0);
     products.add(of_solve * lower, halves * lower / 2, 2);  // solve
-    const double writes = halves * steps * K / 8, operands = steps * K / 16 + steps * K / 64 / 2, waits = 1 + K / 128.0;
+    const double writes = halves * steps * K / 8, operands = steps * K / 16, waits = 1 + K / 128.0;
     products.add(writes, operands, waits);
     products.add(writes, operands, beside ? 0 : waits);
+    products.add(0, steps * K / 64, 0);
     if (beside) {
         products.add(0, 2 * tiles * (1 + K / 64), 2);
         back.work.barriers += 4 * warps / (warps + fetching_threads(K) / warp_lanes);
@@ -45,7 +47,8 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
     copied(on, 1 + of_erases, 2);
     WarpProducts forwards{on, warps};
     forwards.add(halves * tiles * K / 16, tiles / 2 * K / 16, 2);
-    forwards.add(of_solve * lower, halves * lower / 2 + steps, 2);
+    forwards.add(of_solve * lower, halves * lower / 2, 2);
+    forwards.add(0, steps, 0);
     forwards.add(halves * steps * K / 8, steps * K / 16, 1.0 + K / 64);
     forwards.access(4 * tiles, 0);
     on.fma(warps * 2 * K / 8 * 4);

@@ -40,7 +40,8 @@ struct CountedChannelWalkOps {
     void read_and_score(Tile, Rows, State, Tile, Tile) {
         const double waits = products.counter.work.tile_waits;
         read_state();
-        products.add((delta ? 2 : 1) * lower, lower / 2 + (delta ? 0 : steps), 1);
+        products.add((delta ? 2 : 1) * lower, lower / 2, 1);
+        products.add(0, delta ? 0 : steps, 0);
         products.access(2 * tiles, 0);
         if (!delta) return;
         products.counter.work.tile_waits = waits;
@@ -49,7 +50,8 @@ struct CountedChannelWalkOps {
     }
     void decay_and_write(State, State, Rows, Tile) {
         products.access(2 * K / 8.0, 0);  // decays
-        products.add(steps * K / 8, steps * K / 16 + (delta ? 0 : steps * K / 64), 1.0 + K / 64);
+        products.add(steps * K / 8, steps * K / 16, 1.0 + K / 64);
+        products.add(0, delta ? 0 : steps * K / 64, 0);
         products.counter.fma(products.warps * 2 * K / 8 * 4);
     }
 
@@ -196,9 +198,10 @@ BlockWork channel_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit
     };
     // Of the state and rows; of a state, and what joins it of so many products for each of its tiles.
     const auto read = [&](WarpProducts& products) { products.add(2 * tiles * K / 16, tiles / 2 * K / 16, 2); };
-    const auto write = [&](WarpProducts& products, double count, double operands) {
+    const auto write = [&](WarpProducts& products, double count, double operands, double left) {
         products.access(2 * K / 8.0, 0);  // decays
         products.add(count * steps * K / 8, operands, 1.0 + K / 64);
+        products.add(0, left, 0);
         products.counter.fma(products.warps * 2 * K / 8 * 4);
     };
     constexpr double rows_operands = steps * K / 16, left_operands = steps * K / 64;
@@ -212,19 +215,21 @@ BlockWork channel_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit
     }
     WarpProducts products{back, warps};
     read(products);
-    products.add(2 * lower, lower + 2 * steps, 2);  // d_o^T P
+    products.add(2 * lower, lower, 2);  // d_o^T P
+    products.add(0, 2 * steps, 0);
     if (delta) products.add(3 * lower, lower, 2);   // solve
-    write(products, delta ? 3 : 1, (delta ? 2 : 1) * rows_operands + left_operands);
+    write(products, delta ? 3 : 1, (delta ? 2 : 1) * rows_operands, left_operands);
     products.access((delta ? 2 * tiles : 0) + (in_rows ? 2 * tiles : 0), 0);
     products.add(0, in_rows ? steps : 0, 1);
     copied(on, delta ? 2 : 1, delta ? 2 : 0);
     WarpProducts forwards{on, warps};
     if (delta) {
         read(forwards);
-        forwards.add(3 * lower, lower + steps, 2);
+        forwards.add(3 * lower, lower, 2);
+        forwards.add(0, steps, 0);
         forwards.access(2 * tiles, 0);
     }
-    write(forwards, delta ? 2 : 1, rows_operands + (delta ? 0 : left_operands));
+    write(forwards, delta ? 2 : 1, rows_operands, delta ? 0 : left_operands);
     return sweeps_work(args, back.work, on.work, values);
 }
 

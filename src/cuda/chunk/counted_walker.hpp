@@ -35,7 +35,7 @@ inline double share_of_others(const KernelArgs& args) {
 // Whether scores are kept as high and low (tiles/formats.hpp).
 inline bool splits_scores(const KernelArgs& args) { return args.q.dtype == DType::f16; }
 
-// Products of warps on tensor cores. Waits are those of one warp, where nothing else is in flight: sums of eight tiles
+// Products of warps on tensor cores, which groups of warps do together where a GPU has those. Waits are those of one warp, where nothing else is in flight: sums of eight tiles
 // hide each other's products and the operands that follow.
 struct WarpProducts {
     static constexpr double flop_of_product = 2 * 16 * 8 * 16, bytes_of_operand = 512, bytes_of_pairs = 128;
@@ -43,10 +43,11 @@ struct WarpProducts {
     TileCounter& counter;
     double warps;
 
-    // Of each warp: products of 16 x 8 x 16, and operands loaded for them.
+    // Of each warp: products of 16 x 8 x 16, and right operands loaded for them, or, without products, others.
     void add(double products, double operands, double waits) {
         counter.work.tensor_flop += warps * products * flop_of_product;
         counter.work.tile_bytes += warps * operands * bytes_of_operand;
+        if (products > 0) counter.work.group_bytes += warps * operands * bytes_of_operand;
         counter.work.tile_waits += waits;
     }
     // Accesses of each warp to pairs or numbers of lanes.

@@ -40,7 +40,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         Matrix<64> rows;                     // v or d_o
         SplitMatrix P, solve;                // P of gradients only
         float *read, *erase, *write, *beta;  // [C] one behind the other
-        float* decay;                        // [2]
+        float* decay;                        // [2], the first of which becomes that of the walk (CarriedDecay)
         std::int32_t* overlap;               // KeyOverlap
         float* numbers;                      // [4] Prepared::numbers
         std::int32_t* fine;                  // SweptFinely
@@ -51,9 +51,9 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         bool whole;  // whether all rows are near, and have all columns of the block's matrices
     };
 
-    // Numbers of a chunk in a stage: factors, the decay, KeyOverlap and what follows from these: [4];
-    // Prepared::numbers.
-    static constexpr int decay_at = 4 * tensor_chunk, stage_numbers = decay_at + 8;
+    // Numbers of a chunk in a stage: factors, the decay, Prepared::numbers; KeyOverlap and what follows from all of them,
+    // apart, as the compiler loads neighbours together.
+    static constexpr int decay_at = 4 * tensor_chunk, stage_numbers = decay_at + 12;
 
     Keys* keys;
     char* first_stage;
@@ -126,7 +126,8 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         s.e.data = args.undecayed_error ? take(K) : s.k.data;
         s.read = first_numbers + number * stage_numbers, s.erase = s.read + tensor_chunk;
         s.write = s.erase + tensor_chunk, s.beta = s.write + tensor_chunk, s.decay = s.read + decay_at;
-        s.overlap = reinterpret_cast<std::int32_t*>(s.decay + 2), s.fine = s.overlap + 1, s.numbers = s.decay + 4;
+        s.numbers = s.decay + 4;
+        s.overlap = reinterpret_cast<std::int32_t*>(s.numbers + 4), s.fine = s.overlap + 1;
         return s;
     }
     // Of a transition rows of values are zero, and none are copied.
@@ -187,8 +188,11 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
             arriving.template advance<gradients>();
             if (!leaves && turn == 0) pass(exactness, chunks);
         };
+        CarriedDecay carried;
         const auto arrived = [&](int, int turn) {
-            if constexpr (!leaves) decide(exactness, stage_of(turn));
+            const Stage now = stage_of(turn);
+            if constexpr (!leaves) decide(exactness, now);
+            if (fetcher() == 0) *now.decay = carried.next({now.decay[0], now.decay[1]});
         };
         this->template each_chunk<gradients>(chunks, fetch, behind, before, arrived);
     }
@@ -263,10 +267,10 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         pieces.copy(stage.solve.high, from.solve_high, place), pieces.copy(stage.solve.low, from.solve_low, place);
         if (gradients) pieces.copy(stage.P.high, from.scores, place), pieces.copy(stage.P.low, from.scores_low, place);
         copy_bytes<16 * tensor_chunk>(stage.read, from.factors + place * 4 * tensor_chunk, by);
-        if (const int own = fetcher(); own < 2) {
-            ptx::copy_4(ptx::shared_address(stage.decay + own), from.decay + 2 * place + own, 4);
-            if (own == 0) ptx::copy_4(ptx::shared_address(stage.overlap), from.overlap + place, 4);
-            if (own == 0) ptx::copy_16(ptx::shared_address(stage.numbers), from.numbers + 4 * place, 16);
+        if (fetcher() == 0) {
+            ptx::copy_8(ptx::shared_address(stage.decay), from.decay + 2 * place, 8);
+            ptx::copy_4(ptx::shared_address(stage.overlap), from.overlap + place, 4);
+            ptx::copy_16(ptx::shared_address(stage.numbers), from.numbers + 4 * place, 16);
         }
         ptx::end_copies();
     }
@@ -291,7 +295,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
             sums, now.solve, beta, overlap, [&] { return now; }, place_of(chunk));
         this->template leave_residuals<fine>(sums, overlap, place_of(chunk), first);
         scale_tokens(sums, TokenFactors::load(now.write) * TokenFactors::load(now.beta));
-        const SplitDecay<float> decay{now.decay[0], now.decay[1]};
+        const float decay = *now.decay;
         decay_and_add<left_of<fine>, K, Format>(
             state, [&](int step) { return left_operand(sums, step); }, now.k, [&](int, int) { return decay; });
     }
@@ -372,7 +376,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
     // D = decay D + d_o^T (reads q) + z^T (erases e)
     template <bool fine>
     HEADRACE_DEVICE void decay_and_add_both(const TokenSums& erased, const Stage& now) {
-        const SplitDecay<float> decay{now.decay[0], now.decay[1]};
+        const float decay = *now.decay;
         if constexpr (!small_state<K>) return decay_and_add_groups<fine>(erased, now, decay);
         float sums[groups][8][4];
         if constexpr (has_others) {
@@ -391,7 +395,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
     }
     // The same 64 channels at a time, of which the warps beside have left what multiplies q.
     template <bool fine>
-    HEADRACE_DEVICE void decay_and_add_groups(const TokenSums& erased, const Stage& now, SplitDecay<float> decay) {
+    HEADRACE_DEVICE void decay_and_add_groups(const TokenSums& erased, const Stage& now, float decay) {
         SplitA erases[token_steps];
         each_step(erases, [&](int step) { return left_operand(erased, step); });
         meet(reads_barrier);

@@ -161,9 +161,6 @@ struct SweepWalk {
         }
     }
 
-    // Where warps save what they find, or have many channels, there are no registers for groups' products of triangles.
-    using Solved = std::conditional_t<has_others && small_state<K>, Format, Bf16>;
-
     // With N of `solve` (math.md, section 5): from what a chunk's tokens find to its residuals r = x + N Diag(beta) x,
     // of which beta r is d, and from gradients y' of what is written to y = (I + Diag(beta) l)^-T y' = y' + N^T
     // Diag(beta) y', of which beta y is z. `overlap`, a KeyOverlap, says whether N has a rest, which takes the place of
@@ -174,8 +171,8 @@ struct SweepWalk {
         TokenSums scaled;
         scale_into(scaled, x, beta);
         const auto left = [&](int step) { return left_operand(scaled, step); };
-        if constexpr (!fine) return add_lower_transposed<Left::high, Solved>(x, left, solve.high);
-        add_lower_transposed<Solved>(x, left, solve);
+        if constexpr (!fine) return add_lower_transposed<Left::high, Format>(x, left, solve.high);
+        add_lower_transposed<Format>(x, left, solve);
         if (overlap != static_cast<std::int32_t>(KeyOverlap::reflected)) return;
         const Matrix<64> low = find().solve.low;
         add_lower_transposed<Left::low>(x, left, low);
@@ -188,8 +185,8 @@ struct SweepWalk {
         TokenSums scaled;
         scale_into(scaled, y, beta);
         const auto left = [&](int step) { return left_operand(scaled, step); };
-        if constexpr (!fine) return add_lower<Left::high, Solved>(y, left, solve.high);
-        add_lower<Left::both, Solved>(y, left, solve);
+        if constexpr (!fine) return add_lower<Left::high, Format>(y, left, solve.high);
+        add_lower<Left::both, Format>(y, left, solve);
         if (overlap != static_cast<std::int32_t>(KeyOverlap::reflected)) return;
         const Matrix<64> low = find().solve.low;
         add_lower<Left::low>(y, left, low);

@@ -21,7 +21,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
     // Registers of threads that walk and that fetch where a third group does that: of walks to the outputs, with those
     // that compute these, and of walks that leave states, of two groups, together what registers_allowed gives all.
     static constexpr int walking_registers = small_state<K> ? 224 : 240,
-                         fetching_registers = 2 * group_registers - walking_registers, states_registers = 216,
+                         fetching_registers = 2 * group_registers - walking_registers, states_registers = 208,
                          states_fetching_registers = 3 * group_registers - 2 * states_registers;
 
     OutputPatch patch;             // of this warp, where it computes its own outputs
@@ -172,8 +172,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
         ops.waits = has_third_group && ops.leaves && behind;
         if (ops.leaves) ops.left = left.of_pair(warp(), stage.solve);
         ops.place = static_cast<int>(place_of(chunk));
-        const float2 decay = *reinterpret_cast<const float2*>(stage.numbers + decay_at);
-        ops.decay = {decay.x, decay.y};
+        ops.decay = stage.numbers[decay_at];
         const float* const factors = stage.numbers;
         ops.read = factors, ops.erase = factors + tensor_chunk, ops.write = factors + 2 * tensor_chunk;
         const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, {}, true}; };

@@ -18,7 +18,6 @@ inline constexpr bool has_third_group = fetching_threads(K) > 0 && ptx::groups_s
 // to_outputs: of a walk to these, not of one that leaves states of segments.
 template <int K, class Format, bool to_outputs>
 struct WalkerOps {
-    using Solved = std::conditional_t<small_state<K>, Format, Bf16>;
     // Whether what products are multiplied by or added to arrives while they go on; factors of what is written.
     static constexpr bool loads_writes = has_third_group<K> && small_state<K>, loads_early = to_outputs && loads_writes;
     // Whether others compute the outputs, which are those that fetch.
@@ -52,7 +51,7 @@ struct WalkerOps {
     bool writes;                        // else the state stays as it enters
     const float *read, *erase, *write;  // [C] factors of the rows; of those written with the betas, as the scores are
     TokenFactors own_writes;            // those that this lane needs, loaded before they are
-    SplitDecay<float> decay;            // of this chunk
+    float decay;                        // of this chunk (CarriedDecay)
     // Looked up where they are needed, as registers are few: Prepared::exact of this chunk, in shared memory;
     // scores_low of all chunks, and where this one was prepared; the warps that walk.
     const std::int32_t* exact;
@@ -122,21 +121,14 @@ struct WalkerOps {
         SplitA of[token_steps];
         const auto operand = [&](int step) -> const SplitA& { return of[step]; };
         each_step(of, [&](int step) { return left_operand(values, step); });
-        // Without outputs two groups walk, and groups' products have no registers for operands of 16 bits.
-        using Split = std::conditional_t<to_outputs, Format, Bf16>;
-        if constexpr (Format::splits_scores) {
-            add_lower_transposed<Split>(values, operand, solver.split, meanwhile);
-        } else if constexpr (!to_outputs) {
-            if (first_exact == tensor_chunk) {
-                add_lower_transposed<Left::high, Format>(values, operand, solver.split.high, meanwhile);
-            } else {
-                add_lower_transposed<Split>(values, operand, solver.split, meanwhile);
-            }
+        if (!Format::splits_scores && first_exact == tensor_chunk) {
+            add_lower_transposed<Left::high, Format>(values, operand, solver.split.high, meanwhile);
+        } else if constexpr (Format::splits_scores || !to_outputs) {
+            add_lower_transposed<Format>(values, operand, solver.split, meanwhile);
         } else {
-            SplitA both[token_steps] = {};
-            if (first_exact < tensor_chunk) each_step(both, [&](int step) { return left_operand(values, step); });
-            add_lower_transposed<Left::high, Solved>(values, operand, solver.split.high, meanwhile);
-            if (first_exact == tensor_chunk) return;
+            SplitA both[token_steps];
+            each_step(both, [&](int step) { return left_operand(values, step); });
+            add_lower_transposed<Left::high, Format>(values, operand, solver.split.high, meanwhile);
             clear_rows(solver.split, first_exact);
             add_lower_transposed<Bf16, Left::low>(
                 values, [&](int step) -> const SplitA& { return both[step]; }, solver.split);

@@ -133,17 +133,15 @@ struct ChunkOutputs {
     template <class D>
     HEADRACE_DEVICE void add_scores(TokenSums& sums, D d) const {
         if constexpr (Format::splits_scores && Format::by_group) {
-            HEADRACE_ROLLED  // side by side, ptxas has no registers for products that go on by themselves
-            for (int turn = 0; turn < 2; ++turn)
-                add_lower_transposed<Left::both, Format>(sums, d, turn == 0 ? P.low : P.high);
+            add_lower_transposed<Left::both, Format>(sums, d, P.low);
+            add_lower_transposed<Left::both, Format>(sums, d, P.high);
         } else if constexpr (Format::splits_scores) {
             add_lower_transposed<Format>(sums, d, P);
         } else {
-            HEADRACE_ROLLED
-            for (int turn = 0; turn <= (exact ? 1 : 0); ++turn) {
-                if (turn == 1) replace_lower(P.high, scores_low, by);
-                add_lower_transposed<Left::both, Format>(sums, d, P.high);
-            }
+            add_lower_transposed<Left::both, Format>(sums, d, P.high);
+            if (!exact) return;
+            replace_lower(P.high, scores_low, by);
+            add_lower_transposed<Left::both, Format>(sums, d, P.high);
         }
     }
 };

@@ -13,8 +13,8 @@ namespace headrace::cuda {
 
 template <int K, class Format>
 struct WalkerStages : FilledStages {
-    // Numbers of a chunk in a stage: factors, the decay, what tells exactness: as floats, and Prepared::exact and what
-    // follows of the chunk (Exactness).
+    // Numbers of a chunk in a stage: factors, the decay, which becomes that of the walk (CarriedDecay), what tells
+    // exactness: as floats, and Prepared::exact and what follows of the chunk (Exactness).
     static constexpr int decay_at = 4 * tensor_chunk, numbers_at = decay_at + 4, exact_at = numbers_at + 4,
                          stage_numbers = exact_at + 4;
     static constexpr bool has_third_group = cuda::has_third_group<K>;
@@ -149,6 +149,7 @@ struct WalkerStages : FilledStages {
     struct Exactness {
         const WalkerStages& of;
         DeltaExactness so_far;
+        CarriedDecay carried;
 
         HEADRACE_DEVICE explicit Exactness(const WalkerStages& stages)
             : of(stages), so_far(DeltaExactness::of_entering(of.args.rounded_state)) {}
@@ -165,6 +166,8 @@ struct WalkerStages : FilledStages {
             float* const numbers = of.stage_of(chunk).numbers;
             so_far.template decide<Format>(*reinterpret_cast<const float4*>(numbers + numbers_at));
             *reinterpret_cast<int2*>(numbers + exact_at + 2) = {so_far.reads ? 1 : 0, so_far.writes ? 1 : 0};
+            const float2 decay = *reinterpret_cast<const float2*>(numbers + decay_at);
+            numbers[decay_at] = carried.next({decay.x, decay.y});
         }
     };
     // Of all threads. `arrives`: the chunk, of which these have queued something or nothing.
@@ -320,11 +323,10 @@ struct WalkerStages : FilledStages {
     HEADRACE_DEVICE static void copy_numbers(float* to, const Prepared& from, std::int64_t place, Warps by) {
         copy_bytes<16 * tensor_chunk>(to, from.factors + 4 * tensor_chunk * place, by);
         const int own = static_cast<int>(threadIdx.x) - by.first * warp_lanes;
-        if (own < 2) {
-            ptx::copy_4(ptx::shared_address(to + decay_at + own), from.decay + 2 * place + own, 4);
-            ptx::copy_4(ptx::shared_address(to + exact_at + own), from.exact + 2 * place + own, 4);
-        }
-        if (own == 0) ptx::copy_16(ptx::shared_address(to + numbers_at), from.numbers + 4 * place, 16);
+        if (own != 0) return;
+        ptx::copy_8(ptx::shared_address(to + decay_at), from.decay + 2 * place, 8);
+        ptx::copy_8(ptx::shared_address(to + exact_at), from.exact + 2 * place, 8);
+        ptx::copy_16(ptx::shared_address(to + numbers_at), from.numbers + 4 * place, 16);
     }
 };
 

@@ -129,23 +129,27 @@ HEADRACE_DEVICE void store_token(TokenRows o, int count, int own, float2 values)
 // none that computes.
 HEADRACE_DEVICE Warps fetching_warps() { return {warps() - block_warps, block_warps}; }
 
-// The pieces that a thread of the first four of those warps copies of a lower triangular matrix (LowerImage).
+// The pieces that a thread of the first four of those warps copies of a lower triangular matrix (LowerImage). Products
+// of groups read all of its matrix, so that theirs get zeros above the diagonal's blocks.
 struct LowerPieces {
-    std::uint32_t to[3], from;  // in bytes, of a turn; in the matrix' image, of the first one
-    int count;
+    static constexpr int turns = ptx::multiplies_by_group ? 4 : 3;
+    std::uint32_t to[turns], from;  // in bytes, of a turn; in the matrix' image, of the first one
+    bool copies;
+    int last;  // bytes that there are of the third turn's piece
 
     HEADRACE_DEVICE explicit LowerPieces(Warps by) {
-        // Of the blocks that warps 0 to 3 have in a turn, rows and columns, two bits each.
-        constexpr unsigned rows[] = {0b10010100, 0b11111010, 0b00001111},
-                           columns[] = {0b00010000, 0b01001001, 0b00001110};
+        // Of the blocks that warps 0 to 3 have in a turn, rows and columns, two bits each: ten with numbers, then those
+        // above the diagonal.
+        constexpr unsigned rows[] = {0b10010100, 0b11111010, 0b00001111, 0b10010100},
+                           columns[] = {0b00010000, 0b01001001, 0b10011110, 0b11111011};
         const auto own = static_cast<unsigned>(lane_here()), row = own % 16, column = own / 16 * 8,
                    first = static_cast<unsigned>(warp_here() - by.first);
         const auto place = Matrix<64>::place(static_cast<int>(row), static_cast<int>(column));
         const unsigned to_first = 2 * static_cast<unsigned>(place);
         from = 2 * (16 * row + column + LowerImage::block_size * first);
-        count = first < 2 ? 3 : first < block_warps ? 2 : 0;  // ten blocks
+        copies = first < block_warps, last = first < 2 ? 16 : 0;
 #pragma unroll
-        for (int turn = 0; turn < 3; ++turn) {
+        for (int turn = 0; turn < turns; ++turn) {
             const unsigned row_block = rows[turn] >> 2 * first & 3, column_block = columns[turn] >> 2 * first & 3;
             to[turn] = (to_first ^ 32 * column_block) + 16 * 2 * Matrix<64>::row * row_block;
         }
@@ -157,16 +161,20 @@ struct LowerPieces {
     // From `from` in it.
     HEADRACE_DEVICE void copy(Matrix<64> matrix, const char* image) const {
         const std::uint32_t to_matrix = ptx::shared_address(matrix.data);
-#pragma unroll
-        for (int turn = 0; turn < 3; ++turn) {
-            if (turn < count)
-                ptx::copy_16(to_matrix + to[turn], image + turn * (2 * LowerImage::block_size * block_warps), 16);
+        if (!copies) return;
+        constexpr int of_turn = 2 * LowerImage::block_size * block_warps;
+        ptx::copy_16(to_matrix + to[0], image, 16), ptx::copy_16(to_matrix + to[1], image + of_turn, 16);
+        if constexpr (ptx::multiplies_by_group) {
+            // Zeros are copied from nowhere.
+            ptx::copy_16(to_matrix + to[2], image + (last > 0 ? 2 * of_turn : 0), last);
+            ptx::copy_16(to_matrix + to[turns - 1], image, 0);
+        } else if (last > 0) {
+            ptx::copy_16(to_matrix + to[2], image + 2 * of_turn, 16);
         }
     }
 };
 
-// Queues copies of lower triangular matrices, by the first four of the warps; above the diagonal's blocks nothing is
-// written.
+// Queues copies of lower triangular matrices, by the first four of the warps.
 struct LowerCopy {
     Matrix<64> to;
     const std::uint16_t* from;  // LowerImage

@@ -69,87 +69,39 @@ HEADRACE_DEVICE void read_in_parts(Sums& sums, State state, Matrix<K> rows, Mean
     }
 }
 
-// sums += a m^T, m [64,64] lower triangular: token i takes of tokens up to i. Blocks above the diagonal are not read: so
-// products of a step have fewer columns than those of the step before, and sums of their own.
-struct LowerSums {
-    float second[6][4], third[4][4], fourth[2][4];
-};
-// sums += part, from tile `first` on
-template <int first, int tiles>
-HEADRACE_DEVICE void add_tiles(Sums& sums, const float (&part)[tiles][4]) {
+// Of lower triangular matrices m [64,64], whose blocks of 16 x 16 above the diagonal are zeros: what products take of
+// them costs less than sums of their own that leave them out, which then are to be added up.
+
+// sums + a m^T: token i takes of tokens up to i.
+template <Left left>
+HEADRACE_DEVICE void multiply_lower_transposed(Sums& sums, const SplitA (&a)[4], Matrix<64> m) {
+    const GroupOperandAt<64> from(m);
 #pragma unroll
-    for (int tile = 0; tile < tiles; ++tile) {
-#pragma unroll
-        for (int place = 0; place < 4; ++place) sums[first + tile][place] += part[tile][place];
-    }
+    for (int step = 0; step < 4; ++step) multiply<left, false, Bf16>(sums, a[step], from.at(0, 16 * step), true);
 }
-template <class Meanwhile = Nothing>
-HEADRACE_DEVICE void end_lower(Sums& sums, LowerSums& others, Meanwhile meanwhile = {}) {
+// sums = a m, or with `add` sums + a m: token j takes of tokens from j on.
+template <Left left>
+HEADRACE_DEVICE void multiply_lower(Sums& sums, const SplitA (&a)[4], Matrix<64> m, bool add) {
+    const GroupOperandAt<64> from(m);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) multiply<left, true, Bf16>(sums, a[step], from.at(16 * step, 0), add || step > 0);
+}
+// sums += a m^T, or without `transposed` a m, without `add` = a m. Of operands of 16 bits and a high and a low matrix
+// `left` names those of the high one.
+template <Left left, bool transposed, class Meanwhile = Nothing>
+HEADRACE_DEVICE void add_lower(Sums& sums, const SplitA (&a)[4], const Matrix<64>& high, const Matrix<64>* low,
+                               bool add, Meanwhile meanwhile = {}) {
+    ptx::begin_products(sums);
+    if constexpr (transposed) {
+        if (low != nullptr) multiply_lower_transposed<Left::high>(sums, a, *low);
+        multiply_lower_transposed<left>(sums, a, high);
+    } else {
+        if (low != nullptr) multiply_lower<Left::high>(sums, a, *low, add);
+        multiply_lower<left>(sums, a, high, add || low != nullptr);
+    }
     ptx::end_products();
     meanwhile();
-    ptx::wait_for_products<0>(sums), ptx::wait_for_products<0>(others.second);
-    ptx::wait_for_products<0>(others.third), ptx::wait_for_products<0>(others.fourth);
-}
-template <Left left>
-HEADRACE_DEVICE void multiply_lower_transposed(Sums& sums, LowerSums& others, const SplitA (&a)[4], Matrix<64> m,
-                                               bool add, bool add_others) {
-    const GroupOperandAt<64> from(m);
-    multiply<left, false, Bf16>(sums, a[0], from.at(0, 0), add);
-    multiply<left, false, Bf16>(others.second, a[1], from.at(16, 16), add_others);
-    multiply<left, false, Bf16>(others.third, a[2], from.at(32, 32), add_others);
-    multiply<left, false, Bf16>(others.fourth, a[3], from.at(48, 48), add_others);
-}
-// sums += a m^T: of the steps behind the first one, tokens from 16, 32 and 48 on.
-template <class Meanwhile = Nothing>
-HEADRACE_DEVICE void end_lower_transposed(Sums& sums, LowerSums& others, Meanwhile meanwhile = {}) {
-    end_lower(sums, others, meanwhile);
-    add_tiles<2>(sums, others.second), add_tiles<4>(sums, others.third), add_tiles<6>(sums, others.fourth);
-}
-template <Left left, class Meanwhile = Nothing>
-HEADRACE_DEVICE void add_lower_transposed(Sums& sums, const SplitA (&a)[4], Matrix<64> m, Meanwhile meanwhile = {}) {
-    LowerSums others;
-    ptx::begin_products(sums);
-    multiply_lower_transposed<left>(sums, others, a, m, true, false);
-    end_lower_transposed(sums, others, meanwhile);
-}
-// `left`: of the operands of the high one.
-template <Left left, class Meanwhile = Nothing>
-HEADRACE_DEVICE void add_lower_transposed(Sums& sums, const SplitA (&a)[4], Matrix<64> high, Matrix<64> low,
-                                          Meanwhile meanwhile = {}) {
-    LowerSums others;
-    ptx::begin_products(sums);
-    multiply_lower_transposed<Left::high>(sums, others, a, low, true, false);
-    multiply_lower_transposed<left>(sums, others, a, high, true, true);
-    end_lower_transposed(sums, others, meanwhile);
-}
-// sums += a m: token j takes of tokens from j on; of the steps before the last one, tokens up to 48, 32 and 16.
-template <Left left>
-HEADRACE_DEVICE void multiply_lower(Sums& sums, LowerSums& others, const SplitA (&a)[4], Matrix<64> m, bool add,
-                                    bool add_others) {
-    const GroupOperandAt<64> from(m);
-    multiply<left, true, Bf16>(sums, a[3], from.at(48, 0), add);
-    multiply<left, true, Bf16>(others.second, a[2], from.at(32, 0), add_others);
-    multiply<left, true, Bf16>(others.third, a[1], from.at(16, 0), add_others);
-    multiply<left, true, Bf16>(others.fourth, a[0], from.at(0, 0), add_others);
-}
-// Without `add` = a m.
-template <Left left>
-HEADRACE_DEVICE void add_lower(Sums& sums, const SplitA (&a)[4], Matrix<64> m, bool add) {
-    LowerSums others;
-    ptx::begin_products(sums);
-    multiply_lower<left>(sums, others, a, m, add, false);
-    end_lower(sums, others);
-    add_tiles<0>(sums, others.second), add_tiles<0>(sums, others.third), add_tiles<0>(sums, others.fourth);
-}
-// `left`: of the operands of the high one.
-template <Left left>
-HEADRACE_DEVICE void add_lower(Sums& sums, const SplitA (&a)[4], Matrix<64> high, Matrix<64> low, bool add) {
-    LowerSums others;
-    ptx::begin_products();
-    multiply_lower<Left::high>(sums, others, a, low, add, false);
-    multiply_lower<left>(sums, others, a, high, true, true);
-    end_lower(sums, others);
-    add_tiles<0>(sums, others.second), add_tiles<0>(sums, others.third), add_tiles<0>(sums, others.fourth);
+    ptx::wait_for_products<0>(sums);
 }
 
 // sums = a rows, or with `add` sums + a rows, 64 channels at a time, rows [64 tokens, 64 * parts].

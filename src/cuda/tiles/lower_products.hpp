@@ -11,7 +11,7 @@ HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, Matrix<64> m, Me
     if constexpr (Format::by_group) {
         SplitA of[token_steps];
         each_step(of, a);
-        group_products::add_lower_transposed<left>(sums, of, m, meanwhile);
+        group_products::add_lower<left, true>(sums, of, m, nullptr, true, meanwhile);
     } else {
         const auto from = OperandAt<64>::across(m);
 #pragma unroll
@@ -27,7 +27,7 @@ HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, Matrix<64> m, bool add = tr
     if constexpr (Format::by_group) {
         SplitA of[token_steps];
         each_step(of, a);
-        group_products::add_lower<left>(sums, of, m, add);
+        group_products::add_lower<left, false>(sums, of, m, nullptr, add);
     } else {
         if (!add) clear(sums);
         const auto from = OperandAt<64>::down(m);
@@ -43,7 +43,7 @@ HEADRACE_DEVICE void add_lower_transposed(TokenSums& sums, A a, SplitMatrix m, M
     if constexpr (Format::by_group) {
         SplitA of[token_steps];
         each_step(of, a);
-        group_products::add_lower_transposed<left_of_high>(sums, of, m.high, m.low, meanwhile);
+        group_products::add_lower<left_of_high, true>(sums, of, m.high, &m.low, true, meanwhile);
     } else {
         const auto high = OperandAt<64>::across(m.high), low = OperandAt<64>::across(m.low);
 #pragma unroll
@@ -62,7 +62,7 @@ HEADRACE_DEVICE void add_lower(TokenSums& sums, A a, SplitMatrix m, bool add = t
     if constexpr (Format::by_group) {
         SplitA of[token_steps];
         each_step(of, a);
-        group_products::add_lower<left_of_high>(sums, of, m.high, m.low, add);
+        group_products::add_lower<left_of_high, false>(sums, of, m.high, &m.low, add);
     } else {
         if (!add) clear(sums);
         const auto high = OperandAt<64>::down(m.high), low = OperandAt<64>::down(m.low);

@@ -165,5 +165,17 @@ HEADRACE_DEVICE SplitDecay<T> split_decay(double x) {
     const double whole = x >= 0.5 ? 1 : 0;
     return {static_cast<T>(whole), static_cast<T>(x - whole)};
 }
+// The decays of a walk's chunks, one after another, as one number each: what rounding leaves of one enters the next. So
+// their products are right to two roundings however many there are, and y x + z rounds once, and not in the same
+// direction where x is constant.
+struct CarriedDecay {
+    float rest = 0;  // beside 1: a decay far from it leaves the states behind it little of what it was off by
+
+    HEADRACE_DEVICE float next(SplitDecay<float> of) {
+        const float part = fmaf(rest, of.whole + of.part, of.part), decay = of.whole + part;
+        rest = (of.whole - decay) + part;
+        return decay;
+    }
+};
 
 }  // namespace headrace::cuda

@@ -267,17 +267,21 @@ HEADRACE_DEVICE void multiply_lower_rows(TokenSums& sums, A a, Matrix<K> rows, i
     }
 }
 
-// S^T = decay S^T + sums, of 8 tiles from `first` on; decay(tile, odd) gives the SplitDecay of channel 8 tile +
-// LanePlace::column, or of the one behind it. Tensor cores cut what they add to; the sum with the state rounds.
+// S decay + sum. Tensor cores cut what they add to; the sum with the state rounds.
+HEADRACE_DEVICE float decayed(float S, SplitDecay<float> decay, float sum) {
+    return fmaf(S, decay.whole, fmaf(S, decay.part, sum));
+}
+HEADRACE_DEVICE float decayed(float S, float decay, float sum) { return fmaf(S, decay, sum); }
+// S^T = decay S^T + sums, of 8 tiles from `first` on; decay(tile, odd) gives that of channel 8 tile + LanePlace::column,
+// or of the one behind it: a SplitDecay, or a walk's carried one.
 template <int tiles, class Decay>
 HEADRACE_DEVICE void decay_and_add_tiles(float (&state)[tiles][4], const float (&sums)[8][4], int first, Decay decay) {
 #pragma unroll
     for (int tile = 0; tile < 8; ++tile) {
 #pragma unroll
         for (int place = 0; place < 4; ++place) {
-            const SplitDecay<float> of = decay(first + tile, place % 2);
             float& S = state[first + tile][place];
-            S = fmaf(S, of.whole, fmaf(S, of.part, sums[tile][place]));
+            S = decayed(S, decay(first + tile, place % 2), sums[tile][place]);
         }
     }
 }

@@ -23,9 +23,10 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
         counter.work.tile_bytes = rows * C * K * 2 + C * 64 * 2 + prepared_bytes(matrices);
         counter.barrier();
         if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
+        if (!leaves) counter.work.barriers += block_warps / (warps + fetching_threads(K) / warp_lanes);
     };
     TileCounter back, on;
-    copied(back, 2 + of_erases, 4);
+    copied(back, 2 + of_erases, 2 * halves);
     back.work.output_bytes = bytes_of(args.d_v, C * values);
     WarpProducts products{back, warps};
     const bool beside = fetching_threads(K) > 0;              // others leave d_o^T P and what q reads
@@ -44,7 +45,7 @@ BlockWork tensor_sweeps_work(const KernelArgs& args, std::size_t /*shared_limit*
     products.access(4 * tiles + 2 * steps * K / 64 + (args.d_v.given ? 2 * tiles : 0), 0);
     products.add(0, args.d_v.given ? steps : 0, 1);
     back.fma(warps * 2 * K / 8 * 4);
-    copied(on, 1 + of_erases, 2);
+    copied(on, 1 + of_erases, halves);
     WarpProducts forwards{on, warps};
     forwards.add(halves * tiles * K / 16, tiles / 2 * K / 16, 2);
     forwards.add(of_solve * lower, halves * lower / 2, 2);

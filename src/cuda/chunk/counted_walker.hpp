@@ -143,12 +143,14 @@ KernelWork walk_chunk_work(const KernelArgs& args, double values, bool outputs, 
     Ops ops{{{counter, columns / 16}}, splits_scores(args), exact};
     const double key_rows = (outputs ? 2 : 1) + (args.undecayed_error ? 1 : 0);
     counter.work.input_bytes = key_rows * C * args.K * 2 + bytes_of(args.v, C * values);
-    const double matrices = !outputs ? 2 : splits_scores(args) ? 4 : 3;
+    const bool split = splits_scores(args);
+    const double matrices = (outputs ? 2 : 1) * (split ? 2 : 1) + (split ? 0 : exact);
     counter.work.saved_bytes = prepared_bytes(matrices);
     counter.work.again_bytes = prepared_bytes(matrices) * share_of_others(args);
     counter.work.tile_bytes = key_rows * C * K * 2 + groups * C * 64 * 2 + prepared_bytes(matrices);
     if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
     counter.barrier();
+    if (!split) counter.work.barriers += block_warps / (columns / 16 + fetching_threads(K) / warp_lanes);
     ops.products.access(5, 2);  // what tells exactness, and the decay
     const typename Ops::Tile given{true};
     const algorithms::ForwardTiles<Ops> tiles{given, given, given, given, given};

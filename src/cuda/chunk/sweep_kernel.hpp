@@ -31,6 +31,7 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
     static constexpr int groups = K / 64, beside_barrier = 4, scored_barrier = 5, taken_barrier = 6, reads_barrier = 7;
     // Of those that walk and those that save: the state, d_v.
     static constexpr int left_state_barrier = 9, left_d_v_barrier = 10;
+    static constexpr int fetched_barrier = 11;  // of those that fetch: what they found of a chunk's numbers is there
     // Of their threads; together with the group's beside what registers_allowed gives all.
     static constexpr int walking_registers = 240, saving_registers = 2 * group_registers - walking_registers;
 
@@ -189,10 +190,11 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
             if (!leaves && turn == 0) pass(exactness, chunks);
         };
         CarriedDecay carried;
-        const auto arrived = [&](int, int turn) {
+        const auto arrived = [&](int chunk, int turn) {
             const Stage now = stage_of(turn);
             if constexpr (!leaves) decide(exactness, now);
             if (fetcher() == 0) *now.decay = carried.next({now.decay[0], now.decay[1]});
+            if constexpr (!leaves) fetch_low<gradients>(now, place_of(chunk), arriving.lower);
         };
         this->template each_chunk<gradients>(chunks, fetch, behind, before, arrived);
     }
@@ -264,8 +266,9 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
     HEADRACE_DEVICE void fetch_prepared(const Stage& stage, std::int64_t place, const LowerPieces& pieces) const {
         const Prepared& from = args.prepared;
         const Warps by = fetching_warps();
-        pieces.copy(stage.solve.high, from.solve_high, place), pieces.copy(stage.solve.low, from.solve_low, place);
-        if (gradients) pieces.copy(stage.P.high, from.scores, place), pieces.copy(stage.P.low, from.scores_low, place);
+        pieces.copy(stage.solve.high, from.solve_high, place);
+        if (gradients) pieces.copy(stage.P.high, from.scores, place);
+        if constexpr (leaves) copy_low<gradients>(stage, place, pieces);
         copy_bytes<16 * tensor_chunk>(stage.read, from.factors + place * 4 * tensor_chunk, by);
         if (fetcher() == 0) {
             ptx::copy_8(ptx::shared_address(stage.decay), from.decay + 2 * place, 8);
@@ -273,6 +276,22 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
             ptx::copy_16(ptx::shared_address(stage.numbers), from.numbers + 4 * place, 16);
         }
         ptx::end_copies();
+    }
+
+    template <bool gradients>
+    HEADRACE_DEVICE void copy_low(const Stage& stage, std::int64_t place, const LowerPieces& pieces) const {
+        pieces.copy(stage.solve.low, args.prepared.solve_low, place);
+        if (gradients) pieces.copy(stage.P.low, args.prepared.scores_low, place);
+    }
+    // The lower halves of both, of a chunk whose numbers are there and ask for them; by the warps that fetch, together.
+    template <bool gradients>
+    HEADRACE_DEVICE void fetch_low(const Stage& stage, std::int64_t place, const LowerPieces& pieces) const {
+        ptx::sync_warp();
+        ptx::sync_threads(fetched_barrier, block_threads);
+        if (!is_fine(stage)) return;
+        copy_low<gradients>(stage, place, pieces);
+        ptx::end_copies();
+        ptx::wait_for_copies<0>();
     }
 
     // ---- chunks ----

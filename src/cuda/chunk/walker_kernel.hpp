@@ -49,7 +49,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
             if (warp() >= 2 * block_warps) {
                 ptx::keep_registers<fetching_registers>();
                 typename Base::Arriving arriving(*this, stage_of(0), walk.first_chunk, columns);
-                return this->fill_stages(walk, arriving);
+                return this->fill_stages(walk, of_identity(), arriving);
             }
             if (!walks())
                 return this->each_filled(
@@ -60,7 +60,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
         }
         load(entering, in_between ? place : walk.n, head, columns);
         // Known at run time only, as ptxas has no registers for wgmma otherwise.
-        run<!Ops::leaves_outputs>(walk, columns, Ops::leaves_outputs || args.o.given, K > 128 && args.walks_identity);
+        run<!Ops::leaves_outputs>(walk, columns, Ops::leaves_outputs || args.o.given, of_identity());
         if (rows->last) store(args.final_state, walk.n, head, columns);
     }
 
@@ -79,7 +79,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
                 return leave_state<false>(walk, slot, head, columns_of(first + own));
             }
             ptx::keep_registers<states_fetching_registers>();
-            this->fill_stages(walk, arriving);
+            this->fill_stages(walk, !columns_of(first + groups - 1).of_values, arriving);
         } else {
             const WalkedColumns columns = columns_of(part);
             this->find_rows(walk, head, columns);
@@ -88,6 +88,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
     }
 
   private:
+    HEADRACE_DEVICE bool of_identity() const { return K > 128 && args.walks_identity; }
     HEADRACE_DEVICE WalkedColumns columns_of(int part) const {
         const int values = round_up(args.V, tensor_values), first = part * tensor_values;
         if (first < values) return {first, args.V, true};
@@ -134,14 +135,15 @@ struct WalkerKernel : WalkerStages<K, Format> {
         if constexpr (has_third_group) {
             this->each_filled(walk, compute_and_store);
         } else {
-            this->template each_chunk<fetches>(walk, fetch, compute_and_store);
+            this->template each_chunk<fetches>(walk, exact, fetch, compute_and_store);
         }
     }
     // By the warps beside those that walk: what arrives, and outputs.
     HEADRACE_DEVICE void assist(const Walk& walk, WalkedColumns columns) const {
         typename Base::Arriving arriving(*this, stage_of(0), walk.first_chunk, columns);
         const auto fetch = [&](int chunk) { arriving.queue(*this, chunk); };
-        this->template each_chunk<true>(walk, fetch, [&](int chunk) { compute_outputs(chunk, columns, false); });
+        this->template each_chunk<true>(walk, of_identity(), fetch,
+                                        [&](int chunk) { compute_outputs(chunk, columns, false); });
     }
     // By another warp than that which walks. `more`: of chunks behind this one, before which that waits for what is
     // left here to be taken.

@@ -18,12 +18,14 @@ struct WalkerStages : FilledStages {
     static constexpr int decay_at = 4 * tensor_chunk, numbers_at = decay_at + 4, exact_at = numbers_at + 4,
                          stage_numbers = exact_at + 4;
     static constexpr bool has_third_group = cuda::has_third_group<K>;
+    // Of the warps that fetch: what they found of a chunk's numbers is there. One that no turns or no stages need.
+    static constexpr int fetched_barrier = has_third_group ? meeting_barrier : first_stage_barrier;
 
     // What has arrived of a chunk.
     struct Stage {
         Matrix<K> q, k, e;
         Matrix<64> v[2];            // of each group that walks (Segments::groups)
-        SplitMatrix scores, solve;  // scores.low of f16
+        SplitMatrix scores, solve;  // scores.low of f16; solve.low where a chunk asks for it (fetch_low)
         float* numbers;
     };
 
@@ -110,13 +112,14 @@ struct WalkerStages : FilledStages {
 
     // ---- turns ----
     // fetch(chunk) for each chunk of the walk, one ahead where there are two stages, by warps that fetch;
-    // compute(chunk). All warps of a block meet in every turn, whichever of these they have.
+    // compute(chunk). All warps of a block meet in every turn, whichever of these they have. Here and below `exact`: of
+    // walks that solve with 16 bits in every chunk.
     template <bool fetches, class Fetch, class Compute>
-    HEADRACE_DEVICE void each_chunk(const Walk& walk, Fetch fetch, Compute compute) const {
+    HEADRACE_DEVICE void each_chunk(const Walk& walk, bool exact, Fetch fetch, Compute compute) const {
         const int ahead = args.stages - 1;  // what arrives, of what is computed
         const int first_chunk = static_cast<int>(walk.first_chunk), end = static_cast<int>(walk.end_chunk),
                   first = first_chunk - ahead;
-        Exactness exactness(*this);
+        Exactness exactness(*this, exact);
         HEADRACE_ROLLED
         for (int chunk = first; chunk < end; ++chunk) {
             if (chunk > first) meet<fetches>(exactness, chunk, ahead > 0);
@@ -128,14 +131,15 @@ struct WalkerStages : FilledStages {
     }
     // By a third group: fetch.queue(chunk) for each, when there is room for it.
     template <class Fetch>
-    HEADRACE_DEVICE void fill_stages(const Walk& walk, Fetch& fetch) {
+    HEADRACE_DEVICE void fill_stages(const Walk& walk, bool exact, Fetch& fetch) {
         const int first = static_cast<int>(walk.first_chunk), end = static_cast<int>(walk.end_chunk);
-        Exactness exactness(*this);
+        Exactness exactness(*this, exact);
         fill_each(first, end, args.stages, [&](int chunk) {
             fetch.queue(*this, chunk);
             if (chunk == first) exactness.pass(first);
             ptx::wait_for_copies<0>();
             exactness.decide(chunk);
+            fetch_low(chunk, exact);
         });
     }
     // By the other groups: compute(chunk) for each that it has filled.
@@ -148,11 +152,12 @@ struct WalkerStages : FilledStages {
     // others.
     struct Exactness {
         const WalkerStages& of;
+        const bool always;
         DeltaExactness so_far;
         CarriedDecay carried;
 
-        HEADRACE_DEVICE explicit Exactness(const WalkerStages& stages)
-            : of(stages), so_far(DeltaExactness::of_entering(of.args.rounded_state)) {}
+        HEADRACE_DEVICE Exactness(const WalkerStages& stages, bool exact)
+            : of(stages), always(exact), so_far(DeltaExactness::of_entering(of.args.rounded_state)) {}
         HEADRACE_DEVICE static int own() { return static_cast<int>(threadIdx.x) - fetching_warps().first * warp_lanes; }
         // Past the first chunks of the sequence, which another walk has.
         HEADRACE_DEVICE void pass(std::int64_t chunks) {
@@ -175,7 +180,7 @@ struct WalkerStages : FilledStages {
     HEADRACE_DEVICE static void meet(Exactness& exactness, int chunk, bool arrives) {
         if constexpr (fetches) {
             ptx::wait_for_copies<0>();
-            if (arrives) exactness.decide(chunk);
+            if (arrives) exactness.decide(chunk), exactness.of.fetch_low(chunk, exactness.always);
             ptx::publish_to_products();
         }
         wait_for_block();
@@ -191,7 +196,7 @@ struct WalkerStages : FilledStages {
         WholePieces<K> e;
         PlacedPieces<64> v;
         LowerPieces lower;
-        const char *solve_high, *solve_low, *scores, *scores_low;  // in the images of the chunk
+        const char *solve_high, *scores, *solve_low, *scores_low;  // in the images of the chunk; low ones of f16
         const char *q_line, *k_line, *v_line, *prepared_line;      // of the next chunk, by a third group
         std::int64_t place;
         WalkedColumns columns;
@@ -210,7 +215,8 @@ struct WalkerStages : FilledStages {
             const auto image = [&](const std::uint16_t* images) {
                 return reinterpret_cast<const char*>(images + place * LowerImage::size) + lower.from;
             };
-            solve_high = image(from.solve_high), solve_low = image(from.solve_low), scores = image(from.scores);
+            solve_high = image(from.solve_high), scores = image(from.scores);
+            solve_low = Format::splits_scores ? image(from.solve_low) : nullptr;
             scores_low = Format::splits_scores ? image(from.scores_low) : nullptr;
             const bool rows_are = of.rows->whole && columns.values() >= tensor_values;
             whole_chunks = rows_are ? static_cast<int>(of.rows->tokens / tensor_chunk) : 0;
@@ -222,8 +228,8 @@ struct WalkerStages : FilledStages {
                 const int which = own / image_lines;
                 prepared_line = which == 3 ? reinterpret_cast<const char*>(from.factors + 4 * tensor_chunk * place)
                                            : reinterpret_cast<const char*>((which == 0   ? from.solve_high
-                                                                            : which == 1 ? from.solve_low
-                                                                                         : from.scores) +
+                                                                            : which == 1 ? from.scores
+                                                                                         : from.solve_low) +
                                                                            place * LowerImage::size);
                 prepared_line += own % image_lines * 128;
             }
@@ -239,9 +245,8 @@ struct WalkerStages : FilledStages {
                 of.fetch_keys(to, chunk, true);
                 of.fetch_values(to.v[0], chunk, columns, of.rows->v);
             }
-            lower.copy(to.solve.high, solve_high), lower.copy(to.solve.low, solve_low);
-            lower.copy(to.scores.high, scores);
-            if (Format::splits_scores) lower.copy(to.scores.low, scores_low);
+            lower.copy(to.solve.high, solve_high), lower.copy(to.scores.high, scores);
+            if (Format::splits_scores) lower.copy(to.solve.low, solve_low), lower.copy(to.scores.low, scores_low);
             copy_numbers(to.numbers, of.args.prepared, place, fetching_warps());
             ptx::end_copies();
             q.advance(), k.advance(), e.advance(), v.advance();
@@ -257,7 +262,8 @@ struct WalkerStages : FilledStages {
             q_line += q.rows(), k_line += k.rows(), v_line += v.rows();
             prepared_line += own < 3 * image_lines ? images : factors;
             if (!whole) return;
-            ptx::prefetch(q_line), ptx::prefetch(k_line), ptx::prefetch(prepared_line);
+            ptx::prefetch(q_line), ptx::prefetch(k_line);
+            if (Format::splits_scores || own / image_lines != 2) ptx::prefetch(prepared_line);
             if (K > 128) ptx::prefetch(q_line + 128), ptx::prefetch(k_line + 128);
             if (own < tensor_chunk) ptx::prefetch(v_line);
         }
@@ -314,11 +320,28 @@ struct WalkerStages : FilledStages {
     HEADRACE_DEVICE void fetch_prepared(const Stage& stage, std::int64_t place, bool outputs,
                                         const LowerPieces& pieces) const {
         const Prepared& from = args.prepared;
-        pieces.copy(stage.solve.high, from.solve_high, place), pieces.copy(stage.solve.low, from.solve_low, place);
+        pieces.copy(stage.solve.high, from.solve_high, place);
         if (outputs) pieces.copy(stage.scores.high, from.scores, place);
-        if (Format::splits_scores && outputs) pieces.copy(stage.scores.low, from.scores_low, place);
+        if (Format::splits_scores) {
+            pieces.copy(stage.solve.low, from.solve_low, place);
+            if (outputs) pieces.copy(stage.scores.low, from.scores_low, place);
+        }
         copy_numbers(stage.numbers, from, place, fetching_warps());
         ptx::end_copies();
+    }
+    // The lower half of N, of a chunk whose numbers are there and ask for it; by the warps that fetch, together.
+    HEADRACE_DEVICE void fetch_low(int chunk, bool always) const {
+        if constexpr (Format::splits_scores) return;
+        ptx::sync_warp();
+        ptx::sync_threads(fetched_barrier, block_threads);
+        const Stage to = stage_of(chunk);
+        const int4 known = *reinterpret_cast<const int4*>(to.numbers + exact_at);
+        if (!always && known.x == tensor_chunk && known.z == 0) return;
+        LowerPieces(fetching_warps())
+            .copy(to.solve.low, args.prepared.solve_low,
+                  rows->first_place + static_cast<std::int64_t>(chunk) * args.HV);
+        ptx::end_copies();
+        ptx::wait_for_copies<0>();
     }
     HEADRACE_DEVICE static void copy_numbers(float* to, const Prepared& from, std::int64_t place, Warps by) {
         copy_bytes<16 * tensor_chunk>(to, from.factors + 4 * tensor_chunk * place, by);

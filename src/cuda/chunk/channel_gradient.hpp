@@ -70,7 +70,7 @@ struct ChannelGradient {
         // Pairs of rows 8 banks apart, in pieces of 16 bytes.
         gates = {arena.take<float>(tensor_chunk * (K + 4)), K + 4};
         // Last, as whether it is there is not known to the compiler.
-        Matrix<K>::take(arena, 0);
+        take_padding(arena);
         stage_elements = static_cast<std::int64_t>((arena.shared_used - stage_begin) / sizeof(std::uint16_t));
         if (args.stages == 2) arena.take<char>(stage_size);
     }
@@ -108,7 +108,7 @@ struct ChannelGradient {
   private:
     // Ahead of numbers, as they begin at multiples of their rows.
     __host__ __device__ Arena& carve_matrices(Arena& arena) {
-        Matrix<K>::take(arena, 0);
+        take_padding(arena);
         const std::size_t begin = arena.shared_used;
         for (Matrix<K>* matrix : {&first_stage.S, &first_stage.D}) *matrix = Matrix<K>::take(arena, tensor_values);
         for (Matrix<tensor_values>* matrix : {&first_stage.d, &first_stage.d_o})
@@ -274,8 +274,7 @@ struct ChannelGradient {
         const auto take = [&](const std::uint16_t* from) {
             copy_lines(W_low, from + line, args.V - first);
             ptx::end_copies();
-            ptx::wait_for_copies<0>();
-            ptx::sync_block();
+            end_copies_of_block();
         };
         take(args.swept.residuals_low);
         multiply_both<true>(d_P, d_l, now, W_low);
@@ -287,8 +286,39 @@ struct ChannelGradient {
         multiply_both<false>(d_P, d_l, now, now.d);
         ptx::sync_block();
     }
+    // By groups: of states [64 values, K] left operands of this warp's channels, of each 16 values.
+    using StateOperands = std::uint32_t[tensor_values / 16][4];
+    HEADRACE_DEVICE static void load_states(StateOperands& operands, Matrix<K> states) {
+        const auto from = OperandAt<K>::across(states);
+#pragma unroll
+        for (int step = 0; step < tensor_values / 16; ++step)
+            ptx::load_matrix_transposed(operands[step], from.at(16 * step, warp_channel()));
+    }
+    static HEADRACE_DEVICE group_products::Sums& tiles_of(TokenGroups& sums) {
+        static_assert(sizeof(TokenGroups) == sizeof(group_products::Sums));
+        return reinterpret_cast<group_products::Sums&>(sums);
+    }
+    // sums += states m, m [64 values, C], or without `down` [C, 64 values].
+    template <bool down>
+    HEADRACE_DEVICE static void multiply_border(TokenGroups& sums, const StateOperands& states,
+                                                Matrix<tensor_values> m) {
+        const group_products::GroupOperandAt<tensor_values> from(m);
+        ptx::begin_products(tiles_of(sums));
+#pragma unroll
+        for (int step = 0; step < tensor_values / 16; ++step)
+            ptx::multiply_group_bf16<down>(tiles_of(sums), states[step],
+                                           down ? from.at(16 * step, 0) : from.at(0, 16 * step), true);
+    }
     // sums += states m, states [64 values, K], m [64 values, C].
     HEADRACE_DEVICE static void add_border(TokenGroups& sums, Matrix<K> states, Matrix<tensor_values> m) {
+        if constexpr (ptx::multiplies_by_group) {
+            StateOperands operands;
+            load_states(operands, states);
+            multiply_border<true>(sums, operands, m);
+            ptx::end_products();
+            ptx::wait_for_products<0>(tiles_of(sums));
+            return;
+        }
         const auto of_states = OperandAt<K>::across(states);
         const auto of_tokens = OperandAt<tensor_values>::down(m);
         HEADRACE_ROLLED
@@ -303,6 +333,23 @@ struct ChannelGradient {
         }
     }
     HEADRACE_DEVICE static void add_borders(BorderSums& border, const Stage& now) {
+        if constexpr (ptx::multiplies_by_group) {
+            StateOperands S, D;
+            load_states(S, now.S), load_states(D, now.D);
+            multiply_border<false>(border.read, S, now.d_o);
+            if constexpr (delta) multiply_border<true>(border.erase, S, now.y);
+            multiply_border<delta>(border.write, D, now.d);
+            ptx::end_products();
+#pragma unroll
+            for (int step = 0; step < tensor_values / 16; ++step) {
+                ptx::multiply_bf16(border.crossing[0], S[step], {D[step][0], D[step][2]});
+                ptx::multiply_bf16(border.crossing[1], S[step], {D[step][1], D[step][3]});
+            }
+            ptx::wait_for_products<0>(tiles_of(border.read));
+            if constexpr (delta) ptx::wait_for_products<0>(tiles_of(border.erase));
+            ptx::wait_for_products<0>(tiles_of(border.write));
+            return;
+        }
         using At = OperandAt<tensor_values>;
         const auto of_S = OperandAt<K>::across(now.S), of_D = OperandAt<K>::across(now.D);
         const At of_d_o = At::across(now.d_o), of_y = At::down(now.y), of_written = written_operands(now.d);

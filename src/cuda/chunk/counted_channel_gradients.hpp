@@ -49,6 +49,7 @@ BlockWork channel_gradients_work(const KernelArgs& args, std::size_t /*shared_li
     // of 64 values: pairs, borders
     operands(blocks * 4 * lower * 2 * kinds, blocks * 4 * (warps * kinds + lower), blocks * 4);
     operands(blocks * warps * 4 * (2 + groups * 2 * rows), blocks * warps * 4 * (2 + groups * rows), blocks * 8);
+    head.work.group_bytes += blocks * warps * 4 * groups * rows * WarpProducts::bytes_of_operand;
     head.work.tile_bytes += blocks * 2 * C * (2 * K + rows * C);
     head.work.saved_bytes = args.V * (K + (delta ? C : 0)) * 2 * 2;
     head.work.input_bytes =

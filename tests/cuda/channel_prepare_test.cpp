@@ -261,10 +261,16 @@ class Chunks {
             written[i] = std::pow(beta[i] * k_k[i], 2);
             kept *= std::fmin(1, 1 - (2 * beta[i] * k_k[i] - written[i]) * share);
         }
+        // Where no token reflects, from the end of its block of 16 on.
+        bool reflects = false;
+        for (int i = 0; i < C; ++i) reflects |= beta[i] * k_k[i] > 1;
         const std::size_t place = static_cast<std::size_t>(chunk * of_.HV + head);
         for (int c = 0; c < columns_; ++c) {
             double added = 0;
-            for (int i = 0; i < C && c < of_.K; ++i) added += written[i] * std::pow(end[i * of_.K + c], 2) * share;
+            for (int i = 0; i < C && c < of_.K; ++i) {
+                const int from = reflects ? i : i / 16 * 16 + 15;
+                added += written[i] * std::pow(end[from * of_.K + c], 2) * share;
+            }
             mean += added / of_.K;
             EXPECT_NEAR(added_.values[place * columns_ + c], added, 1e-4 * added + smallest) << where << " added " << c;
         }

@@ -41,7 +41,7 @@ struct ChannelPrepare {
     float4* keys;   // [2, blocks - 1, 2, lanes] of every second slice: as right operands behind their blocks
     uint2* kept;    // [slices, 2, block_threads] keys of the lane's tokens, where `inverse` will lie
     float* totals;  // [2, blocks, slice_channels] decays through blocks
-    float *log_sums, *energies, *written;  // [blocks, K] of the tokens of a block
+    float *log_sums, *energies, *written;  // [blocks, K] of the tokens of a block; `written` where some reflect
     float *read, *k_norm, *k_k, *beta;     // [C] the scale and q's inverse norm, k's; |k|^2
     float* of_token;                       // [C] what it writes of the errors in what it reads
     float *divisor, *inverse_divisor;      // [C] of a backward: beta, or next to nothing
@@ -61,7 +61,7 @@ struct ChannelPrepare {
         ChannelInputs::Sources sources;
         std::int64_t place;  // of what the chunk prepares
         int length;          // of the chunk
-        int reflects;        // whether a token of a forward's does
+        int reflects;        // whether a token does
         KeyOverlap overlap;  // of a backward
         int with_low;        // whether scores_low is wanted
         std::uint32_t wanted;  // WantedPlaces
@@ -293,26 +293,20 @@ struct ChannelPrepare {
     // Whether rows of scores need more than 11 bits: those of the lane's tokens, and any of the chunk. A row's bits
     // depend on no later token.
     HEADRACE_DEVICE Precision find_precision() {
-        fine_[0] = fine_[1] = for_gradients();
-        if (for_gradients()) return Precision::fine;
+        bool any = false;
         if constexpr (delta) {
             find_fine_rows();
             const float count = sum_of_warp(fine_[0] || fine_[1] ? 1.0f : 0.0f);
             if (lane() == 0) of_warp[warp()] = count;
             ptx::sync_block();
-            const bool any = sum_of_warps(of_warp) > 0;
+            any = sum_of_warps(of_warp) > 0;
             if (threadIdx.x == 0) shared->reflects = any ? 1 : 0;
-            if (any) return Precision::mixed;
+            if (for_gradients()) ptx::sync_block();  // others read it in a slice
         }
-        return Precision::cut;
+        if (!delta || for_gradients()) fine_[0] = fine_[1] = for_gradients();
+        return for_gradients() ? Precision::fine : any ? Precision::mixed : Precision::cut;
     }
-
-    HEADRACE_DEVICE bool some_reflect() const {
-        float count = 0;
-#pragma unroll
-        for (int i = lane(); i < tensor_chunk; i += warp_lanes) count += beta[i] * k_k[i] > 1 ? 1.0f : 0.0f;
-        return sum_of_warp(count) > 0;
-    }
+    HEADRACE_DEVICE bool some_reflect() const { return shared->reflects != 0; }
     HEADRACE_DEVICE static float sum_of_warps(const float* of) { return (of[0] + of[1]) + (of[2] + of[3]); }
     // Of a chunk's sum of squares of l.
     HEADRACE_DEVICE KeyOverlap find_overlap(float squares) const {
@@ -377,7 +371,8 @@ struct ChannelPrepare {
         } else {
             products.add_in_between(sums.inside, leaving, left, rows, [&](LevelRows& of) { load_levels(of, slice); });
         }
-        if (delta) add_written(leaving, slice);
+        if (delta && (precision == Precision::mixed || (precision == Precision::fine && some_reflect())))
+            add_written(leaving, slice);
         leave_keys(leaving, slice);
         share_totals(rows.decays, slice);
         ptx::sync_block();
@@ -755,10 +750,12 @@ struct ChannelPrepare {
         }
 #pragma unroll
         for (int distance = warp_lanes / 2; distance > 0; distance /= 2) kept *= ptx::shuffle_xor(kept, distance);
+        WrittenOfBlocks of_blocks;
+        find_written(of_blocks);
 #pragma unroll
         for (int n = 0; n < own; ++n) {
             const int c = lane() + n * warp_lanes;
-            const float sum = written_of(c) * share, added = c < args.K ? (sum < most ? sum : most) : 0.0f;
+            const float sum = written_of(c, of_blocks) * share, added = c < args.K ? (sum < most ? sum : most) : 0.0f;
             args.prepared.added[shared->place * K + c] = added;
             all_added += added;
         }
@@ -776,15 +773,31 @@ struct ChannelPrepare {
     }
     static constexpr float hardly_forgets = -0.008f * tensor_chunk,  // a channel, of which that much is left
         most = 1e6f;                                                 // of what a chunk adds: keeps the estimate finite
-    // Of a channel, to the end of the chunk.
-    HEADRACE_DEVICE float written_of(int c) const {
-        float of = written[c];
+    // Of a channel, to the end of the chunk; of the blocks' tokens alone where none reflects.
+    using WrittenOfBlocks = float[blocks];
+    HEADRACE_DEVICE float written_of(int c, const WrittenOfBlocks& of_blocks) const {
+        const auto of_block = [&](int block) { return some_reflect() ? written[block * K + c] : of_blocks[block]; };
+        float of = of_block(0);
 #pragma unroll
         for (int block = 1; block < blocks; ++block) {
             const float decay = ptx::exp2_approximate(log_sums[block * K + c] * log2_e);
-            of = fmaf(of * decay, decay, written[block * K + c]);
+            of = fmaf(of * decay, decay, of_block(block));
         }
         return of;
+    }
+    // Of chunks in which no token reflects the state what a block's tokens write is taken as if it did not decay inside
+    // of the block: these settle far below the limit (docs/decisions/003), and decays of each token would be a tenth of
+    // the work.
+    // By one warp.
+    HEADRACE_DEVICE void find_written(WrittenOfBlocks& of_blocks) const {
+        static_assert(blocks == 4 && slice_tokens == warp_lanes / 2);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float sum = of_token[half * warp_lanes + lane()];
+#pragma unroll
+            for (int distance = 1; distance < slice_tokens; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
+            of_blocks[2 * half] = ptx::shuffle_from(sum, 0), of_blocks[2 * half + 1] = ptx::shuffle_from(sum, slice_tokens);
+        }
     }
     HEADRACE_DEVICE static float sum_of_blocks(const float* sums, int c) {
         return (sums[c] + sums[K + c]) + (sums[2 * K + c] + sums[3 * K + c]);

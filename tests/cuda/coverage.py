@@ -145,8 +145,9 @@ def shares_of(kernel, number, texts, counts, places):
 
 
 def issued_by(statements, counts):
-    """How many instructions warps executed, but moves and loads of parameters, which ptxas mostly does without."""
-    left_out = re.compile(r"\{?\s*(@!?%\w+\s+)?(mov|ld\.param|cvta)\b")
+    """How many instructions warps executed, but moves and loads of parameters, which ptxas mostly does without, and the
+    predicates of groups' products, which are constants."""
+    left_out = re.compile(r"\{?\s*(@!?%\w+\s+)?(mov|ld\.param|cvta)\b|setp\.ne\.b32 p,")
     return sum(counts[statement.line] for statement in statements if not left_out.match(statement.text))
 
 

@@ -95,8 +95,8 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
     };
     const auto units = [&](const KernelWork& work, double beside) {
         const double issued = up(beside * warps, schedulers) * cycles_of_issue(work, in_double) / warps / gpu.clock,
-                     shared = std::max(
-                         {work.tensor_flop / tensor_flop, work.fma_flop / fma_flop, moved_by_tiles(work, gpu) / tile_bytes});
+                     shared = std::max({work.tensor_flop / tensor_flop, work.fma_flop / fma_flop,
+                                        moved_by_tiles(work, gpu) / tile_bytes});
         return std::max(processors * beside * shared, issued);
     };
     const auto seconds_of = [&](const KernelWork& work, double beside) {

@@ -59,19 +59,19 @@ struct LaunchPlan {
 Status plan_launches(const Call& call, std::vector<LaunchPlan>* launches);
 
 inline constexpr double KernelWork::* work_fields[] = {
-    &KernelWork::tensor_flop,  &KernelWork::fma_flop,    &KernelWork::tile_bytes, &KernelWork::group_bytes,
+    &KernelWork::tensor_flop,  &KernelWork::fma_flop,     &KernelWork::tile_bytes,  &KernelWork::group_bytes,
     &KernelWork::input_bytes,  &KernelWork::output_bytes, &KernelWork::saved_bytes, &KernelWork::spill_bytes,
-    &KernelWork::again_bytes,  &KernelWork::barriers,    &KernelWork::tile_waits, &KernelWork::spill_waits,
+    &KernelWork::again_bytes,  &KernelWork::barriers,     &KernelWork::tile_waits,  &KernelWork::spill_waits,
     &KernelWork::memory_waits, &KernelWork::issued};
 
 inline KernelWork& KernelWork::operator+=(const KernelWork& other) {
-    for (double KernelWork::*field : work_fields) this->*field += other.*field;
+    for (double KernelWork::* field : work_fields) this->*field += other.*field;
     return *this;
 }
 
 inline KernelWork KernelWork::operator*(double count) const {
     KernelWork all = *this;
-    for (double KernelWork::*field : work_fields) all.*field *= count;
+    for (double KernelWork::* field : work_fields) all.*field *= count;
     return all;
 }
 

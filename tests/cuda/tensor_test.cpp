@@ -31,7 +31,8 @@ TEST(CudaTensor, N1_N2_Gates) {
 TEST(CudaTensor, ConstantGatesOfStatesThatLast) {
     constexpr double gate = -1.3e-4, tokens = 8192;
     for (const std::string direction : {":fwd", ":bwd"}) {
-        const std::string text = "gated_delta_rule" + direction + " t8192 h1 k256 v32 bf16 state=inout force=cuda.tensor";
+        const std::string text =
+            "gated_delta_rule" + direction + " t8192 h1 k256 v32 bf16 state=inout force=cuda.tensor";
         CallTensors made = harness::make_tensors(line_of(text + " cuda"));
         made.tensors.at("g").fill(gate);
         for (const char* name : {"beta", "v", "d_o"}) {

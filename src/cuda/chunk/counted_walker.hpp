@@ -35,8 +35,8 @@ inline double share_of_others(const KernelArgs& args) {
 // Whether scores are kept as high and low (tiles/formats.hpp).
 inline bool splits_scores(const KernelArgs& args) { return args.q.dtype == DType::f16; }
 
-// Products of warps on tensor cores, which groups of warps do together where a GPU has those. Waits are those of one warp, where nothing else is in flight: sums of eight tiles
-// hide each other's products and the operands that follow.
+// Products of warps on tensor cores, which groups of warps do together where a GPU has those. Waits are those of one
+// warp, where nothing else is in flight: sums of eight tiles hide each other's products and the operands that follow.
 struct WarpProducts {
     static constexpr double flop_of_product = 2 * 16 * 8 * 16, bytes_of_operand = 512, bytes_of_pairs = 128;
 

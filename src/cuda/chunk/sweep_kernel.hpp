@@ -52,8 +52,8 @@ struct SweepKernel : SweepWalk<K, Format, (fetching_threads(K) > 0), sweep_saved
         bool whole;  // whether all rows are near, and have all columns of the block's matrices
     };
 
-    // Numbers of a chunk in a stage: factors, the decay, Prepared::numbers; KeyOverlap and what follows from all of them,
-    // apart, as the compiler loads neighbours together.
+    // Numbers of a chunk in a stage: factors, the decay, Prepared::numbers; KeyOverlap and what follows from all of
+    // them, apart, as the compiler loads neighbours together.
     static constexpr int decay_at = 4 * tensor_chunk, stage_numbers = decay_at + 12;
 
     Keys* keys;

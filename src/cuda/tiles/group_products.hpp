@@ -84,7 +84,8 @@ template <Left left>
 HEADRACE_DEVICE void multiply_lower(Sums& sums, const SplitA (&a)[4], Matrix<64> m, bool add) {
     const GroupOperandAt<64> from(m);
 #pragma unroll
-    for (int step = 0; step < 4; ++step) multiply<left, true, Bf16>(sums, a[step], from.at(16 * step, 0), add || step > 0);
+    for (int step = 0; step < 4; ++step)
+        multiply<left, true, Bf16>(sums, a[step], from.at(16 * step, 0), add || step > 0);
 }
 // sums += a m^T, or without `transposed` a m, without `add` = a m. Of operands of 16 bits and a high and a low matrix
 // `left` names those of the high one.

@@ -272,8 +272,8 @@ HEADRACE_DEVICE float decayed(float S, SplitDecay<float> decay, float sum) {
     return fmaf(S, decay.whole, fmaf(S, decay.part, sum));
 }
 HEADRACE_DEVICE float decayed(float S, float decay, float sum) { return fmaf(S, decay, sum); }
-// S^T = decay S^T + sums, of 8 tiles from `first` on; decay(tile, odd) gives that of channel 8 tile + LanePlace::column,
-// or of the one behind it: a SplitDecay, or a walk's carried one.
+// S^T = decay S^T + sums, of 8 tiles from `first` on; decay(tile, odd) gives that of channel 8 tile +
+// LanePlace::column, or of the one behind it: a SplitDecay, or a walk's carried one.
 template <int tiles, class Decay>
 HEADRACE_DEVICE void decay_and_add_tiles(float (&state)[tiles][4], const float (&sums)[8][4], int first, Decay decay) {
 #pragma unroll

@@ -58,6 +58,7 @@ struct LaunchPlan {
 // Errors as of plan().
 Status plan_launches(const Call& call, std::vector<LaunchPlan>* launches);
 
+// All of a KernelWork's, which add up.
 inline constexpr double KernelWork::* work_fields[] = {
     &KernelWork::tensor_flop,  &KernelWork::fma_flop,     &KernelWork::tile_bytes,  &KernelWork::group_bytes,
     &KernelWork::input_bytes,  &KernelWork::output_bytes, &KernelWork::saved_bytes, &KernelWork::spill_bytes,

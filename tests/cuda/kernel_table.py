@@ -57,7 +57,7 @@ LIMITS = {
     "tensor_walk": (255, 0, 0, (1, 1, 1)),
     # Of a state that takes 128 registers of each thread, addresses.
     "tensor_walk k256": (255, 112, 400, (0, 1, 1)),
-    "tensor_sweeps k256": (255, 40, 272, (1, 1, 1)),
+    "tensor_sweeps k256": (255, 40, 288, (1, 1, 1)),
     "tensor_walk_states k64": (168, 0, 0, (2, 3, 3)),
     "tensor_walk_states k128": (255, 0, 0, (1, 1, 2)),
     "tensor_states": (255, 0, 0, (1, 1, 1)),

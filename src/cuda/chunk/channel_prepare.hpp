@@ -796,7 +796,8 @@ struct ChannelPrepare {
             float sum = of_token[half * warp_lanes + lane()];
 #pragma unroll
             for (int distance = 1; distance < slice_tokens; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
-            of_blocks[2 * half] = ptx::shuffle_from(sum, 0), of_blocks[2 * half + 1] = ptx::shuffle_from(sum, slice_tokens);
+            of_blocks[2 * half] = ptx::shuffle_from(sum, 0);
+            of_blocks[2 * half + 1] = ptx::shuffle_from(sum, slice_tokens);
         }
     }
     HEADRACE_DEVICE static float sum_of_blocks(const float* sums, int c) {

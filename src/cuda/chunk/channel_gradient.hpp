@@ -5,6 +5,7 @@
 
 #include "cuda/chunk/channel_key_rows.hpp"
 #include "cuda/chunk/channel_pairs.hpp"
+#include "cuda/chunk/gradient_products.hpp"
 #include "cuda/chunk/sweep_walk.hpp"
 #include "cuda/tiles/token_matrices.hpp"
 #include "cuda/tiles/token_tiles.hpp"
@@ -286,98 +287,59 @@ struct ChannelGradient {
         multiply_both<false>(d_P, d_l, now, now.d);
         ptx::sync_block();
     }
-    // By groups: of states [64 values, K] left operands of this warp's channels, of each 16 values.
-    using StateOperands = std::uint32_t[tensor_values / 16][4];
-    HEADRACE_DEVICE static void load_states(StateOperands& operands, Matrix<K> states) {
-        const auto from = OperandAt<K>::across(states);
-#pragma unroll
-        for (int step = 0; step < tensor_values / 16; ++step)
-            ptx::load_matrix_transposed(operands[step], from.at(16 * step, warp_channel()));
-    }
+    using Products = GradientProducts<ptx::multiplies_by_group>;
     static HEADRACE_DEVICE group_products::Sums& tiles_of(TokenGroups& sums) {
         static_assert(sizeof(TokenGroups) == sizeof(group_products::Sums));
         return reinterpret_cast<group_products::Sums&>(sums);
     }
-    // sums += states m, m [64 values, C], or without `down` [C, 64 values].
-    template <bool down>
-    HEADRACE_DEVICE static void multiply_border(TokenGroups& sums, const StateOperands& states,
-                                                Matrix<tensor_values> m) {
-        const group_products::GroupOperandAt<tensor_values> from(m);
-        ptx::begin_products(tiles_of(sums));
+    // Of states [64 values, K] left operands of this warp's channels; by groups loaded once for all products.
+    struct Channels {
+        static constexpr bool loads_all = ptx::multiplies_by_group;
+        static constexpr int steps = tensor_values / 16;
+        OperandAt<K> from;
+        std::uint32_t all[loads_all ? steps : 1][4];
+
+        HEADRACE_DEVICE explicit Channels(Matrix<K> states) : from(OperandAt<K>::across(states)) {
 #pragma unroll
-        for (int step = 0; step < tensor_values / 16; ++step)
-            ptx::multiply_group_bf16<down>(tiles_of(sums), states[step],
-                                           down ? from.at(16 * step, 0) : from.at(0, 16 * step), true);
-    }
+            for (int step = 0; step < (loads_all ? steps : 0); ++step) load(all[step], step);
+        }
+        HEADRACE_DEVICE void operator()(std::uint32_t (&a)[4], int step) const {
+            if constexpr (loads_all) {
+#pragma unroll
+                for (int n = 0; n < 4; ++n) a[n] = all[step][n];
+            } else {
+                load(a, step);
+            }
+        }
+
+      private:
+        HEADRACE_DEVICE void load(std::uint32_t (&a)[4], int step) const {
+            ptx::load_matrix_transposed(a, from.at(16 * step, warp_channel()));
+        }
+    };
     // sums += states m, states [64 values, K], m [64 values, C].
     HEADRACE_DEVICE static void add_border(TokenGroups& sums, Matrix<K> states, Matrix<tensor_values> m) {
-        if constexpr (ptx::multiplies_by_group) {
-            StateOperands operands;
-            load_states(operands, states);
-            multiply_border<true>(sums, operands, m);
-            ptx::end_products();
-            ptx::wait_for_products<0>(tiles_of(sums));
-            return;
-        }
-        const auto of_states = OperandAt<K>::across(states);
-        const auto of_tokens = OperandAt<tensor_values>::down(m);
-        HEADRACE_ROLLED
-        for (int d = 0; d < tensor_values; d += 16) {
-            std::uint32_t a[4], b[4];
-            ptx::load_matrix_transposed(a, of_states.at(d, warp_channel()));
-#pragma unroll
-            for (int group = 0; group < token_groups; ++group) {
-                ptx::load_matrix_transposed(b, of_tokens.at(d, group_tokens * group));
-                add_group(sums[group], a, b);
-            }
-        }
+        Products::multiply(tiles_of(sums), Channels(states), m, 0, true);
+        Products::template wait<0>(tiles_of(sums));
     }
     HEADRACE_DEVICE static void add_borders(BorderSums& border, const Stage& now) {
-        if constexpr (ptx::multiplies_by_group) {
-            StateOperands S, D;
-            load_states(S, now.S), load_states(D, now.D);
-            multiply_border<false>(border.read, S, now.d_o);
-            if constexpr (delta) multiply_border<true>(border.erase, S, now.y);
-            multiply_border<delta>(border.write, D, now.d);
-            ptx::end_products();
-#pragma unroll
-            for (int step = 0; step < tensor_values / 16; ++step) {
-                ptx::multiply_bf16(border.crossing[0], S[step], {D[step][0], D[step][2]});
-                ptx::multiply_bf16(border.crossing[1], S[step], {D[step][1], D[step][3]});
-            }
-            ptx::wait_for_products<0>(tiles_of(border.read));
-            if constexpr (delta) ptx::wait_for_products<0>(tiles_of(border.erase));
-            ptx::wait_for_products<0>(tiles_of(border.write));
-            return;
+        const Channels S(now.S), D(now.D);
+        Products::multiply_transposed(tiles_of(border.read), S, now.d_o, true);
+        if constexpr (delta) {
+            Products::multiply(tiles_of(border.erase), S, now.y, 0, true);
+            Products::multiply(tiles_of(border.write), D, now.d, 0, true);
+        } else {
+            Products::multiply_transposed(tiles_of(border.write), D, now.d, true);
         }
-        using At = OperandAt<tensor_values>;
-        const auto of_S = OperandAt<K>::across(now.S), of_D = OperandAt<K>::across(now.D);
-        const At of_d_o = At::across(now.d_o), of_y = At::down(now.y), of_written = written_operands(now.d);
-        const int first_channel = warp_channel();
-        HEADRACE_ROLLED
-        for (int d = 0; d < tensor_values; d += 16) {
-            std::uint32_t S[4], D[4];
-            ptx::load_matrix_transposed(S, of_S.at(d, first_channel));
-            ptx::load_matrix_transposed(D, of_D.at(d, first_channel));
-            ptx::multiply_bf16(border.crossing[0], S, {D[0], D[2]});
-            ptx::multiply_bf16(border.crossing[1], S, {D[1], D[3]});
 #pragma unroll
-            for (int group = 0; group < token_groups; ++group) {
-                const int token = group_tokens * group;
-                std::uint32_t b[4];
-                ptx::load_matrix(b, of_d_o.at(token, d));
-                add_group(border.read[group], S, b);
-                load_written(b, of_written, d, token);
-                add_group(border.write[group], D, b);
-                if (!delta) continue;
-                ptx::load_matrix_transposed(b, of_y.at(d, token));
-                add_group(border.erase[group], S, b);
-            }
+        for (int step = 0; step < Channels::steps; ++step) {
+            std::uint32_t a[4], b[4];
+            S(a, step), D(b, step);
+            ptx::multiply_bf16(border.crossing[0], a, {b[0], b[2]});
+            ptx::multiply_bf16(border.crossing[1], a, {b[1], b[3]});
         }
-    }
-    HEADRACE_DEVICE static void add_group(TokenGroup& sums, const std::uint32_t (&a)[4], const std::uint32_t (&b)[4]) {
-        ptx::multiply_bf16(sums[0], a, {b[0], b[1]});
-        ptx::multiply_bf16(sums[1], a, {b[2], b[3]});
+        Products::template wait<0>(tiles_of(border.read), tiles_of(border.write));
+        if constexpr (delta) Products::template wait<0>(tiles_of(border.erase));
     }
 
     // ---- of a head, behind its values ----

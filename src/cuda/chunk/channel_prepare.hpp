@@ -787,8 +787,7 @@ struct ChannelPrepare {
     }
     // Of chunks in which no token reflects the state what a block's tokens write is taken as if it did not decay inside
     // of the block: these settle far below the limit (docs/decisions/003), and sums over tokens for each channel would
-    // be 6 % of the work.
-    // By one warp.
+    // be 6 % of the work. By one warp.
     HEADRACE_DEVICE void find_written(WrittenOfBlocks& of_blocks) const {
         static_assert(blocks == 4 && slice_tokens == warp_lanes / 2);
 #pragma unroll

@@ -1,4 +1,4 @@
-// gradient_products: products with tokens as rows, 16 for each of eight warps, into accumulators: of groups of four
+// gradient_products: products with tokens or channels as rows, 16 for each warp, into accumulators: of groups of four
 // warps, which go on by themselves, where there are such products (group_products.hpp), else of each warp.
 #pragma once
 
@@ -15,10 +15,10 @@ struct GradientProducts {
     HEADRACE_DEVICE static void multiply(float (&sums)[tiles][4], Load load, Matrix<columns> m, int first, bool add) {
         multiply_steps<4, true>(sums, load, m, first, add);
     }
-    // sums = a m^T, K deep.
+    // sums = a m^T, or with `add` sums + a m^T, K deep.
     template <int tiles, int K, class Load>
-    HEADRACE_DEVICE static void multiply_transposed(float (&sums)[tiles][4], Load load, Matrix<K> m) {
-        multiply_steps<K / 16, false>(sums, load, m, 0, false);
+    HEADRACE_DEVICE static void multiply_transposed(float (&sums)[tiles][4], Load load, Matrix<K> m, bool add = false) {
+        multiply_steps<K / 16, false>(sums, load, m, 0, add);
     }
     // For all products but those that ended last, `pending` times.
     template <int pending, int... tiles>

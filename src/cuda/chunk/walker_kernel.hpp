@@ -167,7 +167,8 @@ struct WalkerKernel : WalkerStages<K, Format> {
         // Where keys overlap, what is written are small differences. Of outputs none follows from a later token.
         const bool overlap = known.x < tensor_chunk;
         ops.exact_reads = exact || known.z != 0, ops.exact_writes = exact || known.w != 0 || overlap;
-        ops.first_exact = ops.exact_reads || (!to_outputs && overlap) ? 0 : known.x;
+        const bool is_fine = Base::solves_finely(known, exact);
+        ops.first_exact = !is_fine ? tensor_chunk : ops.exact_reads || !to_outputs ? 0 : known.x;
         ops.writes = known.y == tensor_chunk;
         ops.scores_low = args.prepared.scores_low;
         ops.leaves = Ops::leaves_outputs && outputs;

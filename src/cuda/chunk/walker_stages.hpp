@@ -329,6 +329,10 @@ struct WalkerStages : FilledStages {
         copy_numbers(stage.numbers, from, place, fetching_warps());
         ptx::end_copies();
     }
+    // Of the numbers from exact_at on: whether some tokens of the chunk are solved with 16 bits.
+    HEADRACE_DEVICE static bool solves_finely(int4 known, bool always) {
+        return always || known.z != 0 || known.x < tensor_chunk;
+    }
     // The lower half of N, of a chunk whose numbers are there and ask for it; by the warps that fetch, together.
     HEADRACE_DEVICE void fetch_low(int chunk, bool always) const {
         if constexpr (Format::splits_scores) return;
@@ -336,7 +340,7 @@ struct WalkerStages : FilledStages {
         ptx::sync_threads(fetched_barrier, block_threads);
         const Stage to = stage_of(chunk);
         const int4 known = *reinterpret_cast<const int4*>(to.numbers + exact_at);
-        if (!always && known.x == tensor_chunk && known.z == 0) return;
+        if (!solves_finely(known, always)) return;
         LowerPieces(fetching_warps())
             .copy(to.solve.low, args.prepared.solve_low,
                   rows->first_place + static_cast<std::int64_t>(chunk) * args.HV);

@@ -24,6 +24,7 @@ SharedMemory::Implementation::Implementation(std::size_t size, int warp_count, b
       written_at(granules),
       writer(granules),
       last_read(granules),
+      read_by(granules),
       read_at(granules * warps),
       readers(granules * warps),
       read_line(granules * warps),
@@ -98,9 +99,10 @@ void SharedMemory::Implementation::check_writer(std::size_t granule, Actor actor
 
 void SharedMemory::Implementation::check_readers(std::size_t granule, Actor actor, const char* verb) {
     if (last_read[granule] <= floor[static_cast<std::size_t>(actor.warp)] || !races) return;
-    for (std::size_t warp = 0; warp < warps; ++warp) {
+    for (std::uint32_t by = read_by[granule]; by != 0; by &= by - 1) {
+        const auto warp = static_cast<std::size_t>(__builtin_ctz(by));
         const Clock when = read_at[warp * granules + granule];
-        if (when < birth) continue;
+        if (when < birth || when <= seen[static_cast<std::size_t>(actor.warp) * warps + warp]) continue;
         for (std::uint32_t rest = readers[warp * granules + granule]; rest != 0; rest &= rest - 1) {
             const int lane = __builtin_ctz(rest);
             if (knows(actor, static_cast<int>(warp), lane, when)) continue;
@@ -171,11 +173,13 @@ template <class Bits>
     const auto own = static_cast<std::size_t>(actor.warp);
     const std::size_t at = own * granules + first;
     const Clock now = clock[own];
+    const std::uint32_t own_bit = std::uint32_t{1} << own;
     Clock *const when = &read_at[at], *const latest = &last_read[first];
-    std::uint32_t *const read = &readers[at], *const lines = &read_line[at];
+    std::uint32_t *const read = &readers[at], *const lines = &read_line[at], *const by = &read_by[first];
     for (int i = 0; i < count; ++i) read[i] = (when[i] == now ? read[i] : 0) | bits(i);
     for (int i = 0; i < count; ++i) when[i] = now;
     for (int i = 0; i < count; ++i) latest[i] = latest[i] > now ? latest[i] : now;
+    for (int i = 0; i < count; ++i) by[i] |= own_bit;
     for (int i = 0; i < count; ++i) lines[i] = static_cast<std::uint32_t>(actor.line);
 }
 
@@ -213,6 +217,7 @@ template <int n>
 inline void SharedMemory::Implementation::store(std::size_t first, Actor actor, Clock when, Entry entry) {
     const auto own = static_cast<std::size_t>(actor.warp);
     Clock *const wrote = &written_at[first], *const read = &last_read[first];
+    std::uint32_t* const by = &read_by[first];
     const Clock past = floor[own];
     int open = 0;
     for (int i = 0; i < n; ++i) open |= (wrote[i] > past) | (read[i] > past);
@@ -226,6 +231,7 @@ inline void SharedMemory::Implementation::store(std::size_t first, Actor actor, 
     for (int i = 0; i < n; ++i) wrote[i] = when;
     for (int i = 0; i < n; ++i) writer[first + static_cast<std::size_t>(i)] = entry;
     for (int i = 0; i < n; ++i) read[i] = 0;
+    for (int i = 0; i < n; ++i) by[i] = 0;
 }
 
 void SharedMemory::Implementation::add_atomic(std::size_t granule, Actor actor) {

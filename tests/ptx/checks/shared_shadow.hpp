@@ -43,6 +43,7 @@ struct SharedMemory::Implementation {
     Zeros<Clock> written_at;         // [granule]: the writer's interval
     Zeros<Entry> writer;             // [granule]
     Zeros<Clock> last_read;          // [granule]: the latest interval of any reader since the last write
+    Zeros<std::uint32_t> read_by;    // [granule]: the warps that read since then, and maybe others
     Zeros<Clock> read_at;            // [warp][granule]: the interval of the warp's latest reader
     Zeros<std::uint32_t> readers;    // [warp][granule]: the lanes that read then
     Zeros<std::uint32_t> read_line;  // [warp][granule]

@@ -100,7 +100,7 @@ void gather_factors(const Warp& warp, const Step& step, int depth, Product& prod
 }
 
 void gather_addend(const Warp& warp, const int* slots, bool is_f16, Product& product) {
-    for (int r = 0; r < 4 && !is_f16; ++r) place_c(warp.u32(slots[r]), r, product);
+    for (int h = 0; h < 2 && !is_f16; ++h) place_c(warp.u32(slots[2 * h]), warp.u32(slots[2 * h + 1]), h, product);
     for (int r = 0; r < 2 && is_f16; ++r)
         for (int lane = 0; lane < lanes; ++lane) {
             double* const c = &product.c[lane / 4 + 8 * r][2 * (lane % 4)];

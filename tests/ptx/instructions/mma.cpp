@@ -97,36 +97,13 @@ int gather_terms(const Product& product, int row, int column, int depth, double*
     return depth + 1;
 }
 
-// Whether every sum of a row is exact in double, in any order, seen from afar: all terms are multiples of some unit,
-// and their sum stays below 2^53 of it. With n bits, the last place of x is above |x| 2^-n. NaN: no.
-struct Extent {
-    double most = 0.0, least = HUGE_VAL;  // of |x|, but for zeros
-};
-
-INLINE Extent extent_of(const double* x, int count) {
-    Row most{}, least = all(HUGE_VAL);
-    for (int i = 0; i < count; i += width) {
-        const Row size = magnitude(row_at(x + i)), nonzero = size == 0.0 ? all(HUGE_VAL) : size;
-        most = larger(most, size);
-        least = least < nonzero ? least : nonzero;
-    }
-    return {std::max(std::max(most[0], most[1]), std::max(most[2], most[3])),
-            std::min(std::min(least[0], least[1]), std::min(least[2], least[3]))};
+INLINE Row most_of(const double* x, int count) {
+    Row most{};
+    for (int i = 0; i < count; i += width) most = larger(most, magnitude(row_at(x + i)));
+    return all(std::max(std::max(most[0], most[1]), std::max(most[2], most[3])));
 }
 
-INLINE bool row_is_easy(const Row& c, Extent a, const Row& most_of_b, const Row& least_of_b) {
-    constexpr double factor_bits = 0x1p-22, addend_bits = 0x1p-24, capacity = 0x1p53;  // 11 bits each of A and B
-    const Row addend = magnitude(c);
-    const Row sum = Product::most_depth * a.most * most_of_b + addend;
-    const Row of_product = a.least * least_of_b * (factor_bits * capacity);
-    const Row of_addend = addend == 0.0 ? all(HUGE_VAL) : addend * (addend_bits * capacity);
-    const auto easy = (sum <= of_product) & (sum <= of_addend);
-    bool result = true;
-    for (int i = 0; i < width; ++i) result &= easy[i] != 0;
-    return result;
-}
-
-INLINE Row sum_easy_row(const Product& product, int row, int column, int depth) {
+INLINE Row sum_row(const Product& product, int row, int column, int depth) {
     Row sum = row_at(&product.c[row][column]);
     for (int k = 0; k < depth; ++k) sum += product.a[row][k] * row_at(&product.b[k][column]);
     return sum;
@@ -174,7 +151,7 @@ double sum_truncated(const double* terms, int count) {
 }
 
 INLINE Row sum_special_row(const Product& product, int row, int column, int depth) {
-    Row sums = sum_easy_row(product, row, column, depth);
+    Row sums = sum_row(product, row, column, depth);
     double terms[Product::most_depth + 1];
     for (int i = 0; i < width; ++i)
         if (std::isfinite(sums[i]))
@@ -206,20 +183,35 @@ bool all_finite(const Product& product, int depth) {
     return sum[0] + sum[1] + sum[2] + sum[3] == 0.0;
 }
 
+// The sums in double, rounded, where no sum that differs by what their additions may have lost is rounded otherwise.
+// False: somewhere one is, or they are NaN or infinite.
+INLINE bool round_plain_sums(Row& sums, const Row& lost, Format format) {
+    Row below = sums - lost, above = sums + lost;
+    round_row<Direction::nearest>(below, format);
+    round_row<Direction::nearest>(above, format);
+    const auto same = bits_of(below) == bits_of(above);
+    bool all_same = true;
+    for (int i = 0; i < width; ++i) all_same &= same[i] != 0;
+    sums = all_same ? below : sums;
+    return all_same;
+}
+
 INLINE void exactly(Product& product, int depth, Rounding rounding) {
-    Extent of_rows[Product::rows];
-    for (int row = 0; row < Product::rows; ++row) of_rows[row] = extent_of(product.a[row], depth);
+    // Each of up to 16 additions loses at most 2^-53 of the sum of magnitudes.
+    constexpr double of_addition = 0x1p-48;
+    Row of_rows[Product::rows];
+    for (int row = 0; row < Product::rows; ++row) of_rows[row] = most_of(product.a[row], depth);
     for (int column = 0; column < Product::columns; column += width) {
-        Row most_of_b{}, least_of_b = all(HUGE_VAL);
-        for (int k = 0; k < depth; ++k) {
-            const Row size = magnitude(row_at(&product.b[k][column])), nonzero = size == 0.0 ? all(HUGE_VAL) : size;
-            most_of_b = larger(most_of_b, size);
-            least_of_b = least_of_b < nonzero ? least_of_b : nonzero;
-        }
+        Row most_of_b{};
+        for (int k = 0; k < depth; ++k) most_of_b = larger(most_of_b, magnitude(row_at(&product.b[k][column])));
+        most_of_b *= depth;
         for (int row = 0; row < Product::rows; ++row) {
-            const bool easy = row_is_easy(row_at(&product.c[row][column]), of_rows[row], most_of_b, least_of_b);
-            Row sums = easy ? sum_easy_row(product, row, column, depth) : sum_wide_row(product, row, column, depth);
-            round_row<Direction::nearest>(sums, format_of(rounding));
+            Row sums = sum_row(product, row, column, depth);
+            const Row lost = (of_rows[row] * most_of_b + magnitude(row_at(&product.c[row][column]))) * of_addition;
+            if (!round_plain_sums(sums, lost, format_of(rounding))) {
+                sums = sum_wide_row(product, row, column, depth);
+                round_row<Direction::nearest>(sums, format_of(rounding));
+            }
             std::memcpy(&product.d[row][column], &sums, sizeof(sums));
         }
     }
@@ -261,10 +253,6 @@ void multiply_truncating(Product& product, int depth, Rounding rounding) {
     if (has_avx2) return truncating_with_avx2(product, depth, rounding);
 #endif
     truncating(product, depth, rounding);
-}
-
-std::uint32_t bits_of_f32(double value) {
-    return std::isnan(value) ? 0x7fffffffU : std::bit_cast<std::uint32_t>(static_cast<float>(value));
 }
 
 std::uint32_t bits_of_f16(double value) {

@@ -1,6 +1,7 @@
 // Products of small matrices as mma computes them, apart from where the warp holds them.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 namespace headrace::ptx {
@@ -25,7 +26,11 @@ void multiply_exactly(Product& product, int depth, Rounding rounding);
 // with fewer terms at a time. NaN and infinities as in the exact sum.
 void multiply_truncating(Product& product, int depth, Rounding rounding);
 
-std::uint32_t bits_of_f32(double value);  // of a value that f32 holds exactly; NaN: 0x7fffffff
+// Of a value that f32 holds exactly; NaN: 0x7fffffff.
+inline std::uint32_t bits_of_f32(double value) {
+    const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
+    return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fffffff : bits;
+}
 std::uint32_t bits_of_f16(double value);  // likewise, 0x7fff
 double value_of_f16(std::uint32_t bits);  // the low 16
 

@@ -211,7 +211,7 @@ void multiply_warp(const Warp& warp, const Step& step, const std::vector<std::ui
         place_a<Element>(warp.u32(step.from[static_cast<std::size_t>(r)]), r, product);
     for (int first = 0; first < columns; first += Product::columns) {
         Lanes* const own = &sums[static_cast<std::size_t>(first / 2)];
-        for (int r = 0; r < 4; ++r) place_c(own[r].data(), r, product);
+        for (int h = 0; h < 2; ++h) place_c(own[2 * h].data(), own[2 * h + 1].data(), h, product);
         for (int k = 0; k < depth; ++k)
             for (int n = 0; n < Product::columns; ++n)
                 product.b[k][n] = Element::value(b[static_cast<std::size_t>(k * columns + first + n)]);

@@ -46,6 +46,10 @@ class Tensor {
     static constexpr std::size_t guard_bytes = 256;
 
     Tensor() = default;
+    Tensor(const Tensor&) = delete;
+    Tensor& operator=(const Tensor&) = delete;
+    Tensor(Tensor&&) = default;
+    Tensor& operator=(Tensor&&) = default;
     // strides in elements, >= 0; empty: contiguous. Memory starts as NaN (floats) or zero (integers), padding elements
     // too.
     Tensor(DType dtype, std::vector<std::int64_t> shape, std::vector<std::int64_t> strides = {},

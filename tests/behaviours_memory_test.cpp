@@ -117,8 +117,8 @@ double peak_growth_mib(const Work& work) {
 
 // Fills memory with the bytes of small random bf16 numbers: drawing each element would take far longer than the call.
 void fill_quickly(harness::Tensor& tensor) {
-    const harness::Tensor pattern = harness::make_tensors(line_of("retention:fwd t64 h1 k64 bf16")).tensors.at("k");
-    const Bytes bytes = harness::read_bytes(pattern.view());
+    const CallTensors pattern = harness::make_tensors(line_of("retention:fwd t64 h1 k64 bf16"));
+    const Bytes bytes = harness::read_bytes(pattern.tensors.at("k").view());
     char* data = static_cast<char*>(tensor.view().data);
     const std::size_t size = static_cast<std::size_t>(tensor.numel()) * size_of(tensor.dtype());
     for (std::size_t at = 0; at < size; at += bytes.size())

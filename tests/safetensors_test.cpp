@@ -104,8 +104,8 @@ TEST_F(SafetensorsTest, SpecialValuesKeepTheirBits) {
     Tensor big(DType::i64, {1});
     const std::int64_t integer = (std::int64_t{1} << 62) + 1;
     std::memcpy(big.view().data, &integer, 8);
-    written.tensors["x"] = tensor;
-    written.tensors["big"] = big;
+    written.tensors["x"] = std::move(tensor);
+    written.tensors["big"] = std::move(big);
     ASSERT_TRUE(write_safetensors(path("a"), written).ok());
     Safetensors read;
     ASSERT_TRUE(read_safetensors(path("a"), &read).ok());

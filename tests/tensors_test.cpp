@@ -57,12 +57,12 @@ TEST(Convert, IntegersOutOfRangeBecomeZero) {
 
 TEST(Tensor, StartsAsNanOrZeroAndAligned) {
     for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
-        const Tensor tensor(dtype, {3, 5}, {8, 1});
+        Tensor tensor(dtype, {3, 5}, {8, 1});
         for (double value : tensor.values()) EXPECT_TRUE(std::isnan(value));
         EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor.view().data) % 64, 0u);
-        const Tensor copy = tensor;
-        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(copy.view().data) % 64, 0u);
-        EXPECT_TRUE(copy.guards_intact());
+        const Tensor moved = std::move(tensor);
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(moved.view().data) % 64, 0u);
+        EXPECT_TRUE(moved.guards_intact());
     }
     EXPECT_EQ(Tensor(DType::i32, {4}).integers(), std::vector<std::int64_t>(4, 0));
     EXPECT_FALSE(Tensor().given());

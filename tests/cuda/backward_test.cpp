@@ -110,9 +110,9 @@ TEST(CudaBackward, B7_WhatRestsOnFewSumsComesFromStatesInF32) {
 TEST(CudaBackward, B7_StatesSavedInF16KeepTheirRange) {
     for (const double size : {1e6, 1e-7}) {
         const ProblemLine line = line_of("linear_attention:bwd t70 h2 k32 v80 f16 state=inout force=cuda.split cuda");
-        const CallTensors made = harness::make_tensors(line);
+        CallTensors made = harness::make_tensors(line);
         const auto scale = [&](const char* name, double factor) {
-            harness::Tensor tensor = made.tensors.at(name);
+            harness::Tensor& tensor = made.tensors.at(name);
             for (std::int64_t i = 0; i < tensor.numel(); ++i) tensor.set(i, tensor.get(i) * factor);
         };
         scale("initial_state", size);

@@ -164,19 +164,19 @@ TEST(CudaTensor, GradientsOfKeysOfFewDirections) {
     for (const char* op : {"gated_delta_rule:bwd k64 v40", "kda:bwd k64 v40", "kda:bwd k128 v48 reverse strided"})
         for (const char* directions : {"1", "2", "5", "20"})
             for (const char* betas : {"2,2", "1.9,2", "0,1"})
-                expect_right(std::string(op) + " t200 h8 bf16 l2norm gates=lasting state=inout directions=" +
+                expect_right(std::string(op) + " t200 h2 bf16 l2norm gates=lasting state=inout directions=" +
                              directions + " betas=" + betas + " force=cuda.tensor cuda");
-    for (const char* line : {"gated_delta_rule:bwd t300 h8 k64 v32 bf16 l2norm gates=zero betas=2,2 directions=1",
-                             "gated_delta_rule:bwd t300 h8 k64 v32 bf16 l2norm gates=zero betas=2,2 directions=2",
-                             "gated_delta_rule:bwd t1500 h8 k64 v32 bf16 gates=zero betas=2,2 directions=2",
+    for (const char* line : {"gated_delta_rule:bwd t300 h2 k64 v32 bf16 l2norm gates=zero betas=2,2 directions=1",
+                             "gated_delta_rule:bwd t300 h2 k64 v32 bf16 l2norm gates=zero betas=2,2 directions=2",
+                             "gated_delta_rule:bwd t1500 h2 k64 v32 bf16 gates=zero betas=2,2 directions=2",
                              "delta_rule:bwd t3000 h1 k128 v32 bf16 betas=2,2 directions=2",
-                             "kda:bwd t1000 h8 k64 v32 bf16 gates=zero betas=2,2 directions=1",
-                             "kda:bwd t600 h8 k64 v32 bf16 l2norm gates=zero betas=2,2 directions=1",
-                             "kda:bwd t300 h8 k128 v64 bf16 l2norm betas=0.9,1 directions=1",
-                             "kda:bwd t200 h8 k64 v32 bf16 l2norm gates=lasting betas=1,1 directions=1",
-                             "kda:bwd t150 h4 hv8 k75 v100 bf16 rawgate gate=channel+head betas=1.5,1.9 directions=2",
-                             "gated_delta_rule:bwd t200 h4 hv8 k128 v64 bf16 betas=1.5,2 directions=3 reverse",
-                             "comba:bwd t200 h8 k64 v64 bf16 l2norm betas=0.9,1 directions=1 state=in"})
+                             "kda:bwd t1000 h2 k64 v32 bf16 gates=zero betas=2,2 directions=1",
+                             "kda:bwd t600 h2 k64 v32 bf16 l2norm gates=zero betas=2,2 directions=1",
+                             "kda:bwd t300 h2 k128 v64 bf16 l2norm betas=0.9,1 directions=1",
+                             "kda:bwd t200 h2 k64 v32 bf16 l2norm gates=lasting betas=1,1 directions=1",
+                             "kda:bwd t150 h1 hv2 k75 v100 bf16 rawgate gate=channel+head betas=1.5,1.9 directions=2",
+                             "gated_delta_rule:bwd t200 h1 hv2 k128 v64 bf16 betas=1.5,2 directions=3 reverse",
+                             "comba:bwd t200 h2 k64 v64 bf16 l2norm betas=0.9,1 directions=1 state=in"})
         expect_right(std::string(line) + " force=cuda.tensor cuda");
 }
 // Which products are exact, and what is computed token by token, follows from no later token.
@@ -289,12 +289,12 @@ TEST(CudaTensor, StatesWaitInTheGradientOfValues) {
 // formula, states that hardly forget and come back.
 TEST(CudaTensor, GradientsUnderChannelGates) {
     for (const char* text :
-         {"kda:bwd t200 h8 k128 v72 state=inout",
-          "kda:bwd varlen=0,33,33,130 h4 hv8 k96 v40 rawgate l2norm state=inout",
-          "kda:bwd t130 h8 k64 v32 gate=channel+head gates=reset reverse strided",
-          "kda:bwd t70 h8 k70 v32 gates=minus_inf", "kda:bwd t300 h8 k64 v32 gates=lasting betas=1.9,2 l2norm state=in",
-          "kda:bwd t66 h34 hv68 k64 v130 bound=-5", "gla:bwd t150 h8 k32 v72 gate=channel+head state=inout",
-          "gla:bwd varlen=0,0,64,150 h2 hv8 k128 v40 rawgate", "gla:bwd t100 h8 k70 v32 gates=strong l2norm reverse",
+         {"kda:bwd t200 h2 k128 v72 state=inout",
+          "kda:bwd varlen=0,33,33,130 h1 hv2 k96 v40 rawgate l2norm state=inout",
+          "kda:bwd t130 h2 k64 v32 gate=channel+head gates=reset reverse strided",
+          "kda:bwd t70 h4 k70 v32 gates=minus_inf", "kda:bwd t300 h2 k64 v32 gates=lasting betas=1.9,2 l2norm state=in",
+          "kda:bwd t66 h34 hv68 k64 v130 bound=-5", "gla:bwd t150 h2 k32 v72 gate=channel+head state=inout",
+          "gla:bwd varlen=0,0,64,150 h1 hv4 k128 v40 rawgate", "gla:bwd t130 h2 k70 v32 gates=strong l2norm reverse",
           "gla:bwd t70 h34 hv68 k64 v130 gates=zero state=in"})
         expect_right(std::string(text) + " bf16 force=cuda.tensor cuda");
 }

@@ -35,9 +35,11 @@ class Statement(typing.NamedTuple):
     caller: str
 
 
-def read_problems(path):
-    """The lines of a file but comments; some begin with the KiB of shared memory that a block may take: SHARED=99."""
-    lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+def read_problems(path, beyond=True):
+    """The lines of a file but comments, up to that which says "Beyond these" or all; some begin with the KiB of shared
+    memory that a block may take: SHARED=99."""
+    text = pathlib.Path(path).read_text(encoding="utf-8")
+    lines = (text if beyond else text.split("\n# Beyond these")[0]).splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The problems of mutation_problems.txt and tensor_problems.txt and test programs execute 95 % of the statements of each
-kernel: one table.
+"""The first problems of mutation_problems.txt and tensor_problems.txt and test programs execute 95 % of the statements of
+each kernel: one table.
 
     coverage_test.py --headrace build/ptx/tools/headrace/headrace --without _loop PROGRAM...
 
@@ -26,6 +26,7 @@ def main():
     parser.add_argument("--headrace", required=True, help="the command, with the kernels as PTX")
     parser.add_argument("--without", default="(?!)", help="a regular expression: kernels that the bar is not for")
     parser.add_argument("--bar", default="0.95", help="least share of each kernel's statements")
+    parser.add_argument("--all", action="store_true", help="run all problems of the files, for minutes more")
     parser.add_argument("--keep", help="a folder for counts and texts, to be looked at")
     parser.add_argument("programs", nargs="*", help="tests to run beside the problems")
     arguments = parser.parse_args()
@@ -35,7 +36,7 @@ def main():
         texts.mkdir(parents=True)
         environment = {**os.environ, "HEADRACE_PTX_COVERAGE": str(counts), "HEADRACE_PTX_DUMP": str(texts)}
         commands = [({}, [program]) for program in arguments.programs]
-        lines = [line for path in PROBLEMS for line in coverage.read_problems(path)]
+        lines = [line for path in PROBLEMS for line in coverage.read_problems(path, arguments.all)]
         for number, (settings, problems) in enumerate(coverage.by_shared_memory(lines)):
             file = pathlib.Path(scratch) / f"problems_{number}.txt"
             file.write_text("\n".join(problems) + "\n", encoding="utf-8")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The problems of tensor_problems.txt on the interpreter as a GPU of compute capability 9.0, by the PTX of compute_90a:
+"""The first problems of tensor_problems.txt on the interpreter as a GPU of compute capability 9.0, by the PTX of compute_90a:
 none misses its bar, and of the kernels that have products of groups of warps (wgmma), with code of their own there
 (third groups of warps, say), all of these are executed, and 95 % of all statements.
 
@@ -21,9 +21,9 @@ PROBLEMS = pathlib.Path(__file__).resolve().parent / "tensor_problems.txt"
 PARTS = [{"ORDER": "descending", "MMA": "exact"}, {"ORDER": "random", "MMA": "truncated"}]
 
 
-def run(headrace, folder):
-    """Runs all problems, which leave counts and texts in the folder."""
-    for number, (settings, problems) in enumerate(coverage.by_shared_memory(coverage.read_problems(PROBLEMS))):
+def run(headrace, folder, beyond):
+    """Runs the problems, which leave counts and texts in the folder."""
+    for number, (settings, problems) in enumerate(coverage.by_shared_memory(coverage.read_problems(PROBLEMS, beyond))):
         running = []
         for part, switches in enumerate(PARTS):
             file = folder / f"problems_{number}_{part}.txt"
@@ -56,11 +56,12 @@ def products_of(folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--headrace", required=True, help="the command, with the kernels as PTX")
+    parser.add_argument("--all", action="store_true", help="run all problems of the file, for minutes more")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
         (folder / "texts").mkdir()
-        run(arguments.headrace, folder)
+        run(arguments.headrace, folder, arguments.all)
         found = products_of(folder)
     for name, products, ran, share in sorted(found):
         print(f"{ran:4} of {products:3} products ran, {share:.1%} of all statements  {name}")

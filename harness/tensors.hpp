@@ -46,6 +46,7 @@ class Tensor {
     static constexpr std::size_t guard_bytes = 256;
 
     Tensor() = default;
+    // Moved, never copied: who changes a copy of a call's tensor has changed nothing.
     Tensor(const Tensor&) = delete;
     Tensor& operator=(const Tensor&) = delete;
     Tensor(Tensor&&) = default;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The first problems of mutation_problems.txt and tensor_problems.txt and test programs execute 95 % of the statements of
-each kernel: one table.
+"""The first problems of mutation_problems.txt and tensor_problems.txt and test programs execute 95 % of the statements
+of each kernel: one table.
 
     coverage_test.py --headrace build/ptx/tools/headrace/headrace --without _loop PROGRAM...
 

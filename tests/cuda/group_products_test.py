@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The first problems of tensor_problems.txt on the interpreter as a GPU of compute capability 9.0, by the PTX of compute_90a:
-none misses its bar, and of the kernels that have products of groups of warps (wgmma), with code of their own there
-(third groups of warps, say), all of these are executed, and 95 % of all statements.
+"""The first problems of tensor_problems.txt on the interpreter as a GPU of compute capability 9.0, by the PTX of
+compute_90a: none misses its bar, and of the kernels that have products of groups of warps (wgmma), with code of their
+own there (third groups of warps, say), all of these are executed, and 95 % of all statements.
 
     group_products_test.py --headrace build/ptx/tools/headrace/headrace
 """

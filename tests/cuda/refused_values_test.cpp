@@ -50,7 +50,8 @@ void expect_only_its_states(const ProblemLine& line, const std::vector<Bad>& val
     each_spoilt(line, values, [&](const CallTensors& spoilt, const std::string& what) {
         for (const harness::NamedView& output : harness::output_views(clean.call)) {
             const TensorView after = spoilt.tensors.at(output.name).view();
-            EXPECT_EQ(of_head(output.view, heads, 0, true), of_head(after, heads, 0, true)) << what << ", " << output.name;
+            EXPECT_EQ(of_head(output.view, heads, 0, true), of_head(after, heads, 0, true))
+                << what << ", " << output.name;
             const std::vector<double> poisoned = of_head(after, heads, 1, true);
             EXPECT_TRUE(std::none_of(poisoned.begin(), poisoned.end(), [](double x) { return std::isfinite(x); }))
                 << what << ", " << output.name;

@@ -1,5 +1,5 @@
-// Backwards on CUDA with keys that overlap, nearly parallel ones and combinations of few directions: gradients are
-// small differences of large sums there, and within their bars all the same.
+// CUDA with keys that overlap, nearly parallel ones and combinations of few directions: gradients are small differences
+// of large sums there, and within their bars all the same.
 #include "tests/cuda/device_runs.hpp"
 #include "tests/key_directions.hpp"
 
@@ -34,6 +34,34 @@ TEST(CudaKeys, NearlyParallel) {
             CallTensors made = harness::make_tensors(line);
             draw_overlapping(made, line, overlap);
             expect_right_there(made, text + overlap.text());
+        }
+    }
+}
+
+// Of three chunks one: what is computed more exactly there, fetched or prepared for it, is not what others have.
+TEST(CudaKeys, InSomeChunks) {
+    constexpr std::int64_t chunk = 64, heads = 2;
+    for (const std::string op :
+         {"gated_delta_rule:fwd k64 bf16", "gated_delta_rule:fwd k128 bf16", "gated_delta_rule:fwd k160 bf16",
+          "comba:fwd k128 bf16", "gated_delta_rule:fwd k128 f16", "delta_rule:fwd k64 f16", "kda:fwd k64 bf16",
+          "kda:fwd k128 bf16", "gated_delta_rule:bwd k64 bf16", "gated_delta_rule:bwd k128 bf16", "comba:bwd k160 bf16",
+          "kda:bwd k64 bf16", "kda:bwd k128 bf16"}) {
+        for (const std::int64_t directions : {1, 3}) {
+            // Of the former in segments, too.
+            const std::string length = directions == 1 && op.find("fwd") != std::string::npos ? " t2200" : " t300",
+                              text = op + length +
+                                     " h2 v40 gates=lasting l2norm betas=1.9,2 state=inout force=cuda.tensor cuda";
+            const ProblemLine line = line_of(text);
+            CallTensors made = harness::make_tensors(line);
+            const CallTensors drawn = harness::make_tensors(line);
+            draw_few_directions(made, line, directions);
+            for (const char* name : {"k", "p"}) {
+                if (!made.tensors.count(name)) continue;
+                harness::Tensor& keys = made.tensors.at(name);
+                for (std::int64_t i = 0; i < keys.numel(); ++i)
+                    if (i / (line.K * heads * chunk) % 3 != 1) keys.set(i, drawn.tensors.at(name).get(i));
+            }
+            expect_right_there(made, text + " of some chunks " + std::to_string(directions) + " directions");
         }
     }
 }

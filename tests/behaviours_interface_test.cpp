@@ -4,7 +4,7 @@
 #include <functional>
 #include <set>
 
-#include "behaviours.hpp"
+#include "absent_inputs.hpp"
 #include "core/machine.hpp"
 #include "harness/device_call.hpp"
 
@@ -336,6 +336,11 @@ TEST(Interface, I2_AWorkspaceInsideATensorIsRefused) {
     }
     EXPECT_EQ(run(made.call, {nullptr, 1 << 20}).code(), Code::invalid_argument);
     expect_same_bits(before, written(made.call), "workspace");
+}
+
+TEST(Inputs, AbsentOnesHaveTheirValues) {
+    for (const char* rest : {" h2 hv4 k64 v32 bf16", " h2 k128 v16 f16", " h1 k16 v8", " h1 k8 v8 f64"})
+        expect_absent_inputs(70, rest, [](const CallTensors& made) { return run_and_read(made); });
 }
 
 }  // namespace

@@ -220,6 +220,8 @@ TEST(ChannelPrepare, FollowsTheFormulas) {
         {80, 1, 1, 64, true, true, false, 0.5, 0, false, 1, true},
         {140, 1, 2, 64, true, true, false, 0.22, 0, true, 8},
         {90, 1, 1, 128, true, true, true, 0.02, 0, true, 24},
+        {100, 1, 1, 64, true, true, false, 0.05, 0, false, 0, false, false, DType::bf16, true},
+        {100, 1, 1, 128, true, true, false, 0.05, 0, false, 0, true, false, DType::bf16, true},
     };
     for (const PreparedCase& of : cases) {
         SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K));

@@ -1,4 +1,5 @@
-// Raw gates and betas at the ends of what their formulas take, in every CUDA kernel that reads them.
+// Raw gates and betas at the ends of what their formulas take, and left out, in every CUDA kernel that reads them.
+#include "tests/absent_inputs.hpp"
 #include "tests/cuda/device_runs.hpp"
 #include "tests/formula_ends.hpp"
 
@@ -20,6 +21,13 @@ TEST(CudaFormulas, N2_EndsOfTheirRange) {
             }
         }
     }
+}
+
+TEST(CudaFormulas, AbsentInputs) {
+    const auto run = [](const CallTensors& made) { return run_there(made); };
+    expect_absent_inputs(66, " h1 hv4 k64 v16 bf16 cuda", run);  // as many tokens and heads as tensor cores serve
+    for (const char* rest : {" h1 k64 v8 f16 cuda", " h1 k16 v8 cuda", " h1 k8 v8 f64 cuda"})
+        expect_absent_inputs(17, rest, run);
 }
 
 }  // namespace

@@ -104,9 +104,13 @@ class Chunks : public PreparedChunks {
       private:
         // What is stored, and what an inverse adds up of it, as high and low.
         static constexpr double of_16_bits = 0x1p-16, of_fp32 = 1e-5;
-        // The first row that needs 16 bits, and the first that does so by a hundredth more than the limit.
+        // Which rows need 16 bits, each as far as one warp has it: its blocks left of the diagonal, of rows 16 to 47
+        // also the one on it, which of the last sixteen rows another warp has. Some are too near the limit to tell.
+        enum class Needs { no, maybe, yes };
         struct Overlap {
-            int first = C, surely = C;
+            Needs rows[C] = {}, last_block[C] = {};
+            int first = C, surely = C;  // rows of the former
+            Needs of(int i, int j) const { return j >= 48 ? last_block[i] : rows[i]; }
         };
 
         void expect_factors() const {
@@ -141,29 +145,28 @@ class Chunks : public PreparedChunks {
             EXPECT_EQ(numbers[2], reflects ? 1 : 0) << where << " reflects";
             EXPECT_NEAR(numbers[3], through, 1e-6 * through + smallest) << where << " through";
         }
-        // Of a row as far as one warp has it: its blocks left of the diagonal, of rows 16 to 47 also the one on it,
-        // which of others is counted by itself.
         Overlap find_overlap() const {
             Overlap overlap;
             if (all.of_.dtype == DType::f16) return overlap;  // all scores have 16 bits
-            const auto look = [&](int i, int from, int to) {
+            const auto look = [&](Needs& needs, int i, int from, int to) {
                 double squares = 0;
                 for (int j = from; j < std::min(i, to); ++j) squares += l[i * C + j] * l[i * C + j] * weight(beta[j]);
-                const double limit = all.most_overlap(to - from);
-                if (squares > 0.99 * limit) overlap.first = std::min(overlap.first, i);
-                if (squares > 1.01 * limit) overlap.surely = std::min(overlap.surely, i);
+                const double share = squares / all.most_overlap(to - from);
+                needs = share < 0.999 ? Needs::no : share < 1.001 ? Needs::maybe : Needs::yes;
+                if (needs != Needs::no) overlap.first = std::min(overlap.first, i);
+                if (needs == Needs::yes) overlap.surely = std::min(overlap.surely, i);
             };
             for (int i = 0; i < C; ++i) {
                 const int block = i / 16 * 16;
-                look(i, 0, block == 0 ? 16 : block == 48 ? 48 : block + 16);
-                if (block == 48) look(i, 48, 64);
+                look(overlap.rows[i], i, 0, block == 0 ? 16 : block == 48 ? 48 : block + 16);
+                if (block == 48) look(overlap.last_block[i], i, 48, 64);
             }
             return overlap;
         }
         // In bf16; their lower halves where all have such, or of rows that overlap.
         void expect_scores(const Overlap& overlap) const {
-            const bool all_low = all.of_.backward || all.of_.dtype == DType::f16;
-            const int first = all_low ? 0 : all.exact_.values[2 * place];
+            const bool all_low = all.of_.backward || all.of_.dtype == DType::f16,
+                       none_low = !all_low && all.exact_.values[2 * place] == C;
             if (!all.of_.backward) {
                 EXPECT_GE(all.exact_.values[2 * place], overlap.first) << where;
                 EXPECT_LE(all.exact_.values[2 * place], overlap.surely) << where;
@@ -175,10 +178,14 @@ class Chunks : public PreparedChunks {
                                  of_sum = 0x1p-23 * of_terms[i * C + j] * factor + smallest;
                     EXPECT_NEAR(high, expected, of_bf16 * std::fabs(expected) + of_sum)
                         << where << " P " << i << ' ' << j;
-                    if (!all_low && (i != overlap.surely || first > i)) continue;
-                    EXPECT_NEAR(high + element(all.scores_low_, place, i, j), expected,
-                                of_16_bits * std::fabs(expected) + of_sum)
-                        << where << " low P " << i << ' ' << j;
+                    if (none_low) continue;
+                    const double low = element(all.scores_low_, place, i, j);
+                    if (all_low || overlap.of(i, j) == Needs::yes) {
+                        EXPECT_NEAR(high + low, expected, of_16_bits * std::fabs(expected) + of_sum)
+                            << where << " low P " << i << ' ' << j;
+                    } else if (overlap.of(i, j) == Needs::no) {
+                        EXPECT_EQ(low, 0) << where << " low P " << i << ' ' << j;
+                    }
                 }
         }
         void expect_kind(cuda::KeyOverlap found, const Overlap& overlap) const {
@@ -197,8 +204,8 @@ class Chunks : public PreparedChunks {
 };
 
 TEST(Prepare, FollowsTheFormulas) {
-    constexpr DType f16 = DType::f16;
-    const PreparedCase cases[] = {
+    constexpr DType bf16 = DType::bf16, f16 = DType::f16;
+    std::vector<PreparedCase> cases = {
         {64, 1, 1, 64, true, true, false, 0.05, 0},
         {150, 1, 2, 128, true, true, false, 0.3, 0},
         {100, 1, 5, 80, true, true, true, 3, 7},
@@ -225,7 +232,15 @@ TEST(Prepare, FollowsTheFormulas) {
         {90, 1, 2, 128, true, true, false, 0.02, 0, false, 24, true},
         {70, 1, 1, 128, true, true, true, 0.05, 6, true, 4, true, true},
         {3, 1, 1, 64, true, true, false, 0.05, 0, false, 0, true},
+        {100, 1, 1, 64, true, true, false, 0.05, 0, false, 0, false, false, bf16, true},
+        {100, 1, 1, 128, true, true, false, 0.05, 0, false, 0, true, false, bf16, true},
+        {100, 1, 1, 64, true, true, false, 0.05, 0, false, 0, false, false, f16, true},
     };
+    // Rows on both sides of what is overlap.
+    for (const int directions : {10, 14, 18, 22, 26, 30})
+        for (const bool backward : {false, true})
+            cases.push_back(
+                {64, 1, 3, directions % 4 == 2 ? 64 : 128, true, true, false, 0.1, 0, backward, directions, backward});
     for (const PreparedCase& of : cases) {
         SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K));
         Chunks chunks(of);

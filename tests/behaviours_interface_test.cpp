@@ -4,9 +4,9 @@
 #include <functional>
 #include <set>
 
-#include "absent_inputs.hpp"
 #include "core/machine.hpp"
 #include "harness/device_call.hpp"
+#include "optional_inputs.hpp"
 
 namespace headrace::test {
 namespace {
@@ -341,6 +341,10 @@ TEST(Interface, I2_AWorkspaceInsideATensorIsRefused) {
 TEST(Inputs, AbsentOnesHaveTheirValues) {
     for (const char* rest : {" h2 hv4 k64 v32 bf16", " h2 k128 v16 f16", " h1 k16 v8", " h1 k8 v8 f64"})
         expect_absent_inputs(70, rest, [](const CallTensors& made) { return run_and_read(made); });
+}
+TEST(Inputs, BetasOfEitherSign) {
+    for (const char* rest : {" h2 hv4 k64 v32 bf16", " h2 k128 v16 f16", " h1 k16 v8", " h1 k8 v8 f64"})
+        expect_betas_of_either_sign(70, rest, [](const CallTensors& made) { return run_and_read(made); });
 }
 
 }  // namespace

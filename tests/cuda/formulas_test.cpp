@@ -1,7 +1,8 @@
-// Raw gates and betas at the ends of what their formulas take, and left out, in every CUDA kernel that reads them.
-#include "tests/absent_inputs.hpp"
+// Raw gates and betas at the ends of what their formulas take, left out and of either sign, in every CUDA
+// kernel that reads them.
 #include "tests/cuda/device_runs.hpp"
 #include "tests/formula_ends.hpp"
+#include "tests/optional_inputs.hpp"
 
 namespace headrace::test {
 namespace {
@@ -28,6 +29,12 @@ TEST(CudaFormulas, AbsentInputs) {
     expect_absent_inputs(66, " h1 hv4 k64 v16 bf16 cuda", run);  // as many tokens and heads as tensor cores serve
     for (const char* rest : {" h1 k64 v8 f16 cuda", " h1 k16 v8 cuda", " h1 k8 v8 f64 cuda"})
         expect_absent_inputs(17, rest, run);
+}
+
+TEST(CudaFormulas, BetasOfEitherSign) {
+    const auto run = [](const CallTensors& made) { return run_there(made); };
+    expect_betas_of_either_sign(66, " h1 hv4 k64 v16 bf16 cuda", run);
+    for (const char* rest : {" h1 k128 v32 f16 cuda", " h1 k16 v8 cuda"}) expect_betas_of_either_sign(32, rest, run);
 }
 
 }  // namespace

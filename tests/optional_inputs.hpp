@@ -1,4 +1,5 @@
-// absent_inputs: inputs that a call may do without, which then counts on a value: betas on 1, biases of gates on 0.
+// optional_inputs: inputs that a call may do without, which then counts on a value: betas on 1, biases of gates on 0;
+// and betas of either sign.
 #pragma once
 
 #include "tests/behaviours.hpp"
@@ -39,6 +40,22 @@ void expect_absent_inputs(int tokens, const std::string& rest, Run run) {
             for (const std::string& text :
                  betas ? lines_with_betas(direction + rest) : lines_with_biases(direction + rest))
                 for (const ProblemLine& line : forced_lines(text)) expect_absent_as(line, betas, run);
+}
+
+// Betas that write against what was found, too, by every implementation, with the oracle; run(made) as above.
+template <class Run>
+void expect_betas_of_either_sign(int tokens, const std::string& rest, Run run) {
+    const std::string length = " t" + std::to_string(tokens);
+    for (const std::string& direction : {":fwd" + length, ":bwd" + length, std::string(":step t2")})
+        for (const std::string& text : lines_with_betas(direction + rest + " l2norm"))
+            for (const ProblemLine& line : forced_lines(text)) {
+                CallTensors made = harness::make_tensors(line);
+                harness::Tensor& beta = made.tensors.at("beta");
+                for (std::int64_t i = 0; i < beta.numel(); ++i) beta.set(i, 2 * beta.get(i) - 1);
+                const harness::Expected expected = harness::expect(made.call);
+                run(made);
+                expect_within_bars(made.call, expected.outputs, format(line), expected.terms);
+            }
 }
 
 }  // namespace headrace::test

@@ -24,17 +24,22 @@ TEST(CudaFormulas, N2_EndsOfTheirRange) {
     }
 }
 
-TEST(CudaFormulas, AbsentInputs) {
-    const auto run = [](const CallTensors& made) { return run_there(made); };
-    expect_absent_inputs(66, " h1 hv4 k64 v16 bf16 cuda", run);  // as many tokens and heads as tensor cores serve
-    for (const char* rest : {" h1 k64 v8 f16 cuda", " h1 k16 v8 cuda", " h1 k8 v8 f64 cuda"})
-        expect_absent_inputs(17, rest, run);
-}
+// As many tokens, heads and values as tensor cores serve, and types that others do.
+constexpr int tokens = 66, few_tokens = 33;
+const std::string on_tensor_cores = " h1 hv4 k64 v32 bf16 cuda";
+const char* const on_others[] = {" h1 k64 v32 f16 cuda", " h1 k16 v8 cuda", " h1 k8 v8 f64 cuda"};
 
+TEST(CudaFormulas, AbsentInputs) {
+    for (const char* direction : {"gated_delta_rule:fwd t66", "gated_delta_rule:bwd t66"})
+        EXPECT_EQ(served_by(direction + on_tensor_cores), "cuda.tensor");
+    const auto run = [](const CallTensors& made) { return run_there(made); };
+    expect_absent_inputs(tokens, on_tensor_cores, run);
+    for (const char* rest : on_others) expect_absent_inputs(few_tokens, rest, run);
+}
 TEST(CudaFormulas, BetasOfEitherSign) {
     const auto run = [](const CallTensors& made) { return run_there(made); };
-    expect_betas_of_either_sign(66, " h1 hv4 k64 v16 bf16 cuda", run);
-    for (const char* rest : {" h1 k128 v32 f16 cuda", " h1 k16 v8 cuda"}) expect_betas_of_either_sign(32, rest, run);
+    expect_betas_of_either_sign(tokens, on_tensor_cores, run);
+    for (const char* rest : on_others) expect_betas_of_either_sign(few_tokens, rest, run);
 }
 
 }  // namespace

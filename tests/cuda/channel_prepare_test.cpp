@@ -196,7 +196,7 @@ class Chunks : public PreparedChunks {
 };
 
 TEST(ChannelPrepare, FollowsTheFormulas) {
-    const PreparedCase cases[] = {
+    std::vector<PreparedCase> cases = {
         {64, 1, 1, 64, true, true, false, 0.05, 0},
         {150, 1, 2, 128, true, true, false, 0.3, 0},
         {100, 1, 1, 80, true, true, true, 3, 7},
@@ -223,6 +223,11 @@ TEST(ChannelPrepare, FollowsTheFormulas) {
         {100, 1, 1, 64, true, true, false, 0.05, 0, false, 0, false, false, DType::bf16, true},
         {100, 1, 1, 128, true, true, false, 0.05, 0, false, 0, true, false, DType::bf16, true},
     };
+    // Chunks on both sides of what is overlap.
+    for (const int directions : {10, 14, 18, 22, 26, 30, 40})
+        for (const bool reflects : {false, true})
+            cases.push_back(
+                {320, 1, 2, directions % 4 == 2 ? 64 : 128, true, true, false, 0.05, 0, reflects, directions});
     for (const PreparedCase& of : cases) {
         SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K));
         Chunks chunks(of);

@@ -71,7 +71,7 @@ class MadeChunks {
             float* const numbers = &numbers_.values[4 * at];
             numbers[0] = static_cast<float>(most_added * draw());
             numbers[1] = static_cast<float>(0.6 + 0.4 * draw());
-            numbers[2] = head >= lasting && draw() < 0.2 ? 1.0f : 0.0f;
+            numbers[2] = head >= lasting && draw() < 0.2 * static_cast<double>(head) ? 1.0f : 0.0f;
             numbers[3] = static_cast<float>(1 - most_decay * draw());
         });
         for (std::int64_t state = 0; state < segments() * HV; ++state)

@@ -106,22 +106,30 @@ TEST(CudaBackward, B7_WhatRestsOnFewSumsComesFromStatesInF32) {
     }
 }
 
-// f16 holds 6e-8 to 65504; what is saved in it may be larger or smaller.
+// f16 holds 6e-8 to 65504; what is saved in it may be larger or smaller, all of a state or one number of it.
 TEST(CudaBackward, B7_StatesSavedInF16KeepTheirRange) {
-    for (const double size : {1e6, 1e-7}) {
-        const ProblemLine line = line_of("linear_attention:bwd t70 h2 k32 v80 f16 state=inout force=cuda.split cuda");
-        CallTensors made = harness::make_tensors(line);
-        const auto scale = [&](const char* name, double factor) {
-            harness::Tensor& tensor = made.tensors.at(name);
-            for (std::int64_t i = 0; i < tensor.numel(); ++i) tensor.set(i, tensor.get(i) * factor);
-        };
-        scale("initial_state", size);
-        scale("d_o", size > 1 ? 0.001 : 100);  // so that d_q = S d_o fits into f16
-        if (size < 1) scale("v", 0);
-        EXPECT_EQ(workspace_types(line).at("saved states"), DType::f16);
-        const harness::Expected expected = harness::expect(made.call);
-        run_there(made);
-        expect_within_bars(made.call, expected.outputs, format(line), expected.terms);
+    constexpr std::int64_t K = 32, V = 80;
+    for (const std::string text : {"linear_attention:bwd h2", "gla:bwd h8"}) {
+        for (const double size : {1e6, 1e-7}) {
+            for (const bool alone : {false, true}) {
+                const ProblemLine line = line_of(text + " t70 k32 v80 f16 state=inout force=cuda.split cuda");
+                CallTensors made = harness::make_tensors(line);
+                const auto scale = [&](const char* name, double factor) {
+                    harness::Tensor& tensor = made.tensors.at(name);
+                    for (std::int64_t i = 0; i < tensor.numel(); ++i) tensor.set(i, tensor.get(i) * factor);
+                };
+                scale("initial_state", size);
+                harness::Tensor& state = made.tensors.at("initial_state");
+                for (std::int64_t i = 0; alone && i < state.numel(); ++i)
+                    if (i % (K * V) != 17 * V + 77) state.set(i, 0);
+                scale("d_o", size > 1 ? 0.001 : 100);  // so that d_q = S d_o fits into f16
+                if (size < 1) scale("v", 0);
+                EXPECT_EQ(workspace_types(line).at("saved states"), DType::f16);
+                const harness::Expected expected = harness::expect(made.call);
+                run_there(made);
+                expect_within_bars(made.call, expected.outputs, format(line) + (alone ? " alone" : ""), expected.terms);
+            }
+        }
     }
 }
 

@@ -5,8 +5,9 @@
 
 The problems are those of mutation_problems.txt; a mutant is checked with those that execute its statement, the quick
 ones first, until one misses, faults or does not end. Of the survivors those are called explained that a rule knows
-(explanations.py). With a build of CMAKE_CUDA_FLAGS=-lineinfo each mutant has its place in the sources. Exit code 1:
-less than --bar of the others was noticed.
+(explanations.py). With a build of CMAKE_CUDA_FLAGS=-lineinfo each mutant has its place in the sources, and --by-line
+draws of all copies that inlining and unrolling made of a line's statement one. Exit code 1: less than --bar of the
+others was noticed.
 """
 
 import argparse
@@ -162,8 +163,9 @@ class Mutant:
         return f"{self.title}: {self.original}{place}"
 
 
-def problems_and_texts(checks, path, every, programs, jobs):
-    lines = coverage.read_problems(path)[::every]
+def problems_and_texts(checks, arguments):
+    path, programs, jobs = arguments.problems, arguments.programs, arguments.jobs
+    lines = coverage.read_problems(path, beyond=not arguments.first)[::arguments.every]
     texts = checks.scratch / "texts"
     texts.mkdir()
     wrong = checks.run(lines[:1], 120, DUMP=texts)
@@ -175,8 +177,17 @@ def problems_and_texts(checks, path, every, programs, jobs):
     return problems, [coverage.Text(path) for path in sorted(texts.glob("*.ptx"))]
 
 
+def places_by_line(places, rng):
+    """Of a source line's statements with the same opcode one, in any kernel."""
+    copies = collections.defaultdict(list)
+    for text, kernel, i in places:
+        statement = text.kernels[kernel][i]
+        copies[statement.place, re.sub(r"^@!?%\w+\s+", "", statement.text).split()[0]].append((text, kernel, i))
+    return [rng.choice(of_line) for of_line in copies.values()]
+
+
 def draw_mutants(texts, problems, arguments):
-    """Statements with equal chances, then one of a statement's mutations with equal chances."""
+    """Statements with equal chances, or source lines, then one of a statement's mutations with equal chances."""
     count, seed = arguments.mutants, arguments.seed
     rng = random.Random(seed)
     executed = collections.defaultdict(set)
@@ -188,6 +199,9 @@ def draw_mutants(texts, problems, arguments):
               for i, statement in enumerate(statements)
               if statement.line in executed[kernel] and re.search(arguments.kernels, names[kernel])]
     print(f"{len(places)} executed statements of {sum(len(its) for text in texts for its in text.kernels.values())}")
+    if arguments.by_line:
+        places = places_by_line([place for place in places if place[0].kernels[place[1]][place[2]].place], rng)
+        print(f"{len(places)} of other source lines or with another opcode")
     mutants = []
     for text, kernel, i in rng.sample(places, len(places)):
         if len(mutants) == count:
@@ -242,6 +256,8 @@ def main():
     parser.add_argument("--capability", default="8.0", help="of the GPU that the interpreter is; 9.0 has code of its own")
     parser.add_argument("--kernels", default="", help="a regular expression: mutate those with such a name")
     parser.add_argument("--mutants", type=int, default=30)
+    parser.add_argument("--by-line", action="store_true", help="draw source lines, of a build with -lineinfo")
+    parser.add_argument("--first", action="store_true", help="of the problems those alone that coverage_test.py runs")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bar", type=float, default=0.6, help="least share that has to be noticed")
     parser.add_argument("--jobs", type=int, default=1, help="mutants that are checked side by side")
@@ -250,8 +266,7 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         checks = Checks(arguments.headrace.resolve(), arguments.runtime.resolve(), pathlib.Path(scratch),
                         arguments.capability)
-        problems, texts = problems_and_texts(checks, arguments.problems, arguments.every, arguments.programs,
-                                             arguments.jobs)
+        problems, texts = problems_and_texts(checks, arguments)
         mutants, states = draw_mutants(texts, problems, arguments), []
         names = coverage.readable(sorted({mutant.kernel for mutant in mutants}))
         with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:

@@ -38,9 +38,8 @@ class Checks:
     def __init__(self, headrace, runtime, scratch, capability):
         self.headrace, self.scratch = headrace, scratch
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-        # A call says what values it refused.
         self.environment = {**kept, "LD_LIBRARY_PATH": str(runtime), "HEADRACE_PTX_MEMORY": str(1 << 30),
-                            "HEADRACE_DEBUG_NAN": "1", "HEADRACE_PTX_CAPABILITY": capability}
+                            "HEADRACE_PTX_CAPABILITY": capability}
 
     def run(self, problems, limit, **settings):
         """What is wrong, or '': over the problems, lines in one process, and paths of programs."""
@@ -70,12 +69,15 @@ class Checks:
             said += done.stdout
         return [line for line in said.splitlines() if line.startswith("ok")]
 
-    def environment_of(self, settings):
-        return {**self.environment, **{f"HEADRACE_PTX_{name}": str(value) for name, value in settings.items()}}
+    def environment_of(self, settings, refuses=True):
+        """`refuses`: a call says what values it refused, which test programs see to themselves."""
+        return {**self.environment, **({"HEADRACE_DEBUG_NAN": "1"} if refuses else {}),
+                **{f"HEADRACE_PTX_{name}": str(value) for name, value in settings.items()}}
 
     def run_program(self, command, limit, settings):
+        environment = self.environment_of(settings, refuses=command[0] == str(self.headrace))
         try:
-            result = subprocess.run(command, env=self.environment_of(settings), timeout=limit, stdout=subprocess.PIPE,
+            result = subprocess.run(command, env=environment, timeout=limit, stdout=subprocess.PIPE,
                                     stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
         except subprocess.TimeoutExpired:
             return "does not end"

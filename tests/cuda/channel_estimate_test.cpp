@@ -1,13 +1,11 @@
 // Which chunks under channel gates read with 16 bits: what channel_estimate makes of the numbers that chunks prepared.
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
 
-#include "cuda/kernels/kernels.hpp"
 #include "harness/random.hpp"
-#include "tests/cuda/device_tensors.hpp"
+#include "tests/cuda/launch_alone.hpp"
 
 namespace headrace::test {
 namespace {
@@ -50,12 +48,9 @@ class Estimate {
         args.prepared.numbers = numbers_.data(), args.prepared.added = added_.data();
         args.prepared.decay = decay_.data();
         numbers_.upload(), added_.upload(), decay_.upload();
-        void* parameters[] = {&args};
-        constexpr unsigned warps = cuda::launched_threads / 32;
-        expect_cuda(cudaLaunchKernel(cuda::channel_kernels<true>(K_).estimate.function,
-                                     dim3((static_cast<unsigned>(N_ * K_) + warps - 1) / warps),
-                                     dim3(cuda::launched_threads), parameters, 0, nullptr),
-                    "cudaLaunchKernel");
+        constexpr std::size_t warps = cuda::launched_threads / 32;
+        launch_alone(cuda::channel_kernels<true>(K_).estimate, args,
+                     (static_cast<std::size_t>(N_ * K_) + warps - 1) / warps);
         numbers_.download();
     }
     // How many chunks read with 16 bits.

@@ -19,8 +19,8 @@ class Chunks : public PreparedChunks {
         args.prepared.writes = writes_.data();
         const auto each = [&](auto f) { each_array(f), f(added_), f(reads_), f(erases_), f(writes_); };
         each([](const auto& array) { array.upload(); });
-        launch((of_.delta ? cuda::channel_kernels<true>(of_.K) : cuda::channel_kernels<false>(of_.K)).prepare, args,
-               places_);
+        launch_alone((of_.delta ? cuda::channel_kernels<true>(of_.K) : cuda::channel_kernels<false>(of_.K)).prepare,
+                     args, places_);
         each([](auto& array) { array.download(); });
     }
     void expect_right() const {
@@ -228,12 +228,7 @@ TEST(ChannelPrepare, FollowsTheFormulas) {
         for (const bool reflects : {false, true})
             cases.push_back(
                 {320, 1, 2, directions % 4 == 2 ? 64 : 128, true, true, false, 0.05, 0, reflects, directions});
-    for (const PreparedCase& of : cases) {
-        SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K));
-        Chunks chunks(of);
-        chunks.run();
-        chunks.expect_right();
-    }
+    expect_right_chunks<Chunks>(cases);
 }
 
 }  // namespace

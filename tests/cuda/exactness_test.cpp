@@ -32,7 +32,7 @@ class Walk : public MadeChunks {
         const auto each = [&](auto f) { each_array(f), f(o_), f(exact_), f(final_); };
         each([](const auto& array) { array.upload(); });
         const cuda::TensorKernels kernels = cuda::tensor_kernels<true>(of_.K, of_.dtype);
-        launch(of_.to_outputs ? kernels.forward : kernels.states, args, segments() * HV);
+        launch_alone(of_.to_outputs ? kernels.forward : kernels.states, args, segments() * HV);
         each([](auto& array) { array.download(); });
     }
     // The share of the chunks that read with 16 bits.
@@ -124,7 +124,7 @@ class Sweeps : public MadeChunks {
             f(d_written_low_);
         };
         each([](const auto& array) { array.upload(); });
-        launch(cuda::tensor_backward_kernels(of_.K, true).sweeps, args, 2 * segments() * HV);
+        launch_alone(cuda::tensor_backward_kernels(of_.K, true).sweeps, args, 2 * segments() * HV);
         each([](auto& array) { array.download(); });
     }
     struct Shares {

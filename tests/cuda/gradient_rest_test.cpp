@@ -1,6 +1,5 @@
 // What the delta rule's gradients under gates per token make of the lower halves of residuals and of gradients of what
 // is written (SweptChunks), which products take in chunks whose keys overlap and in no others.
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,9 +8,8 @@
 #include <vector>
 
 #include "core/types.hpp"
-#include "cuda/kernels/kernels.hpp"
 #include "harness/random.hpp"
-#include "tests/cuda/device_tensors.hpp"
+#include "tests/cuda/launch_alone.hpp"
 
 namespace headrace::test {
 namespace {
@@ -87,15 +85,7 @@ class Gradients {
             all->upload();
         for (auto* all : {&gates_, &beta_, &d_beta_, &d_gates_}) all->upload();
         overlap_.upload(), refused_.upload();
-        const cuda::Kernel kernel = cuda::tensor_backward_kernels(of_.K, of_.comba).gradients;
-        const std::size_t shared = kernel.memory(args, 0).shared;
-        expect_cuda(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         static_cast<int>(shared)),
-                    "cudaFuncSetAttribute");
-        void* parameters[] = {&args};
-        expect_cuda(cudaLaunchKernel(kernel.function, dim3(chunks * H), dim3(cuda::tensor_threads), parameters, shared,
-                                     nullptr),
-                    "cudaLaunchKernel");
+        launch_alone(cuda::tensor_backward_kernels(of_.K, of_.comba).gradients, args, chunks * H);
         for (auto* all : {&d_q_, &d_k_, &d_p_}) all->download();
         for (auto* all : {&d_beta_, &d_gates_}) all->download();
     }

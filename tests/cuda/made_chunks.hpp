@@ -2,7 +2,6 @@
 // sweeps over them have 16 bits.
 #pragma once
 
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,9 +9,8 @@
 #include <vector>
 
 #include "core/types.hpp"
-#include "cuda/kernels/kernels.hpp"
 #include "harness/random.hpp"
-#include "tests/cuda/device_tensors.hpp"
+#include "tests/cuda/launch_alone.hpp"
 
 namespace headrace::test {
 
@@ -102,21 +100,6 @@ class MadeChunks {
         from.solve_high = high_.data(), from.solve_low = low_.data();
         from.factors = factors_.data(), from.decay = decay_.data(), from.numbers = numbers_.data();
         return args;
-    }
-    // With all threads that its bounds let in.
-    static void launch(const cuda::Kernel& kernel, cuda::KernelArgs args, std::int64_t blocks) {
-        cudaFuncAttributes attributes{};
-        expect_cuda(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes");
-        const auto threads = static_cast<unsigned>(attributes.maxThreadsPerBlock);
-        const std::size_t more = threads == cuda::three_groups ? kernel.more_shared : 0,
-                          shared = kernel.memory(args, 0).shared + more;
-        expect_cuda(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         static_cast<int>(shared)),
-                    "cudaFuncSetAttribute");
-        void* parameters[] = {&args};
-        expect_cuda(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(blocks)), dim3(threads), parameters,
-                                     shared, nullptr),
-                    "cudaLaunchKernel");
     }
     cuda::Strided rows(const Managed<std::uint16_t>& data, std::int64_t columns) const {
         return {data.bytes(), {0, HV * columns, columns, 1}, of_.dtype, true};

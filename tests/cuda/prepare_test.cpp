@@ -12,9 +12,9 @@ class Chunks : public PreparedChunks {
         const int group = of_.HV / of_.H, parts = (group + cuda::prepared_heads - 1) / cuda::prepared_heads;
         const std::size_t chunks = places_ / of_.HV;
         each_array([](const auto& array) { array.upload(); });
-        launch(of_.backward ? cuda::tensor_backward_kernels(of_.K, of_.undecayed_error).prepare
-                            : cuda::tensor_kernels<true>(of_.K, of_.dtype).prepare,
-               args(), chunks * of_.H * parts);
+        launch_alone(of_.backward ? cuda::tensor_backward_kernels(of_.K, of_.undecayed_error).prepare
+                                  : cuda::tensor_kernels<true>(of_.K, of_.dtype).prepare,
+                     args(), chunks * of_.H * parts);
         each_array([](auto& array) { array.download(); });
     }
     void expect_right() const {
@@ -241,12 +241,7 @@ TEST(Prepare, FollowsTheFormulas) {
         for (const bool backward : {false, true})
             cases.push_back(
                 {64, 1, 3, directions % 4 == 2 ? 64 : 128, true, true, false, 0.1, 0, backward, directions, backward});
-    for (const PreparedCase& of : cases) {
-        SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K));
-        Chunks chunks(of);
-        chunks.run();
-        chunks.expect_right();
-    }
+    expect_right_chunks<Chunks>(cases);
 }
 
 }  // namespace

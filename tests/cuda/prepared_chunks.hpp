@@ -2,7 +2,6 @@
 // formulas of docs/math.md, section 4, in double.
 #pragma once
 
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,9 +11,8 @@
 #include <vector>
 
 #include "core/types.hpp"
-#include "cuda/kernels/kernels.hpp"
 #include "harness/random.hpp"
-#include "tests/cuda/device_tensors.hpp"
+#include "tests/cuda/launch_alone.hpp"
 
 namespace headrace::test {
 
@@ -128,16 +126,6 @@ class PreparedChunks {
         to.factors = factors_.data(), to.decay = decay_.data(), to.numbers = numbers_.data();
         if (of_.backward) to.of_backward = true, to.solve_rest = rest_.data(), to.overlap = overlap_.data();
         return args;
-    }
-    static void launch(const cuda::Kernel& kernel, cuda::KernelArgs args, std::size_t blocks) {
-        const std::size_t shared = kernel.memory(args, 0).shared;
-        expect_cuda(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         static_cast<int>(shared)),
-                    "cudaFuncSetAttribute");
-        void* parameters[] = {&args};
-        expect_cuda(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(blocks)), dim3(cuda::launched_threads),
-                                     parameters, shared, nullptr),
-                    "cudaLaunchKernel");
     }
 
     std::size_t tokens() const { return static_cast<std::size_t>(of_.T); }
@@ -254,5 +242,16 @@ class PreparedChunks {
         return {data, {0, heads * row, row, 1}, dtype, true};
     }
 };
+
+// Chunks of each case, run and compared.
+template <class Chunks>
+void expect_right_chunks(const std::vector<PreparedCase>& cases) {
+    for (const PreparedCase& of : cases) {
+        SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K));
+        Chunks chunks(of);
+        chunks.run();
+        chunks.expect_right();
+    }
+}
 
 }  // namespace headrace::test

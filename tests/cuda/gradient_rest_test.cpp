@@ -26,9 +26,7 @@ class Gradients {
   public:
     Gradients(const RestCase& of, Half of_r, Half of_y)
         : of_(of),
-          columns_(of.K <= 64    ? 64
-                   : of.K <= 128 ? 128
-                                 : 256),
+          columns_(kernel_columns(of.K)),
           lines_((of.V + 15) / 16 * 16),
           q_(T * H * of.K),
           k_(T * H * of.K),

@@ -1,4 +1,4 @@
-// launch_alone: one kernel of the library by itself, on arrays that a test has filled.
+// launch_alone: one kernel of the library by itself, on arrays that a test has filled, and how these lie.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,6 +7,13 @@
 #include "tests/cuda/device_tensors.hpp"
 
 namespace headrace::test {
+
+// Of an element in a LowerImage, which has the blocks of 16 x 16 on and below the diagonal.
+inline std::size_t lower_place(int i, int j) {
+    return static_cast<std::size_t>(256 * (i / 16 * (i / 16 + 1) / 2 + j / 16) + i % 16 * 16 + j % 16);
+}
+// Of the kernel for K channels.
+constexpr int kernel_columns(std::int64_t K) { return K <= 64 ? 64 : K <= 128 ? 128 : 256; }
 
 // With all threads that its bounds let in, and the shared memory that it asks for.
 inline void launch_alone(const cuda::Kernel& kernel, cuda::KernelArgs args, std::size_t blocks) {

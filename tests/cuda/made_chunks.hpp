@@ -120,8 +120,7 @@ class MadeChunks {
         return static_cast<std::size_t>(chunk * HV + head);
     }
     static std::size_t lower(std::size_t place, int i, int j) {
-        return place * cuda::lower_size +
-               static_cast<std::size_t>(256 * (i / 16 * (i / 16 + 1) / 2 + j / 16) + i % 16 * 16 + j % 16);
+        return place * cuda::lower_size + lower_place(i, j);
     }
     static float of_low(std::int64_t chunk) { return static_cast<float>(1 + chunk % 5) * 0x1p-9f; }
     static std::string where(std::int64_t chunk, std::int64_t head) {

@@ -35,9 +35,7 @@ class PreparedChunks {
     // Gates of each channel, or of each token.
     PreparedChunks(const PreparedCase& of, bool channel_gate)
         : of_(of),
-          columns_(of.K <= 64    ? 64
-                   : of.K <= 128 ? 128
-                                 : 256),
+          columns_(kernel_columns(of.K)),
           row_(row_of(of.K)),
           gates_(channel_gate ? row_ : 1),
           places_(static_cast<std::size_t>((of.T + C - 1) / C * of.HV)),
@@ -130,13 +128,10 @@ class PreparedChunks {
     }
 
     std::size_t tokens() const { return static_cast<std::size_t>(of_.T); }
-    static std::size_t lower(int i, int j) {
-        return static_cast<std::size_t>(256 * (i / 16 * (i / 16 + 1) / 2 + j / 16) + i % 16 * 16 + j % 16);
-    }
     static double bf16(std::uint16_t bits) { return static_cast<double>(bf16_to_float(bits)); }
     // Of a matrix of a chunk and value head.
     static double element(const Managed<std::uint16_t>& images, std::size_t place, int i, int j) {
-        return bf16(images.values[place * cuda::lower_size + lower(i, j)]);
+        return bf16(images.values[place * cuda::lower_size + lower_place(i, j)]);
     }
     // Of token i of a chunk, -1 behind its end.
     int token(int chunk, int i) const {

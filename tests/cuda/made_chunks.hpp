@@ -119,9 +119,7 @@ class MadeChunks {
     static std::size_t place(std::int64_t chunk, std::int64_t head) {
         return static_cast<std::size_t>(chunk * HV + head);
     }
-    static std::size_t lower(std::size_t place, int i, int j) {
-        return place * cuda::lower_size + lower_place(i, j);
-    }
+    static std::size_t lower(std::size_t place, int i, int j) { return place * cuda::lower_size + lower_place(i, j); }
     static float of_low(std::int64_t chunk) { return static_cast<float>(1 + chunk % 5) * 0x1p-9f; }
     static std::string where(std::int64_t chunk, std::int64_t head) {
         return "head " + std::to_string(head) + " chunk " + std::to_string(chunk);

@@ -242,10 +242,10 @@ inline BlockWork sweeps_work(const KernelArgs& args, const KernelWork& back, con
     return {block, step};
 }
 
-// UnitLowerBlocks of a chunk and value head: four blocks of n, substitution of two of them by each of two warps, 2 x 2
-// and 12 products of blocks, of two of high and low by 16 x 8 each.
+// UnitLowerBlocks of a chunk and value head: four blocks of n, substitution of their rows' lower and upper halves by a
+// warp each, 2 x 2 and 12 products of blocks, of two of high and low by 16 x 8 each.
 struct CountedInverse {
-    static constexpr double operand = 4, block = 2 * operand, of_substitution = 2 * (36 * 4 + 2 * block),
+    static constexpr double operand = 4, block = 2 * operand, of_substitution = (36 + 10) * 4 + 2 * 2 * block,
                             of_joins = 2 * (2 * block + block) + 2 * 4 * block + (block + 2 * block + 2 * block),
                             products = (4 + 12) * 2 * 3, accesses = 4 * 4 + of_substitution + of_joins,
                             waits = 15 + 3 + 5;
@@ -264,27 +264,35 @@ BlockWork tensor_prepare_work(const KernelArgs& args, std::size_t /*shared_limit
     work.memory_waits = 2;
     work.tile_bytes = key_rows * C * K * 2;
     counter.barrier();
-    // norms, two turns of 32 rows; energies
-    const double rows = (args.undecayed_error ? 4 : 1) + (args.l2norm ? 1 : 0),
-                 dots = (args.undecayed_error ? 3 : 1) + (args.l2norm ? 1 : 0);
-    products.access(2 * (4 * rows * K / 32 + 2 * dots + 5), 2 * 4);
-    products.access(K / 4.0 + 2, 4);
-    counter.barrier();
+    // dots, two turns of 32 rows; energies
+    const double rows = (args.undecayed_error ? 4 : 0) + (args.l2norm ? 1 : 0),
+                 dots = (args.undecayed_error ? 3 : 0) + (args.l2norm ? 1 : 0);
+    if (dots > 0) products.access(2 * (4 * rows * K / 32 + 2 * dots + dots), 2 * 4);
+    products.access(2 * 5 + 1, 4);
+    work.tensor_flop += K / 16 * 4 * 2 * WarpProducts::flop_of_product;
+    work.tile_bytes += K / 16 * 4 * WarpProducts::bytes_of_operand;
     // products of rows, of ten blocks, up to three one after another; the first of a row loads it
     work.tensor_flop += blocks * 4 * K / 16 * WarpProducts::flop_of_product;
     work.tile_bytes += (blocks + 2 * 5) * K / 16 * WarpProducts::bytes_of_operand;
     work.tile_waits += 3 * (K / 32.0 + 1);
-    if (args.l2norm) work.tile_bytes += blocks * 8 * 128;
+    work.tile_bytes += 128 * (args.undecayed_error ? 0 : 4 * 2);  // squares of rows of k
     counter.barrier();
+    if (args.l2norm) {
+        work.tile_bytes += 128 * (blocks * 8 + 2 * (args.undecayed_error ? 8 : 3));
+        counter.barrier();
+    }
     // decays, factors and numbers, a value head for each warp; scores, and the inverse
-    constexpr double of_decays = 2 * 12 + 4 + 8 + 22 + K / 32.0;
-    const double of_overlap = block_warps * (8 + 5),
-                 of_scores = blocks * ((args.undecayed_error ? 2 : 1) * 2 + 2 * 4 + 2) + of_overlap;
+    const bool of_backward = args.prepared.of_backward, of_f16 = args.q.dtype == DType::f16;
+    const double erasing = args.undecayed_error ? 2 : 1, factors = of_backward ? 3 : of_f16 ? 1 : 2,
+                 of_decays = 2 * 12 + 4 + 8 + 18 + 4 + 3 * (of_backward ? 3 : 2) + 4 + 5 + 2 * erasing,
+                 of_overlap = of_f16 ? block_warps * 2 : 4 + 4 * block_warps + 6 * block_warps,
+                 of_scores = 6 * (2 * erasing + 2 * factors) + 4 * (2 * erasing + 2 * 4 + 2) + of_overlap;
     work.tile_bytes += heads * 128 * (of_decays + of_scores + CountedInverse::accesses);
+    counter.barrier();
     work.tile_waits += 40 + heads * (4 + CountedInverse::waits);
     work.tensor_flop += heads * CountedInverse::products * WarpProducts::flop_of_product;
     work.barriers += heads * 3.5;  // the last one of half of the warps
-    const int matrices = args.prepared.of_backward || args.q.dtype == DType::f16 ? 4 : 3;
+    const int matrices = of_backward || of_f16 ? 4 : 3;
     work.saved_bytes = heads * prepared_bytes(matrices);
     return {{}, work};
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/chunk/tensor_decays.hpp"
+#include "cuda/tiles/warp_products.hpp"
 
 namespace headrace::cuda {
 
@@ -13,36 +14,49 @@ namespace headrace::cuda {
 template <int K>
 struct ChunkNumbers {
     static constexpr float most = 1e6f;
-    static constexpr int parts = 2 * block_threads / K;  // of the tokens: a thread has two channels of one of them
+    static constexpr int blocks = K / 16 / block_warps;  // of 16 channels, of a warp
 
-    float *k_k, *e_e, *k_e;  // [C] squares of norms, k.e
-    float* energy;           // [parts, K] sums of squares of k over the tokens of a part
+    float *k_k, *e_e, *k_e;  // [C] squares of norms, k.e; the same where e is k
+    // [block_warps] of a warp's channels' energies, which are sums of squares of k, the sum and that of squares
+    float2* energies;
 
-    __host__ __device__ void carve(Arena& arena, float* energies) {
+    __host__ __device__ void carve(Arena& arena, bool is_e_another) {
         for (float** vector : {&k_k, &e_e, &k_e}) *vector = arena.take<float>(tensor_chunk);
-        energy = energies;
+        if (!is_e_another) e_e = k_e = k_k;
+        energies = arena.take<float2>(block_warps);
     }
-    // By all warps: the energies of the channels.
+    // By all warps. Energies are the diagonal of k^T k, of which its blocks of 16 x 16 are computed.
     template <class Format = Bf16>
     HEADRACE_DEVICE void add_up(Matrix<K> k) const {
-        const int part = static_cast<int>(threadIdx.x) / (K / 2), c = static_cast<int>(threadIdx.x) % (K / 2) * 2;
-        constexpr int tokens = tensor_chunk / parts;
-        float low = 0, high = 0;
-        const int place = k.place(part * tokens, c);
-#pragma unroll 2
-        for (int first = 0; first < 8; ++first) {  // every eighth at once: at places a constant apart
+        const OperandAt<K> from{OperandAt<K>::across(k).at(0, 16 * blocks * warp())};
+        const LanePlace at;
+        const int next = at.row - at.column;  // in an accumulator's pair, where the lane has some of the diagonal
+        float sum = 0, squares = 0;
 #pragma unroll
-            for (int i = first; i < tokens; i += 8) {
-                const std::uint32_t pair = k.pair_below(place, i);
-                low = fmaf(Format::first(pair), Format::first(pair), low);
-                high = fmaf(Format::second(pair), Format::second(pair), high);
+        for (int block = 0; block < blocks; ++block) {
+            float products[2][4] = {};
+#pragma unroll
+            for (int token = 0; token < tensor_chunk; token += 16) {
+                std::uint32_t of[4];
+                ptx::load_matrix_transposed(of, from.at(token, 16 * block));
+                Format::multiply(products[0], of, {of[0], of[2]});
+                Format::multiply(products[1], of, {of[1], of[3]});
+            }
+#pragma unroll
+            for (int tile = 0; tile < 2; ++tile) {
+                const float of_pair = next == 0 ? products[tile][2 * tile] : products[tile][2 * tile + 1],
+                            own = next == 0 || next == 1 ? of_pair : 0.0f;
+                sum += own, squares = fmaf(own, own, squares);
             }
         }
-        energy[part * K + c] = low;
-        energy[part * K + c + 1] = high;
+#pragma unroll
+        for (int distance = 1; distance < warp_lanes; distance *= 2)
+            sum += ptx::shuffle_xor(sum, distance), squares += ptx::shuffle_xor(squares, distance);
+        if (lane() == 0) energies[warp()] = {sum, squares};
     }
     // numbers [4], by one warp, of a lane's two tokens. Returns whether some token reflects.
-    HEADRACE_DEVICE bool store(float* numbers, const ScalarDecays::OfLane& decays, const float (&beta)[2]) const {
+    HEADRACE_DEVICE bool store(float* numbers, const ScalarDecays::OfLane& decays, double through,
+                               const float (&beta)[2]) const {
         const float share = share_of_channels();
         float written = 0, kept = 1;
         bool reflects = false;
@@ -62,7 +76,7 @@ struct ChunkNumbers {
         const float added = written * share;
         if (lane() == 0)
             *reinterpret_cast<float4*>(numbers) = {added < most ? added : most, kept, reflects ? 1.0f : 0.0f,
-                                                   static_cast<float>(decays.through())};
+                                                   static_cast<float>(through)};
         return reflects;
     }
 
@@ -71,14 +85,7 @@ struct ChunkNumbers {
     HEADRACE_DEVICE float share_of_channels() const {
         float all = 0, squares = 0;
 #pragma unroll
-        for (int c = lane(); c < K; c += warp_lanes) {
-            float sum = 0;
-#pragma unroll
-            for (int part = 0; part < parts; ++part) sum += energy[part * K + c];
-            all += sum;
-            squares = fmaf(sum, sum, squares);
-        }
-        all = sum_of_warp(all), squares = sum_of_warp(squares);
+        for (int of = 0; of < block_warps; ++of) all += energies[of].x, squares += energies[of].y;
         return all > 0 ? squares / (all * all) : 0.0f;
     }
 };

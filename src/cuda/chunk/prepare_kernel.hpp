@@ -43,19 +43,25 @@ struct PrepareKernel {
             inverse_beta = arena.take<float>(prepared_heads * tensor_chunk);
             Arena in_n{reinterpret_cast<char*>(n.data), nullptr, sizeof(float) * tensor_chunk * row};
             ops.inverse.carve(in_n);
+        } else if constexpr (K >= 128) {  // where q and k were
+            Arena in_rows{reinterpret_cast<char*>(q.data), nullptr, sizeof(std::uint16_t) * 2 * tensor_chunk * K};
+            ops.inverse.carve(in_rows);
         } else {
             ops.inverse.carve(arena);
         }
-        numbers.carve(arena, ops.inverse.diagonal.data);
+        numbers.carve(arena, args.undecayed_error);
         for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
         beta = arena.take<float>(prepared_heads * tensor_chunk);
         decays.powers = arena.take<ScalarDecays::Power>(prepared_heads * tensor_chunk);
         ops.of_warps = arena.take<float>(2 * block_warps);  // half of it for rows of the inverse
         ops.most_overlap = arena.take<float>(block_warps);
         reflects = arena.take<int>(prepared_heads);
+        ops.meetings = arena.take<float>(prepared_heads * Ops::Meeting::size);
         // Behind all others, whose places the compiler knows.
         e = args.undecayed_error ? Matrix<K>::take(arena, tensor_chunk) : k;
         e_norm = args.undecayed_error ? arena.take<float>(tensor_chunk) : k_norm;
+        ops.meetings_of_undecayed =
+            args.undecayed_error ? arena.take<float>(prepared_heads * Ops::Meeting::size_of_undecayed) : nullptr;
     }
 
     // Chunk `row` of all sequences' (part_at); value heads [first, first + prepared_heads) of a key head's group.
@@ -75,7 +81,15 @@ struct PrepareKernel {
         ptx::wait_for_copies<0>();
         ptx::sync_block();
         weigh_rows();
+        ops.multiply_rows(q, k, e);
+        if (!args.undecayed_error) ops.find_squares(numbers.k_k);
+        ops.finish_products(static_cast<float>(args.scale));
         ptx::sync_block();
+        if (args.l2norm) {
+            find_norms();
+            ptx::sync_block();
+            ops.normalise(q_norm, k_norm, e_norm);
+        }
         if (warp() < heads) {
             accept(tokens, range.length);
             store_tokens_of(tokens, place + warp());
@@ -86,9 +100,6 @@ struct PrepareKernel {
             ops.most_overlap[warp()] = most_overlap(args, block.new_rows   ? 16
                                                           : block.row < 48 ? block.row + 16
                                                                            : block.row);
-        ops.multiply_rows(q, k, e);
-        if (args.l2norm) ops.normalise(q_norm, k_norm, e_norm);
-        ops.finish_products(static_cast<float>(args.scale));
         ptx::sync_block();
         HEADRACE_ROLLED
         for (int i = 0; i < heads; ++i) solve(i, static_cast<int>(place) + i, range.length, ends_in_state(range));
@@ -142,9 +153,12 @@ struct PrepareKernel {
         for (int factor = 0; factor < 4; ++factor)
             *reinterpret_cast<float2*>(to + factor * tensor_chunk + 2 * lane()) = {factors[factor][0],
                                                                                    factors[factor][1]};
-        const bool some = numbers.store(args.prepared.numbers + 4 * place, of, tokens.beta);
+        const float betas[2] = {Ops::beta_of_solve(tokens.beta[0]), Ops::beta_of_solve(tokens.beta[1])};
+        ops.meeting_of(warp()).prepare(decays_of(warp()), betas);
+        const double through = of.through();
+        const bool some = numbers.store(args.prepared.numbers + 4 * place, of, through, tokens.beta);
         if (lane() == 0) reflects[warp()] = some ? 1 : 0;
-        const SplitDecay<float> decay = split_decay<float>(of.through());
+        const SplitDecay<float> decay = split_decay<float>(through);
         if (lane() < 2) args.prepared.decay[2 * place + lane()] = lane() == 0 ? decay.whole : decay.part;
     }
     // Whether the gradient of the final state enters the chunk. The last of its tokens may outweigh all others then,
@@ -157,6 +171,7 @@ struct PrepareKernel {
     // Scores and the inverse, of the value head whose tokens a warp has stored.
     HEADRACE_DEVICE void solve(int head, int of_chunk, int length, bool is_weighty) {
         const std::int64_t place = of_chunk;  // of kilobytes each: there are fewer than 2^31
+        ops.head = head;
         ops.decays = decays_of(head);
         const LowerImage low = LowerImage{args.prepared.scores_low}.of(place);
         const typename Ops::Tile P{LowerImage{args.prepared.scores}.of(place), low};
@@ -195,25 +210,36 @@ struct PrepareKernel {
         ptx::sync_warp();  // or the first warp's lanes stay apart
     }
 
-    // Inverse norms, and the sums of products that tell the delta rule's exactness. Four lanes have a row.
+    // Sums of products of rows that are no scores, and of channels, which tell the delta rule's exactness. Four lanes
+    // have a row.
     HEADRACE_DEVICE void weigh_rows() const {
+        if (args.l2norm || args.undecayed_error) {
 #pragma unroll 1
-        for (int i = 8 * warp() + lane() / 4; i < tensor_chunk; i += 8 * block_warps) {
-            const float k_k = dot_of_rows<Format>(k, k, i);
-            const float e_e = args.undecayed_error ? dot_of_rows<Format>(e, e, i) : k_k;
-            const float k_e = args.undecayed_error ? dot_of_rows<Format>(k, e, i) : k_k;
-            const float q_q = args.l2norm ? dot_of_rows<Format>(q, q, i) : 1.0f;
-            const float of_k = args.l2norm ? inverse_norm(k_k) : 1.0f, of_e = args.l2norm ? inverse_norm(e_e) : 1.0f;
-            if (lane() % 4 == 0) {
-                q_norm[i] = args.l2norm ? inverse_norm(q_q) : 1.0f, k_norm[i] = of_k;
-                if (args.undecayed_error) e_norm[i] = of_e;
-                numbers.k_k[i] = k_k * of_k * of_k;
-                numbers.e_e[i] = e_e * of_e * of_e;
-                numbers.k_e[i] = k_e * of_k * of_e;
+            for (int i = 8 * warp() + lane() / 4; i < tensor_chunk; i += 8 * block_warps) {
+                const float q_q = args.l2norm ? dot_of_rows<Format>(q, q, i) : 0.0f;
+                if (args.l2norm && lane() % 4 == 0) q_norm[i] = inverse_norm(q_q);
+                if (!args.undecayed_error) continue;
+                const float k_k = dot_of_rows<Format>(k, k, i), e_e = dot_of_rows<Format>(e, e, i),
+                            k_e = dot_of_rows<Format>(k, e, i);
+                if (lane() % 4 == 0) numbers.k_k[i] = k_k, numbers.e_e[i] = e_e, numbers.k_e[i] = k_e;
             }
+            ptx::sync_warp();
         }
-        ptx::sync_warp();
+        if (!args.l2norm) each(tensor_chunk, [&](int i) { q_norm[i] = k_norm[i] = e_norm[i] = 1; });
         numbers.template add_up<Format>(k);
+    }
+    // Inverse norms of k and e, and the sums as of unit rows.
+    HEADRACE_DEVICE void find_norms() const {
+        each(tensor_chunk, [&](int i) {
+            const float of_k = inverse_norm(numbers.k_k[i]),
+                        of_e = args.undecayed_error ? inverse_norm(numbers.e_e[i]) : of_k;
+            k_norm[i] = of_k;
+            numbers.k_k[i] *= of_k * of_k;
+            if (!args.undecayed_error) return;
+            e_norm[i] = of_e;
+            numbers.e_e[i] *= of_e * of_e;
+            numbers.k_e[i] *= of_k * of_e;
+        });
     }
 };
 

@@ -6,6 +6,7 @@
 
 #include "algorithms/chunk.hpp"
 #include "cuda/chunk/delta_exactness.hpp"
+#include "cuda/chunk/meeting_decays.hpp"
 #include "cuda/tiles/unit_lower_blocks.hpp"
 #include "cuda/tiles/warp_products.hpp"
 
@@ -24,17 +25,13 @@ HEADRACE_DEVICE float most_overlap(const KernelArgs& args, int tokens) {
     const float count = static_cast<float>(tokens);
     return (count + 6 * ptx::root_approximate(count) + 12) * ptx::inverse_approximate(static_cast<float>(args.K));
 }
-// Of an earlier token: one that reflects writes more than is left of it.
-HEADRACE_DEVICE float overlap_weight(float beta) {
-    constexpr float of_square = 1 / 1.5f;
-    return fmaxf(beta * (beta * of_square), 1.0f);
-}
 
 template <int K, class Format, bool for_gradients>
 struct PrepareOps {
     using T = float;
     struct Rows {};  // of which only products are left
-    // P, which is stored at once. What becomes of l stays in registers, on the diagonal it goes to `inverse`.
+    // P, which is stored at once. l gets its factors, betas, as it is found; it stays in registers and, on the diagonal,
+    // goes to `inverse`.
     struct Tile {
         LowerImage image, low;  // low: where the image is not enough
         HEADRACE_DEVICE explicit operator bool() const { return static_cast<bool>(image); }
@@ -45,16 +42,23 @@ struct PrepareOps {
     using Inputs = algorithms::ChunkInputs<PrepareOps>;
     using Products = float[LowerBlock::turns][2][4];  // this lane's, of the blocks of its warp
 
-    ScalarDecays decays;      // of the value head
-    Products q_k, e_k;        // of rows; behind finish_products with the scale and a minus
+    using Meeting = MeetingDecays<for_gradients>;
+
+    // Of all value heads; of the one whose scores are asked for.
+    float *meetings, *meetings_of_undecayed;  // [prepared_heads, Meeting's sizes]
+    int head;
+    ScalarDecays decays;
+    Products q_k, e_k;  // of rows; behind finish_products with the scale and a minus
     UnitLowerBlocks inverse;
 
-    float* most_overlap;  // [block_warps] of the parts of rows that a warp has
-    float* of_warps;      // [block_warps] behind scale_columns: the first row that overlaps, or tensor_chunk; behind
-                          // them of a backward sums of squares of l
-    Products l_own;      // this lane's part of -l; behind scale_columns of what becomes of it
+    float* most_overlap;     // [block_warps] of the parts of rows that a warp has
+    float* of_warps;         // [block_warps] the first row that overlaps, or tensor_chunk; behind them of a backward
+                             // sums of squares of l
+    Products l_own;          // this lane's part of -l times beta
     std::uint32_t overlaps;  // of this lane's rows of blocks, a bit for each (find_overlapping_rows)
 
+    // Of a backward, in the end divided by the betas, none may be zero.
+    HEADRACE_DEVICE static float beta_of_solve(float beta) { return for_gradients ? divisible(beta) : beta; }
     HEADRACE_DEVICE float* energy_of_warps() const { return of_warps + block_warps; }
     // Products of rows, of the blocks of this warp.
     HEADRACE_DEVICE void multiply_rows(Matrix<K> q, Matrix<K> k, Matrix<K> e) {
@@ -84,6 +88,20 @@ struct PrepareOps {
             }
         }
     }
+    // Squares of k's rows, which are e, from the diagonal of what multiply_rows left.
+    HEADRACE_DEVICE void find_squares(float* k_k) const {
+        const LanePlace at;
+        const int next = at.row - at.column;  // in an accumulator's pair, where the lane has some of the diagonal
+        each_block([&](int turn, LowerBlock block) {
+            if (!may_lie_on_diagonal(turn) || !block.on_diagonal()) return;
+#pragma unroll
+            for (int tile = 0; tile < 2; ++tile) {
+                const float square = next == 0 ? e_k[turn][tile][2 * tile] : e_k[turn][tile][2 * tile + 1];
+                if (next == 0 || next == 1) k_k[block.row + 8 * tile + at.row] = square;
+            }
+        });
+        ptx::sync_warp();  // or its lanes stay apart
+    }
     // The same of unit vectors.
     HEADRACE_DEVICE void normalise(const float* q_norm, const float* k_norm, const float* e_norm) {
         each_block([&](int turn, LowerBlock block) {
@@ -104,12 +122,18 @@ struct PrepareOps {
         }
     }
 
+    HEADRACE_DEVICE Meeting meeting_of(int value_head) const {
+        float* const undecayed = meetings_of_undecayed;
+        return {meetings + value_head * Meeting::size,
+                undecayed != nullptr ? undecayed + value_head * Meeting::size_of_undecayed : nullptr};
+    }
+
     // What 8 bits leave of the rows that overlap, of others zeros. `beta` as of scores.
     HEADRACE_DEVICE void store_low_scores(LowerImage low, const float* beta) {
+        const OwnRows rows = find_own_rows<Wanted::reads>();
         each_block([&](int turn, LowerBlock block) {
             float of_reads[2][4];
-            find_reads(of_reads, turn, block);
-            scale_by_column(of_reads, block, beta);
+            find<Wanted::reads>(of_reads, turn, block, rows, beta);
             each_place(low, block, [&](std::uint32_t& to, int tile, int half) {
                 const SplitPair pair = split_pair(of_reads[tile][2 * half], of_reads[tile][2 * half + 1]);
                 to = (overlaps >> (2 * (turn % 2) + half) & 1) != 0 ? pair.low : 0;
@@ -120,57 +144,10 @@ struct PrepareOps {
     // ---- what the page asks for ----
     // P; of a forward P Diag(beta), as its walks keep r and not d = beta r.
     HEADRACE_DEVICE void scores(Tile P, Tile, const Inputs& in) {
-        each_block([&](int turn, LowerBlock block) {
-            float of_reads[2][4];
-            in.undecayed_error ? find_scores<true>(of_reads, turn, block) : find_scores<false>(of_reads, turn, block);
-            if constexpr (!for_gradients) scale_by_column(of_reads, block, in.beta);
-            each_place(P.image, block, [&](std::uint32_t& to, int tile, int half) {
-                to = Bf16::round(of_reads[tile][2 * half], of_reads[tile][2 * half + 1]);
-            });
-            if (!keeps_low) return;
-            each_place(P.low, block, [&](std::uint32_t& to, int tile, int half) {
-                to = split_pair(of_reads[tile][2 * half], of_reads[tile][2 * half + 1]).low;
-            });
-        });
+        in.undecayed_error ? find_scores<Wanted::undecayed_too>(P, in.beta) : find_scores<Wanted::all>(P, in.beta);
     }
-    HEADRACE_DEVICE void scale_columns(Tile, Tile, const float* factors, float factor) {
-        float of_warp = tensor_chunk;
-        const float energy = for_gradients ? energy_of_warp() : 0.0f;
-        float squares[LowerBlock::turns][2] = {};  // of this lane's rows of blocks, for most_overlap
-        each_block([&](int turn, LowerBlock block) {
-            const LanePlace at;
-            float(&own)[2][4] = l_own[turn];
-#pragma unroll
-            for (int tile = 0; tile < 2; ++tile) {
-                float2 of = *reinterpret_cast<const float2*>(factors + block.column + at.column + 8 * tile);
-                // Of a backward, in the end divided by the betas, none may be zero.
-                if (for_gradients) of = {divisible(of.x), divisible(of.y)};
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    float &x = own[tile][2 * half], &y = own[tile][2 * half + 1], &sum = squares[turn][half];
-                    if constexpr (finds_overlap) {
-                        sum = fmaf(x * overlap_weight(of.x), x, fmaf(y * overlap_weight(of.y), y, sum));
-                    }
-                    x *= of.x * -factor, y *= of.y * -factor;
-                }
-            }
-            if (!block.on_diagonal()) return;
-            clear_from_diagonal<false>(own);  // where l is zero no factor may become another number
-#pragma unroll
-            for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    inverse.diagonal_pair(block.row / 16, at.row + 8 * half, at.column + 8 * tile) = {
-                        own[tile][2 * half], own[tile][2 * half + 1]};
-            }
-        });
-        if constexpr (finds_overlap) of_warp = static_cast<float>(find_overlapping_rows(squares));
-        if (lane() == 0) {
-            of_warps[warp()] = of_warp;
-            if constexpr (for_gradients) energy_of_warps()[warp()] = energy;
-        }
-        ptx::sync_block();
-    }
+    // What scores left of l's diagonal is there for all warps.
+    HEADRACE_DEVICE void scale_columns(Tile, Tile, const float*, float) { ptx::sync_block(); }
     // What has become of l.
     HEADRACE_DEVICE void spread(cuda::Tile<float> to) const {
         each_block([&](int turn, LowerBlock block) {
@@ -182,28 +159,21 @@ struct PrepareOps {
     }
 
   private:
-    // Sum of the squares of the warp's part of l.
-    HEADRACE_DEVICE float energy_of_warp() const {
-        float sum = 0;
-        each_block([&](int turn, LowerBlock) {
-#pragma unroll
-            for (int n = 0; n < 8; ++n) sum = fmaf(l_own[turn][n / 4][n % 4], l_own[turn][n / 4][n % 4], sum);
-        });
-        return sum_of_warp(sum);
-    }
     // Which of this warp's rows of scores need 16 bits: where keys overlap, what is written are small differences, and
     // what scores make of them is, too. Of a row as far as the warp has it, which follows from no later token. Returns
     // the first of them, or tensor_chunk.
     HEADRACE_DEVICE int find_overlapping_rows(const float (&squares)[LowerBlock::turns][2]) {
-        const bool own_rows = LowerBlock(1, warp_of_blocks()).new_rows;
         const float most = most_overlap[warp()];
+        // What is no number does.
+        const auto overlap = [&](float sum) { return sum_of_quad(sum) <= most ? 0u : 1u; };
         overlaps = 0;
+        const bool own_rows = LowerBlock(1, warp_of_blocks()).new_rows;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float all = squares[0][half] + squares[1][half] + squares[2][half];
-#pragma unroll
-            for (int turn = 0; turn < 2; ++turn) {
-                if (sum_of_quad(own_rows ? squares[turn][half] : all) > most) overlaps |= 1u << (2 * turn + half);
+            if (own_rows) {
+                overlaps |= overlap(squares[0][half]) << half | overlap(squares[1][half]) << (2 + half);
+            } else {
+                overlaps |= 5 * overlap(squares[0][half] + squares[1][half] + squares[2][half]) << half;
             }
         }
         int first = tensor_chunk;
@@ -224,50 +194,155 @@ struct PrepareOps {
         }
         return first;
     }
-    HEADRACE_DEVICE static void scale_by_column(float (&own)[2][4], LowerBlock block, const float* factors) {
-        const LanePlace at;
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
-            const float2 of = *reinterpret_cast<const float2*>(factors + block.column + at.column + 8 * tile);
-            own[tile][0] *= of.x, own[tile][1] *= of.y, own[tile][2] *= of.x, own[tile][3] *= of.y;
-        }
+    HEADRACE_DEVICE static bool may_lie_on_diagonal(int turn) { return turn + 1 < LowerBlock::turns; }
+    HEADRACE_DEVICE static float2 betas_of(const float* beta, int j) {
+        const float2 of = *reinterpret_cast<const float2*>(beta + j);
+        return {beta_of_solve(of.x), beta_of_solve(of.y)};
     }
 
-    // Of a block: scores of reads, and -l.
-    template <bool undecayed_error>
-    HEADRACE_DEVICE void find_scores(float (&of_reads)[2][4], int turn, LowerBlock block) {
-        const Between reads(decays, block, 0), erases(decays, block, undecayed_error ? 1 : 0);
+    // Scores of reads alone, once more: the same bits; or also -l times beta, and what it says of the chunk's keys, of
+    // errors with their own gate's decay or (comba) without.
+    enum class Wanted { reads, all, undecayed_too };
+    // What this lane's part of l says: sums of its squares times weights, of its rows of blocks, for most_overlap; of a
+    // backward the sum of all squares.
+    struct Weighed {
+        float squares[LowerBlock::turns][2] = {}, energy = 0;
+    };
+
+    // Of this lane's rows of the blocks below the diagonal, of which a warp has one row or none: their decays, and
+    // where columns' begin.
+    struct OwnRows {
+        float reads[2], erases[2];
+        int columns;
+    };
+
+    template <Wanted wanted>
+    HEADRACE_DEVICE void find_scores(Tile P, const float* beta) {
+        Weighed weighed;
+        const OwnRows rows = find_own_rows<wanted>();
+        each_block([&](int turn, LowerBlock block) {
+            float of_reads[2][4];
+            find<wanted>(of_reads, turn, block, rows, beta, &weighed);
+            each_place(P.image, block, [&](std::uint32_t& to, int tile, int half) {
+                to = Bf16::round(of_reads[tile][2 * half], of_reads[tile][2 * half + 1]);
+            });
+            if (!keeps_low) return;
+            each_place(P.low, block, [&](std::uint32_t& to, int tile, int half) {
+                to = split_pair(of_reads[tile][2 * half], of_reads[tile][2 * half + 1]).low;
+            });
+        });
+        const float of_warp =
+            finds_overlap ? static_cast<float>(find_overlapping_rows(weighed.squares)) : float{tensor_chunk};
+        const float energy = for_gradients ? sum_of_warp(weighed.energy) : 0.0f;
+        if (lane() != 0) return;
+        of_warps[warp()] = of_warp;
+        if constexpr (for_gradients) energy_of_warps()[warp()] = energy;
+    }
+    template <Wanted wanted>
+    HEADRACE_DEVICE void find(float (&of_reads)[2][4], int turn, LowerBlock block, const OwnRows& rows,
+                              const float* beta, Weighed* weighed = nullptr) {
+        if (may_lie_on_diagonal(turn) && block.on_diagonal()) {
+            find_on_diagonal<wanted>(of_reads, turn, block, beta, weighed);
+        } else {
+            find_below<wanted>(of_reads, turn, block, rows, weighed);
+        }
+    }
+    template <Wanted wanted>
+    HEADRACE_DEVICE OwnRows find_own_rows() const {
+        constexpr bool undecayed = wanted == Wanted::undecayed_too;
+        const LanePlace at;
+        const Meeting with = meeting_of(head);
+        const int row_of_blocks = 3 - warp_of_blocks(), row = 16 * row_of_blocks + at.row;
+        const float reads[2] = {with.read_rows[row], with.read_rows[row + 8]};
+        return {{reads[0], reads[1]},
+                {undecayed ? with.erase_rows[row] : reads[0], undecayed ? with.erase_rows[row + 8] : reads[1]},
+                Meeting::first_of(row_of_blocks) + at.column};
+    }
+    // Of a block below the diagonal. Squares are added up over columns before they get their rows' decays.
+    template <Wanted wanted>
+    HEADRACE_DEVICE void find_below(float (&of_reads)[2][4], int turn, LowerBlock block, const OwnRows& rows,
+                                    Weighed* weighed) {
+        constexpr bool undecayed = wanted == Wanted::undecayed_too;
+        const Meeting with = meeting_of(head);
+        const int columns = rows.columns + block.column;
+        const float (&reads)[2] = rows.reads, (&erases)[2] = rows.erases;
+        float squares[2] = {}, energies[2] = {};
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
+            const auto pair = [&](const float* from) {
+                return *reinterpret_cast<const float2*>(from + columns + 8 * tile);
+            };
+            const float2 of_read = pair(with.reads), of_erase = for_gradients ? pair(with.erases) : of_read,
+                         of_overlap = finds_overlap ? pair(with.overlaps) : float2{};
 #pragma unroll
             for (int place = 0; place < 4; ++place) {
-                const float decay = reads.decay(tile, place),
-                            erased = undecayed_error ? erases.decay(tile, place) : decay;
-                of_reads[tile][place] = q_k[turn][tile][place] * decay;
-                l_own[turn][tile][place] = e_k[turn][tile][place] * erased;
+                const int half = place / 2;
+                const auto own = [&](float2 of) { return place % 2 == 0 ? of.x : of.y; };
+                const float e = e_k[turn][tile][place], read = reads[half] * own(of_read);
+                of_reads[tile][place] = q_k[turn][tile][place] * read;
+                if constexpr (wanted == Wanted::reads) continue;
+                l_own[turn][tile][place] = e * (for_gradients || undecayed ? erases[half] * own(of_erase) : read);
+                if constexpr (finds_overlap) {
+                    const float l = e * own(of_overlap);
+                    squares[half] = fmaf(l, l, squares[half]);
+                }
+                if constexpr (for_gradients) {
+                    const float l = e * own(of_read);
+                    energies[half] = fmaf(l, l, energies[half]);
+                }
             }
         }
-        if (!block.on_diagonal()) return;
-        clear_from_diagonal<true>(of_reads);
-        clear_from_diagonal<false>(l_own[turn]);
-    }
-    HEADRACE_DEVICE void find_reads(float (&of_reads)[2][4], int turn, LowerBlock block) const {
-        const Between reads(decays, block, 0);
+        if constexpr (wanted != Wanted::reads) {
 #pragma unroll
-        for (int n = 0; n < 8; ++n) of_reads[n / 4][n % 4] = q_k[turn][n / 4][n % 4] * reads.decay(n / 4, n % 4);
-        if (block.on_diagonal()) clear_from_diagonal<true>(of_reads);
+            for (int half = 0; half < 2; ++half) {
+                const float of_row = erases[half] * erases[half];
+                weighed->squares[turn][half] = squares[half] * of_row;
+                if constexpr (for_gradients) weighed->energy = fmaf(energies[half], of_row, weighed->energy);
+            }
+        }
     }
-    // Of a block on the diagonal: what lies above it, or on it too.
-    template <bool keeps_diagonal>
-    HEADRACE_DEVICE static void clear_from_diagonal(float (&own)[2][4]) {
+    // Of a block on the diagonal, whose l goes to `inverse`, and of whose quarters of 8 x 8 two are of earlier tokens
+    // up to the row's own, one of earlier ones alone, and the one above it zero.
+    template <Wanted wanted>
+    HEADRACE_DEVICE void find_on_diagonal(float (&of_reads)[2][4], int turn, LowerBlock block, const float* beta,
+                                          Weighed* weighed) {
+        constexpr bool undecayed = wanted == Wanted::undecayed_too;
         const LanePlace at;
-        const int below = at.row - at.column;  // of the first
+        const Between reads(decays, block, 0), erases(decays, block, undecayed ? 1 : 0);
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
+            const int columns = block.column + 8 * tile + at.column;
+            const float2 betas = betas_of(beta, columns);
+            float2 roots{};
+            if constexpr (finds_overlap && wanted != Wanted::reads)
+                roots = *reinterpret_cast<const float2*>(meeting_of(head).roots + columns);
 #pragma unroll
             for (int place = 0; place < 4; ++place) {
-                const int ahead = 8 * tile + place % 2 - place / 2 * 8;
-                if (keeps_diagonal ? below < ahead : below <= ahead) own[tile][place] = 0;
+                const int half = place / 2, next = place % 2;
+                of_reads[tile][place] = 0;
+                if constexpr (wanted != Wanted::reads) l_own[turn][tile][place] = 0;
+                if (tile > half) continue;
+                // Where it is zero no factor may become another number.
+                const bool is_before = tile < half || at.column + next < at.row,
+                           is_there = tile < half || at.column + next <= at.row;
+                const float of_beta = next == 0 ? betas.x : betas.y, decay = reads.decay(tile, place);
+                if (is_there)
+                    of_reads[tile][place] = q_k[turn][tile][place] * (for_gradients ? decay : decay * of_beta);
+                if constexpr (wanted == Wanted::reads) continue;
+                const float erased = undecayed ? erases.decay(tile, place) : decay,
+                            l = is_before ? e_k[turn][tile][place] * erased : 0.0f;
+                if (is_before) l_own[turn][tile][place] = l * of_beta;
+                if constexpr (finds_overlap) {
+                    const float of_overlap = l * (next == 0 ? roots.x : roots.y);
+                    weighed->squares[turn][half] = fmaf(of_overlap, of_overlap, weighed->squares[turn][half]);
+                }
+                if constexpr (for_gradients) weighed->energy = fmaf(l, l, weighed->energy);
+            }
+            if constexpr (wanted != Wanted::reads) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    inverse.diagonal_pair(block.row / 16, at.row + 8 * half, at.column + 8 * tile) = {
+                        l_own[turn][tile][2 * half], l_own[turn][tile][2 * half + 1]};
             }
         }
     }

@@ -15,12 +15,15 @@ struct LowerBlock {
     bool there, new_rows;
     // Of a warp of the four.
     HEADRACE_DEVICE LowerBlock(int turn, int own) {
-        const bool corners = own == 3, short_row = own == 2;
-        row = corners ? 48 * (1 - turn) : 16 * (3 - own);
-        column = corners ? row : short_row ? 16 * turn : 16 * (2 - turn);
-        number = corners ? 9 * (1 - turn) : short_row ? 1 + turn : 8 - 3 * own - turn;
-        there = corners || short_row ? turn < 2 : true;
-        new_rows = turn == 0 || corners;
+        // A byte for each warp, the first one's lowest.
+        const auto of_warp = [own](std::uint32_t bytes) {
+            return static_cast<int>(__byte_perm(bytes, 0, 0x4440 + static_cast<unsigned>(own)));
+        };
+        row = of_warp(turn == 0 ? 0x30102030 : turn == 1 ? 0x00102030 : 0x00002030);
+        column = of_warp(turn == 0 ? 0x30002020 : turn == 1 ? 0x00101010 : 0);
+        number = of_warp(turn == 0 ? 0x09010508 : turn == 1 ? 0x00020407 : 0x00000306);
+        there = turn < 2 || own < 2;
+        new_rows = turn == 0 || own == 3;
     }
     HEADRACE_DEVICE bool on_diagonal() const { return row == column; }
 };

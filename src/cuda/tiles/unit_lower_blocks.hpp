@@ -23,7 +23,7 @@ struct UnitLowerBlocks {
         LowerImage high, low;
         const float* of_columns;  // [64] or null
     };
-    static constexpr int blocks = 4, size = 16;  // of a diagonal of blocks
+    static constexpr int blocks = 4, size = 16, half = size / 2;  // of a diagonal of blocks
 
     // n's blocks on its diagonal, fp32, zeros from the diagonal on: the first, elements to the next.
     Tile<float> diagonal;
@@ -31,8 +31,8 @@ struct UnitLowerBlocks {
 
     // With room for the blocks on the diagonal, or where those of n are.
     __host__ __device__ void carve(Arena& arena) {
-        diagonal = {arena.take<float>(blocks * size * diagonal_row), diagonal_row};
-        to_next_diagonal = size * diagonal_row;
+        to_next_diagonal = size * diagonal_row + 4;  // four blocks' elements lie in different banks
+        diagonal = {arena.take<float>(blocks * to_next_diagonal), diagonal_row};
         carve_others(arena);
     }
     __host__ __device__ void carve(Arena& arena, Tile<float> n) {
@@ -47,7 +47,8 @@ struct UnitLowerBlocks {
     // `own`: this warp's blocks of n; those on the diagonal are in `diagonal`, behind a barrier. Squares are of the
     // inverse itself: not with factors. Called by four warps. The last two may come back while the first two go on.
     HEADRACE_DEVICE void compute(const float (&own)[LowerBlock::turns][2][4], Images to, bool with_squares) const {
-        if (warp() >= 2) invert_diagonal(2 * (warp() - 2) + lane() / size, to, with_squares);
+        if (warp() == 2) invert_diagonal<size>(to, with_squares);
+        if (warp() == 3) invert_diagonal<half>(to, with_squares);
         ptx::sync_block();
         if (warp() % 2 == 0) join_16(warp() == 0 ? 3 : 1, own[0], to, with_squares);
         ptx::sync_block();
@@ -82,15 +83,18 @@ struct UnitLowerBlocks {
         return {diagonal.data + block * to_next_diagonal, diagonal.row};
     }
 
-    // A lane has a row x of the inverse: x (I - n) is that row of I.
-    HEADRACE_DEVICE void invert_diagonal(int block, Images to, bool with_squares) const {
-        const int row = lane() % size;
+    // Of all four blocks the lower eight rows, which have `columns` = 16, or the upper ones, which have 8. A lane has a
+    // row x of the inverse: x (I - n) is that row of I.
+    template <int columns>
+    HEADRACE_DEVICE void invert_diagonal(Images to, bool with_squares) const {
+        constexpr int first_row = columns - half;
+        const int block = lane() / half, row = first_row + lane() % half;
         const Tile<float> n = diagonal_block(block);
-        float x[size];
+        float x[size] = {};
 #pragma unroll
-        for (int j = 0; j < size; ++j) x[j] = j == row ? 1.0f : 0.0f;
+        for (int j = first_row; j < columns; ++j) x[j] = j == row ? 1.0f : 0.0f;
 #pragma unroll
-        for (int m = size - 1; m > 0; --m) {
+        for (int m = columns - 1; m > 0; --m) {
 #pragma unroll
             for (int j = 0; j < m; j += 4) {
                 const float4 four = *reinterpret_cast<const float4*>(&n.at(m, j));
@@ -100,34 +104,36 @@ struct UnitLowerBlocks {
                     if (j + c < m) x[j + c] = fmaf(of[c], x[m], x[j + c]);
             }
         }
-        SplitPair pairs[size / 2];
-        split(pairs, x);
+        SplitPair pairs[size / 2] = {};
+        split<columns>(pairs, x);
         store_row(operand(block, 0) + row * operand_row, operand(block, 1) + row * operand_row, pairs);
         if (to.of_columns != nullptr) {
-            float of_columns[size];  // ahead of the choice, which then needs no branch
+            float of_columns[columns];  // ahead of the choice, which then needs no branch
 #pragma unroll
-            for (int j = 0; j < size; j += 4)
+            for (int j = 0; j < columns; j += 4)
                 *reinterpret_cast<float4*>(of_columns + j) =
                     *reinterpret_cast<const float4*>(to.of_columns + block * size + j);
 #pragma unroll
-            for (int j = 0; j < size; ++j) x[j] = j == row ? 0.0f : x[j] * of_columns[j];
-            split(pairs, x);
+            for (int j = 0; j < columns; ++j) x[j] = j == row ? 0.0f : x[j] * of_columns[j];
+            split<columns>(pairs, x);
         } else {
             const std::uint32_t without_one = row % 2 == 0 ? 0 : 0xffff;  // of the pair on the diagonal
 #pragma unroll
-            for (int n = 0; n < size / 2; ++n) pairs[n].high &= n == row / 2 ? without_one : 0xffffffff;
+            for (int n = first_row / 2; n < columns / 2; ++n)
+                pairs[n].high &= n == row / 2 ? without_one : 0xffffffff;
         }
         const int place = LowerImage::first_of(block, block) + row * size;
         store_row(to.high.first + place, to.low.first + place, pairs);
         if (!with_squares) return;
         float sum = 0;
 #pragma unroll
-        for (const float element : x) sum = fmaf(element, element, sum);
+        for (int j = 0; j < columns; ++j) sum = fmaf(x[j], x[j], sum);
         squares_[block * blocks * size + block * size + row] = sum;
     }
+    template <int columns>
     HEADRACE_DEVICE static void split(SplitPair (&pairs)[size / 2], const float (&x)[size]) {
 #pragma unroll
-        for (int n = 0; n < size / 2; ++n) pairs[n] = split_pair(x[2 * n], x[2 * n + 1]);
+        for (int n = 0; n < columns / 2; ++n) pairs[n] = split_pair(x[2 * n], x[2 * n + 1]);
     }
     HEADRACE_DEVICE static void store_row(std::uint16_t* high, std::uint16_t* low, const SplitPair (&of)[size / 2]) {
 #pragma unroll

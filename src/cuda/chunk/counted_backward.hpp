@@ -122,7 +122,7 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
     for (const Strided* tensor : stored) {
         if (!tensor->given) continue;
         chunk.work.output_bytes += bytes_of(*tensor, C * args.K);
-        chunk.work.tile_bytes += warps * (args.l2norm ? 2 : 1) * tiles / 2 * operand + C * args.K * 2;
+        chunk.work.tile_bytes += warps * (args.l2norm ? 2 : 0) * tiles / 2 * operand + C * args.K * 2;
         access(chunk, 2 * tiles + (args.l2norm ? 10 * parts : 0));
         for (int i = 0; i < (args.l2norm && parts == 1 ? 3 : 2 * parts); ++i) chunk.barrier();
     }

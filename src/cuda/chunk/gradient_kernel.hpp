@@ -49,6 +49,7 @@ struct GradientKernel {
     struct Task {
         ChunkRange range;
         std::int64_t row, key_head;  // of all sequences' chunks (part_at)
+        TokenRows d_o;               // of the first of all value heads
         int first_channel;           // of the part
     };
     // 64 values of one of the value heads.
@@ -60,22 +61,28 @@ struct GradientKernel {
     struct BorderDots {
         RowSums q, e, k;
     };
+    // Where a thread reaches into matrices, in bytes from their begin: for its part of left operands, whose rows or
+    // columns are tokens of its warp or those of its pairs; for pieces that it copies, of K or 64 columns.
+    struct alignas(8) Places {
+        std::uint32_t rows, columns, rows_of_pairs, columns_of_pairs, piece_of_channels, piece_of_values;
+    };
 
     const KernelArgs& args;
     Task* task;
     Matrix<K> q, k, e;
     Stage first_stage;
-    std::int64_t stage_elements;                  // from a stage to the next
-    Matrix<tensor_chunk> W, L, W_low, L_low;      // where a stage was
-    Matrix<tensor_values> rest;                   // of r, then of y at hand, where keys overlap
-    float *q_norm, *k_norm, *e_norm, *d_beta;     // [C]
-    float *betas, *beta_slope;                    // [C] of a head's tokens; factors of d_beta
-    float *of_column, *of_erasing;                // [C] factors of a head's W and L by column, of L by row
-    float *read, *erase, *write;                  // [C] factors of a head's rows from the chunk's start, and to its end
-    float* through;                               // [2] the chunk's decay, of a head and the next
-    float *of_q, *of_e, *of_k;                    // [2,C] BorderDots by halves of channels
-    float* warp_sums;                             // [8]
-    float* along_rows;                            // [3,C] of parts, with l2norm: d_q, d_k and d_e along their rows
+    std::int64_t stage_elements;               // from a stage to the next
+    Matrix<tensor_chunk> W, L, W_low, L_low;   // where a stage was
+    Matrix<tensor_values> rest;                // of r, then of y at hand, where keys overlap
+    float *q_norm, *k_norm, *e_norm, *d_beta;  // [C]
+    float *betas, *beta_slope;                 // [C] of a head's tokens; factors of d_beta
+    float *of_column, *of_erasing;             // [C] factors of a head's W and L by column, of L by row
+    float *read, *erase, *write;               // [C] factors of a head's rows from the chunk's start, and to its end
+    float* through;                            // [2] the chunk's decay, of a head and the next
+    float *of_q, *of_e, *of_k;                 // [2,C] BorderDots by halves of channels
+    float* warp_sums;                          // [8]
+    Places* places;                            // [threads]
+    float* along_rows;                         // [3,C] of parts, with l2norm: d_q, d_k and d_e along their rows
     ScalarDecays decays;
     SpanningPairs pairs;
     Tile<float> gradient;      // [1,C] of the gate
@@ -96,6 +103,7 @@ struct GradientKernel {
         for (float** vector : {&of_q, &of_k}) *vector = arena.take<float>(2 * tensor_chunk);
         of_e = comba ? arena.take<float>(2 * tensor_chunk) : nullptr;
         warp_sums = arena.take<float>(8);
+        places = arena.take<Places>(tensor_threads);
         along_rows = parts > 1 ? arena.take<float>(3 * tensor_chunk) : nullptr;
         decays.carve(arena);
         pairs.carve(arena);
@@ -119,7 +127,11 @@ struct GradientKernel {
         const PartAt at = part_at(args, row, tensor_chunk);
         const TokenRange s = sequence_of(args, at.n);
         if (at.part * tensor_chunk >= s.end - s.begin) return;
-        if (threadIdx.x == 0) *task = {chunk_range(args, s, at.part), row, key_head, 0};
+        if (threadIdx.x == 0) {
+            const ChunkRange range = chunk_range(args, s, at.part);
+            *task = {range, row, key_head, cuda::rows_of(args.d_o, range, 0, 0), 0};
+        }
+        find_places();
         ptx::sync_block();
         if constexpr (parts > 1) {
             run_parts();
@@ -247,7 +259,9 @@ struct GradientKernel {
     }
 
     HEADRACE_DEVICE std::int64_t first_head() const { return task->key_head * args.group; }
-    HEADRACE_DEVICE int value_blocks() const { return (args.V + tensor_values - 1) / tensor_values; }
+    HEADRACE_DEVICE int value_blocks() const {
+        return static_cast<int>((static_cast<unsigned>(args.V) + tensor_values - 1) / tensor_values);
+    }
     HEADRACE_DEVICE Stage stage_of(int step) const {
         return first_stage.behind(args.stages == 2 ? step % 2 * stage_elements : 0);
     }
@@ -307,19 +321,23 @@ struct GradientKernel {
         for (int which = 0; which < 2; ++which)
             copy<tensor_chunk>(which == 0 ? stage.r : stage.y,
                                (which == 0 ? from.residuals : from.d_written) + line * tensor_chunk, count);
-        copy_tokens<tensor_values, tensor_threads>(stage.d_o, args.d_o, task->range, head, first,
-                                                   count < tensor_values ? count : tensor_values);
+        TokenRows rows = task->d_o;
+        rows.first += 2 * (head * args.d_o.stride[2] + first);
+        copy_rows<tensor_values, tensor_threads>(stage.d_o, rows, task->range.length, task->range.rows,
+                                                 count < tensor_values ? count : tensor_values);
         ptx::end_copies();
     }
     // Queues copies of 64 lines, so many elements apart; where there are as many, of pieces that a thread has at
     // distances known beforehand.
     template <int step, int columns>
-    HEADRACE_DEVICE static void copy(Matrix<columns> to, const std::uint16_t* from, int count) {
+    HEADRACE_DEVICE void copy(Matrix<columns> to, const std::uint16_t* from, int count) const {
         if (count < tensor_values) return copy_lines<step>(to, from, count);
         constexpr int pieces = columns / 8, bytes = 16 * tensor_threads;
         static_assert(tensor_threads / pieces % 8 == 0);
         const int of = own();
-        const std::uint32_t first = to.piece(of / pieces, of % pieces * 8);
+        const Places& places = places_of_thread();
+        const std::uint32_t first =
+            ptx::shared_address(to.data) + (columns == K ? places.piece_of_channels : places.piece_of_values);
         const char* const source = reinterpret_cast<const char*>(from) +
                                    (step == columns ? 16 * of : of / pieces * (2 * step) + of % pieces * 16);
 #pragma unroll
@@ -388,21 +406,25 @@ struct GradientKernel {
         else
             return of_k;
     }
-    // Where a thread reaches into matrices for its part of left operands, whose rows or columns are tokens of its warp
-    // or those of its pairs: bytes from a matrix's begin. And the first of its columns of channels.
-    struct Places {
-        std::uint32_t rows, columns, rows_of_pairs, columns_of_pairs;
-        int channel;
-        HEADRACE_DEVICE static Places of_thread() {
-            const int of = own(), lane = of % warp_lanes, row = lane % 16, piece = lane / 16 * 8,
-                      column = lane / 8 % 2 * 8, along = lane % 8 + piece;
-            using M = Matrix<64>;
-            return {bytes(M::place(token_row(of) + row, piece)), bytes(M::place(along, token_row(of) + column)),
-                    bytes(M::place(TokenPairs::first_row(row / 8, of / warp_lanes) + row % 8, piece)),
-                    bytes(M::place(along, TokenPairs::first_row(column / 8, of / warp_lanes))), key_column(of)};
-        }
-        HEADRACE_DEVICE static std::uint32_t bytes(int place) { return 2 * static_cast<std::uint32_t>(place); }
-    };
+    // Each thread's, found once and read each time, as registers are few.
+    HEADRACE_DEVICE void find_places() const {
+        const int of = own(), lane = of % warp_lanes, row = lane % 16, piece = lane / 16 * 8, column = lane / 8 % 2 * 8,
+                  along = lane % 8 + piece;
+        const auto bytes = [](int i, int j) {
+            return 2 * static_cast<std::uint32_t>(Matrix<tensor_chunk>::place(i, j));
+        };
+        const auto of_pairs = [&](int half) { return TokenPairs::first_row(half, of / warp_lanes); };
+        const auto copied = [&](auto matrix, int pieces) {
+            return 2 * static_cast<std::uint32_t>(decltype(matrix)::place(of / pieces, of % pieces * 8));
+        };
+        places[of] = {bytes(token_row(of) + row, piece),
+                      bytes(along, token_row(of) + column),
+                      bytes(of_pairs(row / 8) + row % 8, piece),
+                      bytes(along, of_pairs(column / 8)),
+                      copied(Matrix<K>{}, K / 8),
+                      copied(Matrix<tensor_values>{}, tensor_values / 8)};
+    }
+    HEADRACE_DEVICE const Places& places_of_thread() const { return places[own()]; }
     template <int columns>
     HEADRACE_DEVICE static OperandAt<columns> at(Matrix<columns> m, std::uint32_t place) {
         return {ptx::shared_address(m.data) + place};
@@ -410,10 +432,10 @@ struct GradientKernel {
     // Left operands, 16 other columns or rows of the matrix from step to step.
     template <int columns>
     HEADRACE_DEVICE static auto rows_of(Matrix<columns> m, std::uint32_t place) {
-        return [from = at(m, place)](std::uint32_t(&a)[4], int step) { ptx::load_matrix(a, from.at(0, 16 * step)); };
+        return [from = at(m, place)](std::uint32_t (&a)[4], int step) { ptx::load_matrix(a, from.at(0, 16 * step)); };
     }
     HEADRACE_DEVICE static auto columns_of(Matrix<64> m, std::uint32_t place) {
-        return [from = at(m, place)](std::uint32_t(&a)[4], int step) {
+        return [from = at(m, place)](std::uint32_t (&a)[4], int step) {
             ptx::load_matrix_transposed(a, from.at(16 * step, 0));
         };
     }
@@ -422,18 +444,19 @@ struct GradientKernel {
     // Gives <S,D>, this lane's part. `add`: to pairs of other values of the head.
     HEADRACE_DEVICE float add_values(const Stage& now, bool add, Sums& d_q, Sums& d_k, Sums& d_e, PairSums& d_pairs,
                                      BorderDots& dots) const {
-        const Places at = Places::of_thread();
+        const Places at = places_of_thread();
+        const int channel = key_column(own());
         Sums part;
-        Products::multiply(part, rows_of(now.d_o, at.rows), now.S, at.channel, false);
+        Products::multiply(part, rows_of(now.d_o, at.rows), now.S, channel, false);
         const float crossing = args.gate_gradient ? cross(now) : 0.0f;
         Products::template wait<0>(part);
         Products::multiply(d_pairs, pairs_left(now.d_o, now.y, at), now.r, 0, add);
         if (comba) Products::template wait<0>(d_pairs);  // as registers are few
         fold(d_q, dots.q, part, q, read, at);
-        Products::multiply(part, columns_of(now.y, at.columns), now.S, at.channel, false);
+        Products::multiply(part, columns_of(now.y, at.columns), now.S, channel, false);
         Products::template wait<0>(d_pairs, part);
         fold(either(d_k, d_e), either(dots.q, dots.e), part, e, erase, at);
-        Products::multiply(part, columns_of(now.r, at.columns), now.D, at.channel, false);
+        Products::multiply(part, columns_of(now.r, at.columns), now.D, channel, false);
         Products::template wait<0>(part);
         fold(d_k, dots.k, part, k, write, at);
         return crossing;
@@ -444,13 +467,14 @@ struct GradientKernel {
         HEADRACE_ROLLED
         for (int turn = 0; turn < 2; ++turn) {
             take_rest(turn == 0 ? args.swept.residuals_low : args.swept.d_written_low, values);
-            const Places at = Places::of_thread();
+            const Places at = places_of_thread();
+            const int channel = key_column(own());
             // The second time zeros of d_o.
             Products::multiply(d_pairs, pairs_left(now.d_o, turn == 0 ? now.y : rest, at, turn == 0),
                                turn == 0 ? rest : now.r, 0, true);
             Products::template wait<0>(d_pairs);
             Sums part;
-            Products::multiply(part, columns_of(rest, at.columns), turn == 0 ? now.D : now.S, at.channel, false);
+            Products::multiply(part, columns_of(rest, at.columns), turn == 0 ? now.D : now.S, channel, false);
             Products::template wait<0>(part);
             if (turn == 0) {
                 fold(d_k, dots.k, part, k, write, at);
@@ -463,7 +487,7 @@ struct GradientKernel {
     // d_o, where it is `given`, or the transpose of y, of this warp's rows of pairs.
     HEADRACE_DEVICE static auto pairs_left(Matrix<64> d_o, Matrix<64> y, const Places& places, bool given = true) {
         const OperandAt<64> rows = at(d_o, places.rows_of_pairs), columns = at(y, places.columns_of_pairs);
-        return [rows, columns, given, erases = of_erases()](std::uint32_t(&a)[4], int step) {
+        return [rows, columns, given, erases = of_erases()](std::uint32_t (&a)[4], int step) {
             if (erases) {
                 ptx::load_matrix_transposed(a, columns.at(16 * step, 0));
             } else {
@@ -482,7 +506,7 @@ struct GradientKernel {
     // there.
     template <class F>
     HEADRACE_DEVICE static void each_pair_of(Matrix<K> x, const Places& places, F f) {
-        const OperandAt<K> from{at(x, places.rows).at(0, places.channel)};
+        const OperandAt<K> from{at(x, places.rows).at(0, key_column(own()))};
 #pragma unroll
         for (int tile = 0; tile < tiles; tile += 2) {
             std::uint32_t rows[4];
@@ -499,14 +523,15 @@ struct GradientKernel {
         RowSums dot = {};
         each_pair_of(x, places, [&](int half, int tile, std::uint32_t row) {
             const float left = part[tile][2 * half], right = part[tile][2 * half + 1], of = of_rows[half];
-            float(&sums)[4] = total[tile];
+            float (&sums)[4] = total[tile];
             sums[2 * half] = fmaf(of, left, sums[2 * half]), sums[2 * half + 1] = fmaf(of, right, sums[2 * half + 1]);
             dot[half] = fmaf(left, low_half(row), fmaf(right, high_half(row), dot[half]));
         });
 #pragma unroll
         for (int half = 0; half < 2; ++half) dots[half] = fmaf(of_rows[half], dot[half], dots[half]);
     }
-    // <S,D>, this lane's part: of the diagonal of S D^T, of 16 channels and all values or, of 64 channels, half of them.
+    // <S,D>, this lane's part: of the diagonal of S D^T, of 16 channels and all values or, of 64 channels, half of
+    // them.
     HEADRACE_DEVICE static float cross(const Stage& now) {
         float sums[2][4] = {};
         constexpr int warps_of_values = 8 / (K / 16);
@@ -556,7 +581,7 @@ struct GradientKernel {
     }
     // q k^T or e k^T
     HEADRACE_DEVICE void score(PairSums& sums) const {
-        const auto left = rows_of(of_erases() ? e : q, Places::of_thread().rows_of_pairs);
+        const auto left = rows_of(of_erases() ? e : q, places_of_thread().rows_of_pairs);
         Products::multiply_transposed(sums, left, k);
         Products::template wait<0>(sums);
     }
@@ -697,13 +722,14 @@ struct GradientKernel {
     // d_q += W k, d_e += L k, d_k += W^T q + L^T e
     HEADRACE_DEVICE void add_scored(Matrix<tensor_chunk> of_reads, Matrix<tensor_chunk> of_erases, Sums& d_q, Sums& d_k,
                                     Sums& d_e) const {
-        const Places at = Places::of_thread();
-        Products::multiply(d_q, rows_of(of_reads, at.rows), k, at.channel, true);
-        Products::multiply(either(d_k, d_e), rows_of(of_erases, at.rows), k, at.channel, true);
+        const Places at = places_of_thread();
+        const int channel = key_column(own());
+        Products::multiply(d_q, rows_of(of_reads, at.rows), k, channel, true);
+        Products::multiply(either(d_k, d_e), rows_of(of_erases, at.rows), k, channel, true);
         Products::template wait<1>(d_q);
-        Products::multiply(d_k, columns_of(of_reads, at.columns), q, at.channel, true);
+        Products::multiply(d_k, columns_of(of_reads, at.columns), q, channel, true);
         Products::template wait<1>(either(d_k, d_e));
-        Products::multiply(d_k, columns_of(of_erases, at.columns), e, at.channel, true);
+        Products::multiply(d_k, columns_of(of_erases, at.columns), e, channel, true);
         Products::template wait<0>(d_q, d_k, either(d_k, d_e));
     }
 
@@ -716,7 +742,7 @@ struct GradientKernel {
     // d along the rows, of all channels of a part: behind a barrier, by halves (of_halves).
     HEADRACE_DEVICE void find_along(const Sums& d, Matrix<K> x) const {
         RowSums sums = {};
-        each_pair_of(x, Places::of_thread(), [&](int half, int tile, std::uint32_t row) {
+        each_pair_of(x, places_of_thread(), [&](int half, int tile, std::uint32_t row) {
             sums[half] =
                 fmaf(d[tile][2 * half], low_half(row), fmaf(d[tile][2 * half + 1], high_half(row), sums[half]));
         });
@@ -728,7 +754,6 @@ struct GradientKernel {
     HEADRACE_DEVICE void store_rows(const Strided& tensor, Sums& d, Matrix<K> x, const float* inverse_norm,
                                     const float* of_parts) const {
         if (!tensor.given) return;
-        const Places places = Places::of_thread();
         RowSums along = {};
         if (args.l2norm) {
             if constexpr (parts == 1) find_along(d, x);
@@ -739,17 +764,19 @@ struct GradientKernel {
             }
         }
         ptx::sync_block();  // other warps' products with x, and what they read of the sums
-        std::uint32_t rounded[2][tiles];
-        each_pair_of(x, places, [&](int half, int tile, std::uint32_t row) {
-            const float of = along[half];
-            rounded[half][tile] =
-                ptx::round_to_bf16(d[tile][2 * half] - of * low_half(row), d[tile][2 * half + 1] - of * high_half(row));
-        });
-        ptx::sync_warp();
+        if (args.l2norm) {
+            each_pair_of(x, places_of_thread(), [&](int half, int tile, std::uint32_t row) {
+                d[tile][2 * half] -= along[half] * low_half(row), d[tile][2 * half + 1] -= along[half] * high_half(row);
+            });
+            ptx::sync_warp();
+        }
         const PairsAt<K> at{token_row(), key_column()};
 #pragma unroll
-        for (int tile = 0; tile < tiles; ++tile)
-            at.of(x, tile, 0) = rounded[0][tile], at.of(x, tile, 8) = rounded[1][tile];
+        for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                at.of(x, tile, 8 * half) = ptx::round_to_bf16(d[tile][2 * half], d[tile][2 * half + 1]);
+        }
         ptx::sync_block();
         store_matrix(tensor, x, task->range, task->key_head, first_channel(), args.K - first_channel());
     }

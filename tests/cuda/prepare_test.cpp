@@ -234,7 +234,7 @@ TEST(Prepare, FollowsTheFormulas) {
         {3, 1, 1, 64, true, true, false, 0.05, 0, false, 0, true},
         // So many lower halves that some lie where the upper ones are rounded the other way.
         {1280, 1, 16, 64, true, true, false, 0.05, 0, true, 4},
-        {100, 1, 3, 128, true, false, false, 30, 0, false, 0, false, true},
+        {100, 1, 3, 128, true, false, false, 30, 0, false, 0, false, true},  // no norms, of comba
         {100, 1, 1, 64, true, true, false, 0.05, 0, false, 0, false, false, bf16, true},
         {100, 1, 1, 128, true, true, false, 0.05, 0, false, 0, true, false, bf16, true},
         {100, 1, 1, 64, true, true, false, 0.05, 0, false, 0, false, false, f16, true},

@@ -71,18 +71,18 @@ struct GradientKernel {
     Task* task;
     Matrix<K> q, k, e;
     Stage first_stage;
-    std::int64_t stage_elements;               // from a stage to the next
-    Matrix<tensor_chunk> W, L, W_low, L_low;   // where a stage was
-    Matrix<tensor_values> rest;                // of r, then of y at hand, where keys overlap
-    float *q_norm, *k_norm, *e_norm, *d_beta;  // [C]
-    float *betas, *beta_slope;                 // [C] of a head's tokens; factors of d_beta
-    float *of_column, *of_erasing;             // [C] factors of a head's W and L by column, of L by row
-    float *read, *erase, *write;               // [C] factors of a head's rows from the chunk's start, and to its end
-    float* through;                            // [2] the chunk's decay, of a head and the next
-    float *of_q, *of_e, *of_k;                 // [2,C] BorderDots by halves of channels
-    float* warp_sums;                          // [8]
-    Places* places;                            // [threads]
-    float* along_rows;                         // [3,C] of parts, with l2norm: d_q, d_k and d_e along their rows
+    std::int64_t stage_elements;                  // from a stage to the next
+    Matrix<tensor_chunk> W, L, W_low, L_low;      // where a stage was
+    Matrix<tensor_values> rest;                   // of r, then of y at hand, where keys overlap
+    float *q_norm, *k_norm, *e_norm, *d_beta;     // [C]
+    float *betas, *beta_slope;                    // [C] of a head's tokens; factors of d_beta
+    float *of_column, *of_erasing;                // [C] factors of a head's W and L by column, of L by row
+    float *read, *erase, *write;                  // [C] factors of a head's rows from the chunk's start, and to its end
+    float* through;                               // [2] the chunk's decay, of a head and the next
+    float *of_q, *of_e, *of_k;                    // [2,C] BorderDots by halves of channels
+    float* warp_sums;                             // [8]
+    Places* places;                               // [threads]
+    float* along_rows;                            // [3,C] of parts, with l2norm: d_q, d_k and d_e along their rows
     ScalarDecays decays;
     SpanningPairs pairs;
     Tile<float> gradient;      // [1,C] of the gate
@@ -432,10 +432,10 @@ struct GradientKernel {
     // Left operands, 16 other columns or rows of the matrix from step to step.
     template <int columns>
     HEADRACE_DEVICE static auto rows_of(Matrix<columns> m, std::uint32_t place) {
-        return [from = at(m, place)](std::uint32_t (&a)[4], int step) { ptx::load_matrix(a, from.at(0, 16 * step)); };
+        return [from = at(m, place)](std::uint32_t(&a)[4], int step) { ptx::load_matrix(a, from.at(0, 16 * step)); };
     }
     HEADRACE_DEVICE static auto columns_of(Matrix<64> m, std::uint32_t place) {
-        return [from = at(m, place)](std::uint32_t (&a)[4], int step) {
+        return [from = at(m, place)](std::uint32_t(&a)[4], int step) {
             ptx::load_matrix_transposed(a, from.at(16 * step, 0));
         };
     }
@@ -487,7 +487,7 @@ struct GradientKernel {
     // d_o, where it is `given`, or the transpose of y, of this warp's rows of pairs.
     HEADRACE_DEVICE static auto pairs_left(Matrix<64> d_o, Matrix<64> y, const Places& places, bool given = true) {
         const OperandAt<64> rows = at(d_o, places.rows_of_pairs), columns = at(y, places.columns_of_pairs);
-        return [rows, columns, given, erases = of_erases()](std::uint32_t (&a)[4], int step) {
+        return [rows, columns, given, erases = of_erases()](std::uint32_t(&a)[4], int step) {
             if (erases) {
                 ptx::load_matrix_transposed(a, columns.at(16 * step, 0));
             } else {
@@ -523,15 +523,14 @@ struct GradientKernel {
         RowSums dot = {};
         each_pair_of(x, places, [&](int half, int tile, std::uint32_t row) {
             const float left = part[tile][2 * half], right = part[tile][2 * half + 1], of = of_rows[half];
-            float (&sums)[4] = total[tile];
+            float(&sums)[4] = total[tile];
             sums[2 * half] = fmaf(of, left, sums[2 * half]), sums[2 * half + 1] = fmaf(of, right, sums[2 * half + 1]);
             dot[half] = fmaf(left, low_half(row), fmaf(right, high_half(row), dot[half]));
         });
 #pragma unroll
         for (int half = 0; half < 2; ++half) dots[half] = fmaf(of_rows[half], dot[half], dots[half]);
     }
-    // <S,D>, this lane's part: of the diagonal of S D^T, of 16 channels and all values or, of 64 channels, half of
-    // them.
+    // <S,D>, this lane's part: of the diagonal of S D^T, of 16 channels and all values or, of 64 channels, half of them.
     HEADRACE_DEVICE static float cross(const Stage& now) {
         float sums[2][4] = {};
         constexpr int warps_of_values = 8 / (K / 16);

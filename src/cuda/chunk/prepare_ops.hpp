@@ -42,7 +42,7 @@ struct PrepareOps {
     using Inputs = algorithms::ChunkInputs<PrepareOps>;
     using Products = float[LowerBlock::turns][2][4];  // this lane's, of the blocks of its warp
 
-    using Meeting = MeetingDecays<for_gradients>;
+    using Meeting = MeetingDecays<for_gradients, finds_overlap>;
 
     // Of all value heads; of the one whose scores are asked for.
     float *meetings, *meetings_of_undecayed;  // [prepared_heads, Meeting's sizes]
@@ -265,7 +265,7 @@ struct PrepareOps {
         constexpr bool undecayed = wanted == Wanted::undecayed_too;
         const Meeting with = meeting_of(head);
         const int columns = rows.columns + block.column;
-        const float (&reads)[2] = rows.reads, (&erases)[2] = rows.erases;
+        const float(&reads)[2] = rows.reads, (&erases)[2] = rows.erases;
         float squares[2] = {}, energies[2] = {};
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {

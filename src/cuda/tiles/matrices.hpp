@@ -29,10 +29,6 @@ struct Matrix {
     HEADRACE_DEVICE std::uint32_t& pair(int i, int j) const {
         return *reinterpret_cast<std::uint32_t*>(data + place(i, j));
     }
-    // The pair so many rows below one of a row that is a multiple of eight, whose place is known.
-    HEADRACE_DEVICE std::uint32_t pair_below(int place, int rows) const {
-        return *reinterpret_cast<const std::uint32_t*>(data + (place ^ rows % 8 * 8) + rows * row);
-    }
     HEADRACE_DEVICE std::uint32_t piece(int i, int j) const { return ptx::shared_address(data + place(i, j)); }
     HEADRACE_DEVICE std::uint16_t& at(int i, int j) const { return data[place(i, j)]; }
     // Elements from the first one in memory to (i, j).

@@ -98,6 +98,7 @@ Status read_problem_file(const std::string& path, std::vector<ProblemLine>* line
 
 // A random problem: operators, gates, types, ragged batches, grouped heads, odd sizes, extreme gates, states, strides,
 // hints and forced implementations, all drawn from the seed. Small enough for the oracle (well under 10 ms each).
-ProblemLine random_problem(std::uint64_t seed);
+// On a CUDA device half of them are of types and sizes that tensor cores serve.
+ProblemLine random_problem(std::uint64_t seed, Device device = Device::cpu);
 
 }  // namespace headrace::harness

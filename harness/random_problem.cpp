@@ -70,12 +70,12 @@ std::int64_t work_of(const ProblemLine& line) {
 }
 
 // Gives up batch rows, groups, heads and at last tokens until the oracle is quick; head sizes stay as drawn.
-void shrink(ProblemLine& line) {
+void shrink(ProblemLine& line, std::int64_t most = most_work) {
     if (!line.varlen.empty()) line.B = 1, line.T = line.varlen.back();
-    if (work_of(line) > most_work) line.B = 1;
-    if (work_of(line) > most_work) line.HV = line.H;
-    if (work_of(line) > most_work) line.H = line.HV = 1;
-    const std::int64_t most_tokens = std::max<std::int64_t>(most_work / (line.HV * line.K * line.V), 1);
+    if (work_of(line) > most) line.B = 1;
+    if (work_of(line) > most) line.HV = line.H;
+    if (work_of(line) > most) line.H = line.HV = 1;
+    const std::int64_t most_tokens = std::max<std::int64_t>(most / (line.HV * line.K * line.V), 1);
     line.T = std::min(line.T, most_tokens);
     for (std::int64_t& offset : line.varlen) offset = std::min(offset, line.T);
 }
@@ -101,7 +101,22 @@ void draw_few(Drawing& draw, ProblemLine& line) {
     line.V = draw.pick<std::int64_t>({1, 1, 2, 8, 129});
 }
 
+// What tensor cores of a GPU serve, or nearly, in a few chunks of 64 tokens.
+void draw_for_tensor_cores(Drawing& draw, ProblemLine& line) {
+    line.dtype = draw.pick({DType::bf16, DType::bf16, DType::bf16, DType::f16});
+    const bool odd = draw.chance(30);
+    line.K = odd ? draw.between(32, 256) : draw.pick<std::int64_t>({32, 64, 64, 80, 128, 128, 128, 200, 256});
+    line.V = odd ? draw.between(32, 140) : draw.pick<std::int64_t>({32, 64, 64, 128, 128});
+    line.B = draw.pick<std::int64_t>({1, 1, 2});
+    line.H = draw.pick<std::int64_t>({1, 1, 2, 8});
+    line.HV = line.H * draw.pick<std::int64_t>({1, 1, 2, 3, 5});
+    line.T = draw.pick<std::int64_t>({33, 63, 64, 65, 127, 128, 129, 200, 300});
+    if (draw.chance(30)) draw_varlen(draw, line);
+    shrink(line, line.direction == Direction::backward ? most_work : 3 * most_work);
+}
+
 void draw_sizes(Drawing& draw, ProblemLine& line) {
+    if (line.cuda && line.direction != Direction::step && draw.chance(50)) return draw_for_tensor_cores(draw, line);
     if (draw.chance(5)) return draw_few(draw, line);
     if (line.direction != Direction::step && draw.chance(3)) return draw_long(draw, line);
     line.dtype =
@@ -210,9 +225,10 @@ void draw_force(Drawing& draw, ProblemLine& line) {
 
 }  // namespace
 
-ProblemLine random_problem(std::uint64_t seed) {
+ProblemLine random_problem(std::uint64_t seed, Device device) {
     Drawing draw(seed);
     ProblemLine line;
+    line.cuda = device == Device::cuda;
     line.op = static_cast<Operator>(draw.below(static_cast<std::int64_t>(Operator::kda) + 1));
     line.direction =
         draw.pick({Direction::forward, Direction::forward, Direction::forward, Direction::forward, Direction::backward,

@@ -105,6 +105,10 @@ stage_cuda() {
     local options=(-DHEADRACE_BUILD_PYTHON=OFF)  # which an earlier run's stage of Python has left on
     build ptx ptx_tests headrace_cli || return
     tests ptx -L cuda
+    local interpreter=(env LD_LIBRARY_PATH="$PWD/build/ptx/tests/ptx/runtime" HEADRACE_PTX_ORDER=random
+                       HEADRACE_PTX_SEED="$seed" HEADRACE_PTX_CAPABILITY=$((8 + seed % 2)).0)
+    step "cuda: random problems, seed $seed" "${interpreter[@]}" build/ptx/tools/headrace/headrace \
+        check --random 300 --seed "$seed" --device cuda
 }
 
 # python_tests NAME PYTEST_ARGUMENT...: every Python test counts as one test.

@@ -283,6 +283,19 @@ TEST(ProblemLine, RandomProblemsAreValidAndSurviveTheRoundTrip) {
     EXPECT_GT(empty, 50);
 }
 
+TEST(ProblemLine, HalfOfTheRandomProblemsOfADeviceAreForTensorCores) {
+    int for_tensor_cores = 0;
+    for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+        const ProblemLine line = random_problem(seed, Device::cuda);
+        ASSERT_TRUE(line.cuda);
+        ASSERT_EQ(parsed(format(line)), line);
+        ASSERT_LE(line.B * line.T * line.HV * line.K * line.V, 8'500'000);
+        const bool half = line.dtype == DType::bf16 || line.dtype == DType::f16;
+        for_tensor_cores += half && line.K >= 32 && line.V >= 32 && line.direction != Direction::step;
+    }
+    EXPECT_GT(for_tensor_cores, 400);
+}
+
 TEST(ProblemLine, FilesAreReadWithCommentsAndErrorsNameTheLine) {
     const std::string path = testing::TempDir() + "headrace_problem_line_test.txt";
     std::ofstream(path) << "# caption\n\ngla:fwd t3  # why\r\n  kda:bwd t4\t\n";

@@ -304,6 +304,9 @@ class Check(Case):
         lines = [[row["problem"] for row in report["results"]] for report in (first, again, other)]
         self.assertEqual(lines[0], lines[1])
         self.assertFalse(set(lines[0]) & set(lines[2]))
+        self.refused("--device: gpu not in {cpu,cuda}", "check", "--random", "3", "--device", "gpu")
+        if "cuda.walk" not in self.json("list", "--json")["implementations"]:
+            self.refused("this build has no CUDA", "check", "--random", "3", "--device", "cuda")
 
     def test_a_miss(self):
         miss = ["gla:fwd", "t5", "scale=1e300"]  # which f32 does not hold

@@ -44,6 +44,13 @@ class Files(Case):
             self.assertLess(difference(results["o"], o), 3e-6)
             self.assertLess(difference(results["final_state"], states), 3e-6)
 
+    def test_random_problems(self):
+        text = self.headrace("check", "--random", 8, "--seed", 3, "--device", "cuda", "-v")
+        lines = [line for line in text.splitlines() if line.startswith("ok ")]
+        self.assertEqual(len(lines), 8, text)
+        for line in lines:
+            self.assertRegex(line, " cuda .* cuda[.]")
+
     def test_gradients(self):
         self.headrace("gen", "kda:bwd", "t20", "h2", "k16", "l2norm", "rawgate", "beta=sigmoid", "cuda",
                       "--out", self.x)

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "harness/device_measure.hpp"
 #include "harness/memory.hpp"
 #include "tools/headrace/common.hpp"
 #include "tools/headrace/interruption.hpp"
@@ -18,11 +19,13 @@ constexpr std::uint64_t random_stride = 1'000'003;  // runs with neighbouring se
 
 struct CheckArguments {
     std::vector<std::string> words;
-    std::string file, json_path;
+    std::string file, device = "cpu", json_path;
     std::int64_t random = 0;
     std::uint64_t seed = 1;
     bool all = false, verbose = false;
 };
+
+bool on_cuda(const CheckArguments& arguments) { return arguments.device == "cuda"; }
 
 // The tensor that came closest to its bar, or passed it by most.
 struct Closest {
@@ -57,6 +60,8 @@ std::vector<ProblemLine> collect(const CheckArguments& arguments) {
     if (arguments.random > 0) {  // of which none is forced by a wrong name, unless the environment does so
         std::vector<Candidate> candidates;
         require(explain(harness::make_shapes({}).call, &candidates));
+        harness::DeviceFacts facts;
+        if (on_cuda(arguments)) require(harness::describe_device(&facts));
     }
     const harness::AvailableMemory available = harness::available_memory();
     std::vector<ProblemLine> variants;
@@ -144,7 +149,8 @@ Tally check_each(const CheckArguments& arguments, const Interruption& interrupti
             check_one(arguments, given[i], progress, &tally);
             continue;
         }
-        const ProblemLine drawn = harness::random_problem(arguments.seed * random_stride + (i - given.size()));
+        const ProblemLine drawn = harness::random_problem(arguments.seed * random_stride + (i - given.size()),
+                                                          on_cuda(arguments) ? Device::cuda : Device::cpu);
         for (const ProblemLine& line : variants_of(drawn, arguments.all)) {
             if (interruption.came()) break;
             progress.show(static_cast<double>(i), format(line));
@@ -191,6 +197,8 @@ void add_check(CLI::App& app, int* exit_code) {
     add_number(command, "--random", &arguments->random, std::int64_t{0}, std::int64_t{random_stride},
                "Check so many random problems");
     add_number(command, "--seed", &arguments->seed, std::uint64_t{0}, ~std::uint64_t{0}, "Of the random problems [1]");
+    command->add_option("--device", arguments->device, "cpu or cuda: where tensors of the random problems lie [cpu]")
+        ->check(CLI::IsMember({"cpu", "cuda"}));
     command->add_flag("--all", arguments->all, "Force each problem through every implementation that accepts it");
     command->add_flag("--verbose,-v", arguments->verbose, "Print a line for each problem, not only for misses");
     add_output(command, "--json", &arguments->json_path, Dash::means_stdout,
@@ -199,7 +207,8 @@ void add_check(CLI::App& app, int* exit_code) {
                     "\nExits with 1 if a problem missed its bar; prints the command that repeats each miss.\n"
                     "Interrupted or terminated, it says what it checked; a second signal ends it at once.\n"
                     "Examples: headrace check kda:bwd t100 h2 k64 bf16 --all -v\n"
-                    "          headrace check --random 2000 --seed 7");
+                    "          headrace check --random 2000 --seed 7\n"
+                    "          headrace check --random 500 --device cuda");
     command->callback([arguments, exit_code] { *exit_code = check_all(*arguments); });
 }
 

@@ -54,7 +54,7 @@ class SummarizingImplementation : public PreparingImplementation {
     }
     static void take_for_walks(const Problem& problem, Carver& carver, KernelArgs& args) {
         take_identity(problem, carver, args);
-        const std::int64_t columns = std::max(problem.K, problem.V);
+        const std::int64_t columns = round_up_16(std::max(problem.K, problem.V));
         args.o = {static_cast<char*>(carver.take("outputs that nobody reads", problem.dtype,
                                                  {problem.B, problem.T, problem.HV, columns})),
                   {problem.T * problem.HV * columns, problem.HV * columns, columns, 1},

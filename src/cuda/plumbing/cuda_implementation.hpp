@@ -143,7 +143,7 @@ class CudaImplementation : public Implementation {
             launches.push_back(
                 {unit_matrix_kernel(), args, args.K, launched_threads, {1, static_cast<double>(args.K)}});
             KernelArgs zeros = args;
-            zeros.N = zeros.T = zeros.H = 1, zeros.K = 0, zeros.V = args.K;
+            zeros.N = zeros.T = zeros.H = 1, zeros.K = 0, zeros.V = static_cast<int>(round_up_16(args.K));
             zeros.o = args.zeros;
             launches.push_back(copy(zeros));
             launches.push_back(walk(args_of_transition(args)));
@@ -170,8 +170,10 @@ class CudaImplementation : public Implementation {
                          {0, 0, K, 1},
                          args.transition.dtype,
                          true};
-        args.zeros = {
-            static_cast<char*>(carver.take("zeros for values", problem.dtype, {K})), {0, 0, 0, 1}, problem.dtype, true};
+        args.zeros = {static_cast<char*>(carver.take("zeros for values", problem.dtype, {round_up_16(K)})),
+                      {0, 0, 0, 1},
+                      problem.dtype,
+                      true};
     }
 
     // What the blocks need beyond shared memory.
@@ -197,6 +199,7 @@ class CudaImplementation : public Implementation {
                             DType dtype, std::int64_t rows) {
         return static_cast<char*>(carver.take(name, dtype, {args.parts * problem.HV, rows, round_up_16(problem.V)}));
     }
+    // Of rows that kernels read and write in pieces of 16 bytes, whatever the type.
     static std::int64_t round_up_16(std::int64_t size) { return (size + 15) / 16 * 16; }
     static std::string chunk_refusal(const Problem& problem) {
         if (problem.value_gate) return "the chunk form has no value-side gate (gv)";

@@ -147,7 +147,6 @@ class Chunks : public PreparedChunks {
         }
         Overlap find_overlap() const {
             Overlap overlap;
-            if (all.of_.dtype == DType::f16) return overlap;  // all scores have 16 bits
             const auto look = [&](Needs& needs, int i, int from, int to) {
                 double squares = 0;
                 for (int j = from; j < std::min(i, to); ++j) squares += l[i * C + j] * l[i * C + j] * weight(beta[j]);

@@ -18,14 +18,14 @@ HEADRACE_DEVICE float overlap_weight(float beta) {
 
 // Of a value head. Tokens i of a block and j of an earlier one meet where the block of i begins, behind token b:
 // e^{G_i - G_j} = e^{G_i - G_b} e^{G_b - G_j}, of which neither is above 1.
-template <bool for_gradients, bool finds_overlap>
+template <bool for_gradients>
 struct MeetingDecays {
     static constexpr int block = 16, blocks = tensor_chunk / block, pairs = block * blocks * (blocks - 1) / 2;
     static constexpr int size = (for_gradients ? 3 : 2) * pairs + 2 * tensor_chunk,  // floats
         size_of_undecayed = tensor_chunk;                                            // more, of comba
 
     // [pairs] e^{G_b - G_j} of the tokens before a block, for one block behind another, times: of `reads` a forward's
-    // beta (chunk_scores), of `erases` beta, of `overlaps`, where it is asked for, the root of its overlap_weight.
+    // beta (chunk_scores), of `erases` beta, of `overlaps` the root of its overlap_weight.
     float *reads, *erases, *overlaps;
     // [C] e^{G_i - G_b}, where i reads and where it erases. Nothing of the first block's tokens. And roots of
     // overlap_weight.
@@ -51,7 +51,7 @@ struct MeetingDecays {
         decays.pair_at(own, j);
         const auto pair = [&](float* from, int at) -> float2& { return *reinterpret_cast<float2*>(from + at); };
         const float2 of_overlap = {overlap_weight_root(beta[0]), overlap_weight_root(beta[1])};
-        if (finds_overlap) pair(roots, j) = of_overlap;
+        pair(roots, j) = of_overlap;
 #pragma unroll
         for (int of_block = 1; of_block < blocks; ++of_block) {
             const ScalarDecays::Power meeting = decays.at(block * of_block - 1);
@@ -59,7 +59,7 @@ struct MeetingDecays {
             if (j >= block * of_block) continue;
             const int at = first_of(of_block) + j;
             const float2 of_beta = {first * beta[0], next * beta[1]};
-            if (finds_overlap) pair(overlaps, at) = {first * of_overlap.x, next * of_overlap.y};
+            pair(overlaps, at) = {first * of_overlap.x, next * of_overlap.y};
             pair(erases, at) = of_beta;
             if (for_gradients) pair(reads, at) = {first, next};
         }

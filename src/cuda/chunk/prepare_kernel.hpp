@@ -198,15 +198,18 @@ struct PrepareKernel {
                 ops.inverse.compute(ops.l_own, images, false);
             }
         } else {
-            if (first_overlap < tensor_chunk) ops.store_low_scores(low, in.beta);
+            if (!Ops::keeps_low && first_overlap < tensor_chunk) ops.store_low_scores(low, in.beta);
+            std::int32_t* const exact = args.prepared.exact + 2 * place;
+            if (threadIdx.x == 0) exact[0] = first_overlap;
+            ptx::sync_warp();  // or the first warp's lanes stay apart
             ops.inverse.compute(ops.l_own, images, some_reflect);
-            store_exactness(place, first_overlap, some_reflect);
+            store_large_row(exact[1], some_reflect);
         }
     }
 
-    HEADRACE_DEVICE void store_exactness(std::int64_t place, int first_overlap, bool some_reflect) const {
+    HEADRACE_DEVICE void store_large_row(std::int32_t& to, bool some_reflect) const {
         const int first = some_reflect ? first_large_row(ops.inverse, ops.of_warps + block_warps) : tensor_chunk;
-        if (threadIdx.x < 2) args.prepared.exact[2 * place + threadIdx.x] = threadIdx.x == 1 ? first : first_overlap;
+        if (threadIdx.x == 0) to = first;
         ptx::sync_warp();  // or the first warp's lanes stay apart
     }
 

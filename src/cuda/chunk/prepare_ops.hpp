@@ -37,12 +37,11 @@ struct PrepareOps {
         HEADRACE_DEVICE explicit operator bool() const { return static_cast<bool>(image); }
     };
     struct State {};
-    static constexpr bool keeps_low = for_gradients || Format::splits_scores,  // all of P's
-        finds_overlap = !Format::splits_scores;                                // in rows of l
+    static constexpr bool keeps_low = for_gradients || Format::splits_scores;  // all of P's
     using Inputs = algorithms::ChunkInputs<PrepareOps>;
     using Products = float[LowerBlock::turns][2][4];  // this lane's, of the blocks of its warp
 
-    using Meeting = MeetingDecays<for_gradients, finds_overlap>;
+    using Meeting = MeetingDecays<for_gradients>;
 
     // Of all value heads; of the one whose scores are asked for.
     float *meetings, *meetings_of_undecayed;  // [prepared_heads, Meeting's sizes]
@@ -231,8 +230,7 @@ struct PrepareOps {
                 to = split_pair(of_reads[tile][2 * half], of_reads[tile][2 * half + 1]).low;
             });
         });
-        const float of_warp =
-            finds_overlap ? static_cast<float>(find_overlapping_rows(weighed.squares)) : float{tensor_chunk};
+        const auto of_warp = static_cast<float>(find_overlapping_rows(weighed.squares));
         const float energy = for_gradients ? sum_of_warp(weighed.energy) : 0.0f;
         if (lane() != 0) return;
         of_warps[warp()] = of_warp;
@@ -273,7 +271,7 @@ struct PrepareOps {
                 return *reinterpret_cast<const float2*>(from + columns + 8 * tile);
             };
             const float2 of_read = pair(with.reads), of_erase = for_gradients ? pair(with.erases) : of_read,
-                         of_overlap = finds_overlap ? pair(with.overlaps) : float2{};
+                         of_overlap = pair(with.overlaps);
 #pragma unroll
             for (int place = 0; place < 4; ++place) {
                 const int half = place / 2;
@@ -282,10 +280,8 @@ struct PrepareOps {
                 of_reads[tile][place] = q_k[turn][tile][place] * read;
                 if constexpr (wanted == Wanted::reads) continue;
                 l_own[turn][tile][place] = e * (for_gradients || undecayed ? erases[half] * own(of_erase) : read);
-                if constexpr (finds_overlap) {
-                    const float l = e * own(of_overlap);
-                    squares[half] = fmaf(l, l, squares[half]);
-                }
+                const float l = e * own(of_overlap);
+                squares[half] = fmaf(l, l, squares[half]);
                 if constexpr (for_gradients) {
                     const float l = e * own(of_read);
                     energies[half] = fmaf(l, l, energies[half]);
@@ -314,7 +310,7 @@ struct PrepareOps {
             const int columns = block.column + 8 * tile + at.column;
             const float2 betas = betas_of(beta, columns);
             float2 roots{};
-            if constexpr (finds_overlap && wanted != Wanted::reads)
+            if constexpr (wanted != Wanted::reads)
                 roots = *reinterpret_cast<const float2*>(meeting_of(head).roots + columns);
 #pragma unroll
             for (int place = 0; place < 4; ++place) {
@@ -332,10 +328,8 @@ struct PrepareOps {
                 const float erased = undecayed ? erases.decay(tile, place) : decay,
                             l = is_before ? e_k[turn][tile][place] * erased : 0.0f;
                 if (is_before) l_own[turn][tile][place] = l * of_beta;
-                if constexpr (finds_overlap) {
-                    const float of_overlap = l * (next == 0 ? roots.x : roots.y);
-                    weighed->squares[turn][half] = fmaf(of_overlap, of_overlap, weighed->squares[turn][half]);
-                }
+                const float of_overlap = l * (next == 0 ? roots.x : roots.y);
+                weighed->squares[turn][half] = fmaf(of_overlap, of_overlap, weighed->squares[turn][half]);
                 if constexpr (for_gradients) weighed->energy = fmaf(l, l, weighed->energy);
             }
             if constexpr (wanted != Wanted::reads) {

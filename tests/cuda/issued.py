@@ -4,7 +4,7 @@
     issued.py build/ptx             # compares
     issued.py build/ptx --write     # measures the table anew; the library is to be rebuilt then
 
-Each kernel on tensor cores is run in problems that differ in one size, chunks, value heads or values, as often as the
+Each kernel on tensor cores, and that of a step, is run in problems that differ in one size, chunks, value heads or values, as often as the
 table has numbers of it; a row is the solution of these equations. Exit code 1: a number is stale by more than --within,
 a kernel has none, or its warps execute with fewer of their lanes than LANES.
 """
@@ -43,6 +43,7 @@ BACKWARDS = {"gated_delta_rule": SWEPT, "comba": SWEPT, "kda": SWEPT, "gla": SWE
 # In double, of types that are computed so, with the form that this is for.
 IN_DOUBLE = {"fwd": ("cuda.walk", ["t128 h1 v64", "t64 h1 v64"]),
              "bwd": ("cuda.split", ["t64 h2 v64", "t128 h2 v64", "t64 h1 hv2 v64", "t64 h2 v128"])}
+STEP_SIZES = ["b2 t1 h2 v128"]
 DOUBLE_OPERATORS = ("gated_delta_rule", "simple_gla", "kda", "gla")
 CHANNEL_GATES = ("kda", "gla")
 RULES = {"gated_delta_rule": "delta", "kda": "delta", "comba": "comba", "simple_gla": "additive", "gla": "additive"}
@@ -101,7 +102,9 @@ def problems(quick):
     on_16_bits = [(operator, direction, K, sizes.format(K=K), dtype, "cuda.tensor")
                   for K in (256, 128, 64) for dtype in ("bf16", "f16") for direction in ("fwd", "bwd")
                   for operator in FORWARDS for sizes in sizes_of(operator, direction, K, dtype, quick)]
-    return on_16_bits + [(operator, direction, K, sizes, "f64", form) for K in (128, 64) for operator in DOUBLE_OPERATORS
+    steps = [(operator, "step", K, sizes, "bf16", "cuda.recurrent") for K in (256, 128, 64) for operator in FORWARDS
+             for sizes in STEP_SIZES]
+    return on_16_bits + steps + [(operator, direction, K, sizes, "f64", form) for K in (128, 64) for operator in DOUBLE_OPERATORS
                          for direction, (form, all_sizes) in IN_DOUBLE.items()
                          for sizes in (all_sizes[:1] if quick else all_sizes)]
 
@@ -166,14 +169,14 @@ def measure(runs, quick):
         problem = f"{operator}:{direction} {sizes} k{K} {dtype} force={form} cuda"
         executed, launches = runs.executed(problem), runs.planned(problem)
         for kernel in {launch["kernel"]: None for launch in launches}:
-            if not kernel.startswith(("tensor_", "channel_", "walk_forward", "split_")):
+            if not kernel.startswith(("tensor_", "channel_", "walk_forward", "split_", "recurrent_step")):
                 continue
             its = [launch for launch in launches if launch["kernel"] == kernel]
             times = [sum(column) for column in zip(*(times_of(launch, sizes, K) for launch in its))]
             found = [its for symbol, its in executed.items() if re.search(f"{len(kernel)}{kernel}[IE]", symbol)]
             instructions, lanes = (sum(column) for column in zip(*found))
             swept = direction == "bwd" and operator != "simple_gla"
-            of_channels = " channel" if dtype == "f64" and operator in CHANNEL_GATES else ""
+            of_channels = " channel" if (dtype == "f64" or direction == "step") and operator in CHANNEL_GATES else ""
             rule = RULES[operator] + of_channels + ("" if dtype == "bf16" else f" {dtype}")
             rows[Row(kernel, rule, K, swept)].append(
                 Measured(problem, times, sum(launch["issued"] for launch in its), instructions, lanes / instructions))

@@ -109,7 +109,8 @@ class Plan(unittest.TestCase):
             "bytes out": (launch["output_bytes"] + saved_out, moved("st"), EXACT),
         }
         # a lane has a few numbers; lanes read the same
-        idle = {"tensor_prepare": 0.06, "tensor_walk": 0.12, "tensor_gradients": 0.03, "recurrent_forward": 0.8}.get(launch["kernel"], EXACT)
+        idle = {"tensor_prepare": 0.06, "tensor_walk": 0.12, "tensor_gradients": 0.03, "recurrent_forward": 0.8,
+                "recurrent_step": 0.2}.get(launch["kernel"], EXACT)
         for name in ("bytes in", "bytes out"):
             pairs[name] = (*pairs[name][:2], idle)
         if launch["tensor_flop"] == 0:  # else of elementwise work
@@ -128,6 +129,10 @@ class Plan(unittest.TestCase):
         for operator in ("gated_delta_rule", "simple_gla", "kda"):
             self.compared(f"{operator}:fwd t64 h2 k64 v64 f64 force=cuda.walk cuda")
         self.compared("gla:fwd t32 h1 k64 v64 bf16 force=cuda.recurrent cuda", below=0.07)
+
+    def test_steps(self):
+        self.compared("gated_delta_rule:step b2 t1 h2 hv4 k64 v64 cuda", below=0.07)
+        self.compared("kda:step b2 t1 h2 k128 v128 bf16 l2norm cuda", below=0.07)
 
     def test_tensor_cores(self):
         """Of 64 heads, which need no segments; a forward in segments and a backward launch what is planned."""

@@ -227,6 +227,8 @@ RecurrentKernels recurrent_kernels(std::int64_t K);
 template <class T, bool delta>
 BlockWork recurrent_forward_work(const KernelArgs& args, std::size_t shared_limit);
 template <class T, bool delta>
+BlockWork recurrent_step_work(const KernelArgs& args, std::size_t shared_limit);
+template <class T, bool delta>
 BlockWork recurrent_backward_work(const KernelArgs& args, std::size_t shared_limit);
 
 // Summaries: the product of the decays of a sequence and head, by blocks of 32 channels if gates are theirs; the unit

@@ -2,6 +2,7 @@
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/recurrent/adjoint_kernel.hpp"
 #include "cuda/recurrent/recurrent_kernel.hpp"
+#include "cuda/recurrent/step_kernel.hpp"
 
 namespace headrace::cuda {
 
@@ -11,28 +12,30 @@ extern __shared__ __align__(16) char block_memory[];
 // (docs/cuda-kernels.md).
 inline constexpr int backward_blocks = 2;
 // Of a token alone: as many as registers let in without spills, so that states of some arrive while others compute.
-inline constexpr int step_blocks = 4;
+constexpr int step_blocks(int key_channels) { return key_channels <= 128 ? 5 : 4; }
 
-// walk(sequence, value head, first value) of this warp, if it has values.
-template <int warp_columns, class Walk>
-__device__ void each_walk(const KernelArgs& args, Walk walk) {
+// Of this block the sequence and value head, and this warp's first value.
+struct WarpTask {
+    int sequence, head, first;
+};
+template <int warp_columns>
+__device__ WarpTask warp_task(const KernelArgs& args) {
     constexpr int columns = block_warps * warp_columns;
-    const std::int64_t blocks = (args.V + columns - 1) / columns;
-    const Task task = task_of(blockIdx.x, args.HV, blocks);
-    const int first = task.part * columns + warp() * warp_columns;
-    if (first < args.V) walk(task.place, task.head, first);
+    const Task task = task_of(blockIdx.x, args.HV, (args.V + columns - 1) / columns);
+    return {static_cast<int>(task.place), static_cast<int>(task.head), task.part * columns + warp() * warp_columns};
 }
 template <class T, bool delta, int key_channels>
 __global__ void __launch_bounds__(block_threads) recurrent_forward(const __grid_constant__ KernelArgs args) {
-    each_walk<StateColumns<T, key_channels>::warp_columns>(args, [&](std::int64_t n, std::int64_t head, int first) {
-        RecurrentKernel<T, delta, key_channels>(args).forward(n, head, first);
-    });
+    const auto [n, head, first] = warp_task<StateColumns<T, key_channels>::warp_columns>(args);
+    if (first < args.V) RecurrentKernel<T, delta, key_channels>(args, head, first).forward(n, first);
 }
 template <class T, bool delta, int key_channels>
-__global__ void __launch_bounds__(block_threads, step_blocks) recurrent_step(const __grid_constant__ KernelArgs args) {
-    each_walk<StateColumns<T, key_channels>::warp_columns>(args, [&](std::int64_t n, std::int64_t head, int first) {
-        RecurrentKernel<T, delta, key_channels>(args).step(n, head, first);
-    });
+__global__ void __launch_bounds__(block_threads, step_blocks(key_channels))
+    recurrent_step(const __grid_constant__ KernelArgs args) {
+    using Step = StepKernel<T, delta, key_channels>;
+    __shared__ __align__(16) typename Step::Shared shared;
+    const auto [n, head, first] = warp_task<StateColumns<T, key_channels>::warp_columns>(args);
+    Step(args, shared, head, first).step(n, first);
 }
 
 template <class T, bool delta>
@@ -65,7 +68,8 @@ RecurrentKernels recurrent_kernels_of() {
     kernels.step = kernels.forward;
     if constexpr (sizeof(T) == 4) {
         kernels.step = {"recurrent_step", reinterpret_cast<const void*>(&recurrent_step<T, delta, key_channels>),
-                        registers_allowed(block_threads, step_blocks), &no_memory, &recurrent_forward_work<T, delta>};
+                        registers_allowed(block_threads, step_blocks(key_channels)), &no_memory,
+                        &recurrent_step_work<T, delta>};
     }
     return kernels;
 }

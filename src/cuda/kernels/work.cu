@@ -42,6 +42,7 @@ HEADRACE_BACKWARD_WORK(true, true);
     template BlockWork walk_forward_work<T, delta, false>(const KernelArgs& args, std::size_t); \
     template BlockWork walk_forward_work<T, delta, true>(const KernelArgs& args, std::size_t);  \
     template BlockWork recurrent_forward_work<T, delta>(const KernelArgs& args, std::size_t);   \
+    template BlockWork recurrent_step_work<T, delta>(const KernelArgs& args, std::size_t);      \
     template BlockWork recurrent_backward_work<T, delta>(const KernelArgs& args, std::size_t)
 HEADRACE_WORK(float, false);
 HEADRACE_WORK(float, true);

@@ -1,5 +1,5 @@
-// The instructions of kernels whose products are those of tensor cores: a table that `tests/cuda/issued.py --write`
-// measures anew.
+// The instructions of kernels whose products are those of tensor cores, and of steps of one token: a table that
+// `tests/cuda/issued.py --write` measures anew.
 #include "cuda/plumbing/issued.hpp"
 
 #include <algorithm>
@@ -68,6 +68,21 @@ constexpr Issued measured[] = {
     {"channel_walk", "additive", 128, false, 76, 688, 0, 0},
     {"channel_walk", "delta", 64, false, 110, 493, 0, 0},
     {"channel_walk", "delta", 128, false, 101, 596, 0, 0},
+    {"recurrent_step", "additive", 64, false, 0, 393, 0, 0},
+    {"recurrent_step", "additive", 128, false, 0, 487, 0, 0},
+    {"recurrent_step", "additive", 256, false, 0, 487, 0, 0},
+    {"recurrent_step", "additive channel", 64, false, 0, 414, 0, 0},
+    {"recurrent_step", "additive channel", 128, false, 0, 555, 0, 0},
+    {"recurrent_step", "additive channel", 256, false, 0, 655, 0, 0},
+    {"recurrent_step", "comba", 64, false, 0, 500, 0, 0},
+    {"recurrent_step", "comba", 128, false, 0, 613, 0, 0},
+    {"recurrent_step", "comba", 256, false, 0, 609, 0, 0},
+    {"recurrent_step", "delta", 64, false, 0, 493, 0, 0},
+    {"recurrent_step", "delta", 128, false, 0, 612, 0, 0},
+    {"recurrent_step", "delta", 256, false, 0, 608, 0, 0},
+    {"recurrent_step", "delta channel", 64, false, 0, 514, 0, 0},
+    {"recurrent_step", "delta channel", 128, false, 0, 680, 0, 0},
+    {"recurrent_step", "delta channel", 256, false, 0, 777, 0, 0},
     {"split_gradients", "additive channel f64", 64, true, 0, 510, 3316, 936},
     {"split_gradients", "additive channel f64", 128, true, 0, 460, 6088, 1708},
     {"split_gradients", "additive f64", 64, false, 0, 513, 5248, 1487},
@@ -165,10 +180,13 @@ constexpr Issued measured[] = {
     // end
     {"", "", 0, false, 0, 0, 0, 0}};
 
-const char* rule_of(const KernelArgs& args, bool in_double) {
+bool is_step(const Kernel& kernel) { return std::strcmp(kernel.name, "recurrent_step") == 0; }
+
+const char* rule_of(const Kernel& kernel, const KernelArgs& args, bool in_double) {
+    if (is_step(kernel) && args.channel_gate) return args.delta ? "delta channel" : "additive channel";
     if (in_double && args.channel_gate) return args.delta ? "delta channel f64" : "additive channel f64";
     if (in_double) return args.delta ? "delta f64" : "additive f64";
-    const bool f16 = args.q.dtype == DType::f16;
+    const bool f16 = args.q.dtype == DType::f16 && !is_step(kernel);
     if (args.undecayed_error) return f16 ? "comba f16" : "comba";
     if (args.delta) return f16 ? "delta f16" : "delta";
     return "additive";  // of f16 a third more
@@ -177,7 +195,7 @@ const char* rule_of(const KernelArgs& args, bool in_double) {
 const Issued* row_of(const Kernel& kernel, const KernelArgs& args, bool in_double, bool backward) {
     const auto of = [&](int K) {
         const auto found = std::find_if(std::begin(measured), std::end(measured), [&](const Issued& row) {
-            return std::strcmp(row.kernel, kernel.name) == 0 && std::strcmp(row.rule, rule_of(args, in_double)) == 0 &&
+            return std::strcmp(row.kernel, kernel.name) == 0 && std::strcmp(row.rule, rule_of(kernel, args, in_double)) == 0 &&
                    row.K == K && row.backward == backward;
         });
         return found == std::end(measured) ? nullptr : found;

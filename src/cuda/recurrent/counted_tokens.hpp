@@ -1,5 +1,5 @@
-// counted_tokens: what a block of RecurrentKernel and of AdjointKernel does at a token, or at a segment of them,
-// counted on the host.
+// counted_tokens: what a block of RecurrentKernel, StepKernel and AdjointKernel does at a token, or at a segment of
+// them, counted on the host.
 #pragma once
 
 #include "cuda/kernels/kernels.hpp"
@@ -11,8 +11,9 @@ namespace headrace::cuda {
 
 // ---- forward and step: the state lies in registers, a warp has a few columns ----
 
-template <class T, bool delta>
-BlockWork recurrent_forward_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+// alone: of StepKernel, whose warps prepare keys and decays together.
+template <class T, bool delta, bool alone>
+BlockWork work_of_columns(const KernelArgs& args) {
     const StateShape shape = state_shape<T>(args.K);
     const double values = std::min(args.V, block_warps * shape.warp_columns()),
                  warps = quotient_up(values, shape.warp_columns()), steps_over_rows = shape.column_lanes == 2 ? 4 : 5;
@@ -30,23 +31,38 @@ BlockWork recurrent_forward_work(const KernelArgs& args, std::size_t /*shared_li
     block.output_bytes = state(args.final_state);
     block.memory_waits = 2;  // the state and the first token; others arrive meanwhile
 
-    const double keys = bytes_of(args.q) + bytes_of(args.k) + bytes_of(args.p);
-    counter.work.input_bytes += warps * (keys * args.K + bytes_of(args.g) * (args.channel_gate ? args.K : 1)) +
+    const double keys = bytes_of(args.q) + bytes_of(args.k) + bytes_of(args.p),
+                 prepared = alone ? 1 : warps;  // by so many of them
+    counter.work.input_bytes += prepared * (keys * args.K + bytes_of(args.g) * (args.channel_gate ? args.K : 1)) +
                                 (bytes_of(args.v) + bytes_of(args.gv)) * values +
                                 bytes_of(args.beta) * (args.elementwise_beta ? values : warps);
     counter.work.output_bytes += bytes_of(args.o) * values;
     if (args.per_token_rows > 0) counter.work.output_bytes += state(args.final_state);
     // norms and q.k, then of all columns S^T q (and S^T e), and d to the lanes that write it
-    const double norms = !args.l2norm ? 0 : args.undecayed_error ? 3 : 2;
+    const double vectors = args.undecayed_error ? 3 : 2, norms = !args.l2norm ? 0 : alone ? vectors / warps : vectors;
     shuffles((norms + 1) * steps_over_rows, (norms + 1) * steps_over_rows);
+    if (alone) {  // rows that were prepared: q, k, what erases, both parts of decays
+        counter.work.tile_bytes += sizeof(T) * ((vectors + 2) * args.K + 5 * warps * shape.rows * warp_lanes);
+        counter.work.tile_waits += 2;
+        counter.barrier();
+    }
     const double reads = delta ? 2 : 1, of_columns = steps_over_rows + (shape.columns == 4 ? 1 : 0);
     shuffles(reads * of_columns, steps_over_rows);
     shuffles(shape.columns * (args.gv.given ? 3 : 1), 1);
     const double write_products = args.gv.given ? 4 : 2;  // the decay has two parts
     counter.fma(warps * shape.rows * (shape.columns * (reads + write_products) + norms + 1));
-    constexpr double of_decay = 14;  // exp and expm1, both
-    counter.fma(warps * of_decay * (args.channel_gate ? shape.rows : 1));
+    constexpr double of_decay = 11;  // exp and expm1, both
+    const double gates = !args.channel_gate ? 1 : alone ? quotient_up(args.K, warp_lanes) : shape.rows;
+    counter.fma(of_decay * (prepared * gates + (args.gv.given ? warps : 0)));
     return {block, counter.work};
+}
+template <class T, bool delta>
+BlockWork recurrent_forward_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    return work_of_columns<T, delta, false>(args);
+}
+template <class T, bool delta>
+BlockWork recurrent_step_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
+    return work_of_columns<T, delta, true>(args);
 }
 
 // ---- backward: states in memory, a thread for each column ----

@@ -9,7 +9,7 @@ namespace {
 
 TEST(CudaFormulas, N2_EndsOfTheirRange) {
     for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "kda"}) {
-        for (const std::string direction : {":fwd t40", ":bwd t40", ":step t2"}) {
+        for (const std::string direction : {":fwd t40", ":bwd t40", ":step t1", ":step t2"}) {
             for (const char* type : {" k16 f32", " k64 bf16", " k16 f64", " k100 f64", " k200 f64"}) {
                 for (const std::string& text : lines_of_formulas(op, direction + type + " cuda")) {
                     for (const ProblemLine& line : forced_lines(text)) {

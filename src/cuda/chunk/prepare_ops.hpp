@@ -280,8 +280,8 @@ struct PrepareOps {
                 of_reads[tile][place] = q_k[turn][tile][place] * read;
                 if constexpr (wanted == Wanted::reads) continue;
                 l_own[turn][tile][place] = e * (for_gradients || undecayed ? erases[half] * own(of_erase) : read);
-                const float l = e * own(of_overlap);
-                squares[half] = fmaf(l, l, squares[half]);
+                const float weighted = e * own(of_overlap);
+                squares[half] = fmaf(weighted, weighted, squares[half]);
                 if constexpr (for_gradients) {
                     const float l = e * own(of_read);
                     energies[half] = fmaf(l, l, energies[half]);

@@ -306,7 +306,8 @@ class Check(Case):
         self.assertFalse(set(lines[0]) & set(lines[2]))
         self.refused("--device: gpu not in {cpu,cuda}", "check", "--random", "3", "--device", "gpu")
         if "cuda.walk" not in self.json("list", "--json")["implementations"]:
-            self.refused("this build has no CUDA", "check", "--random", "3", "--device", "cuda")
+            for problems in (["--random", "3"], ["gla:fwd", "t5"]):
+                self.refused("this build has no CUDA", "check", *problems, "--device", "cuda")
 
     def test_a_miss(self):
         miss = ["gla:fwd", "t5", "scale=1e300"]  # which f32 does not hold

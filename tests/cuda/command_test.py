@@ -44,10 +44,10 @@ class Files(Case):
             self.assertLess(difference(results["o"], o), 3e-6)
             self.assertLess(difference(results["final_state"], states), 3e-6)
 
-    def test_random_problems(self):
-        text = self.headrace("check", "--random", 8, "--seed", 3, "--device", "cuda", "-v")
+    def test_problems_of_a_device(self):
+        text = self.headrace("check", "gla:fwd t5 h1", "--random", 8, "--seed", 3, "--device", "cuda", "-v")
         lines = [line for line in text.splitlines() if line.startswith("ok ")]
-        self.assertEqual(len(lines), 8, text)
+        self.assertEqual(len(lines), 9, text)
         for line in lines:
             self.assertRegex(line, " cuda .* cuda[.]")
 

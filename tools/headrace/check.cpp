@@ -60,8 +60,11 @@ std::vector<ProblemLine> collect(const CheckArguments& arguments) {
     if (arguments.random > 0) {  // of which none is forced by a wrong name, unless the environment does so
         std::vector<Candidate> candidates;
         require(explain(harness::make_shapes({}).call, &candidates));
+    }
+    if (on_cuda(arguments)) {
         harness::DeviceFacts facts;
-        if (on_cuda(arguments)) require(harness::describe_device(&facts));
+        require(harness::describe_device(&facts));
+        for (ProblemLine& line : lines) line.cuda = true;
     }
     const harness::AvailableMemory available = harness::available_memory();
     std::vector<ProblemLine> variants;
@@ -197,7 +200,7 @@ void add_check(CLI::App& app, int* exit_code) {
     add_number(command, "--random", &arguments->random, std::int64_t{0}, std::int64_t{random_stride},
                "Check so many random problems");
     add_number(command, "--seed", &arguments->seed, std::uint64_t{0}, ~std::uint64_t{0}, "Of the random problems [1]");
-    command->add_option("--device", arguments->device, "cpu or cuda: where tensors of the random problems lie [cpu]")
+    command->add_option("--device", arguments->device, "cpu or cuda: where tensors lie of problems that do not say so [cpu]")
         ->check(CLI::IsMember({"cpu", "cuda"}));
     command->add_flag("--all", arguments->all, "Force each problem through every implementation that accepts it");
     command->add_flag("--verbose,-v", arguments->verbose, "Print a line for each problem, not only for misses");

@@ -195,8 +195,9 @@ const char* rule_of(const Kernel& kernel, const KernelArgs& args, bool in_double
 const Issued* row_of(const Kernel& kernel, const KernelArgs& args, bool in_double, bool backward) {
     const auto of = [&](int K) {
         const auto found = std::find_if(std::begin(measured), std::end(measured), [&](const Issued& row) {
-            return std::strcmp(row.kernel, kernel.name) == 0 && std::strcmp(row.rule, rule_of(kernel, args, in_double)) == 0 &&
-                   row.K == K && row.backward == backward;
+            return std::strcmp(row.kernel, kernel.name) == 0 &&
+                   std::strcmp(row.rule, rule_of(kernel, args, in_double)) == 0 && row.K == K &&
+                   row.backward == backward;
         });
         return found == std::end(measured) ? nullptr : found;
     };

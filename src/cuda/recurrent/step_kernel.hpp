@@ -14,7 +14,7 @@ struct StepKernel : TokenColumns<T, delta, key_channels> {
     using typename Base::Keys, typename Base::Number, typename Base::Ops, typename Base::Rows;
     static constexpr int rows = Base::rows;
 
-    // Row vectors of keys; k without a key of its own to erase with. In shared memory.
+    // Row vectors of keys, p where it is given, and of both parts of decays. In shared memory.
     struct Shared {
         T q[key_channels], k[key_channels], p[key_channels], whole[key_channels], part[key_channels];
     };

@@ -12,7 +12,7 @@ namespace headrace::test {
 
 // Lines of a direction's words: both formulas of gates, and of betas where the operator has some.
 inline std::vector<std::string> lines_of_formulas(const std::string& op, const std::string& words) {
-    const std::string line = op + words + " h1 hv4 v32";
+    const std::string line = op + words + " h2 hv4 v32";
     if (op == "simple_gla" || op == "gla") return {line + " rawgate", line + " bound=-5"};
     // Comba, which erases from the state before it decays, would make it grow by betas above 1.
     return {line + " rawgate beta=sigmoid", line + " bound=-5 beta=" + (op == "comba" ? "sigmoid" : "two_sigmoid")};
@@ -20,7 +20,7 @@ inline std::vector<std::string> lines_of_formulas(const std::string& op, const s
 
 // Every third raw gate and beta is such that exponentials of it are subnormal or 0 in f32 or in f64.
 inline harness::CallTensors tensors_at_ends(const harness::ProblemLine& line) {
-    constexpr double ends[] = {40, -40, 88, -88, 104, -104, 300, -300, 720, -720, 746, -746, 1000, -1000};
+    constexpr double ends[] = {40, -40, 88, -88, 104, -104, 300, -300, 720, -720, 746, -746, 1000, -1000, 1e30, -1e30};
     constexpr double rates[] = {-800, -740, 0, 60};  // A_log of the heads
     harness::CallTensors made = harness::make_tensors(line);
     for (const char* name : {"g", "beta"}) {

@@ -32,16 +32,16 @@ void expect_absent_as(const ProblemLine& line, bool betas, Run run) {
 }
 // The words of forwards and backwards of so many tokens, and of steps, of which those of one may have kernels of their
 // own.
-inline std::vector<std::string> directions_of(int tokens) {
+using Directions = std::vector<std::string>;
+inline Directions directions_of(int tokens) {
     const std::string length = " t" + std::to_string(tokens);
     return {":fwd" + length, ":bwd" + length, ":step t1", ":step t2"};
 }
 
-// Of all operators that have either, in both directions and steps, by every implementation; `tokens` of the former, and
-// the rest of the lines.
+// Of all operators that have either, by every implementation; `rest` of the lines.
 template <class Run>
-void expect_absent_inputs(int tokens, const std::string& rest, Run run) {
-    for (const std::string& direction : directions_of(tokens))
+void expect_absent_inputs(const Directions& directions, const std::string& rest, Run run) {
+    for (const std::string& direction : directions)
         for (const bool betas : {true, false})
             for (const std::string& text :
                  betas ? lines_with_betas(direction + rest) : lines_with_biases(direction + rest))
@@ -50,8 +50,8 @@ void expect_absent_inputs(int tokens, const std::string& rest, Run run) {
 
 // Betas that write against what was found, too, by every implementation, with the oracle; run(made) as above.
 template <class Run>
-void expect_betas_of_either_sign(int tokens, const std::string& rest, Run run) {
-    for (const std::string& direction : directions_of(tokens))
+void expect_betas_of_either_sign(const Directions& directions, const std::string& rest, Run run) {
+    for (const std::string& direction : directions)
         for (const std::string& text : lines_with_betas(direction + rest + " l2norm"))
             for (const ProblemLine& line : forced_lines(text)) {
                 CallTensors made = harness::make_tensors(line);

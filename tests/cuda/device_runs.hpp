@@ -29,6 +29,13 @@ inline std::string served_by(const std::string& text) {
     return "none";
 }
 
+// Types and sizes of a direction's lines: a step of one token, which takes no time, has kernels for more channels, in
+// fp32 with more than one key head.
+inline std::vector<std::string> types_of(const std::string& direction, std::vector<std::string> types) {
+    if (direction == ":step t1") types.insert(types.end(), {" k64 f16", " k128 bf16", " k200 f32"});
+    return types;
+}
+
 // Values of one head of a tensor [B, T, heads, ...], or of states [N, heads, ...].
 inline std::vector<double> of_head(const TensorView& host, std::int64_t heads, std::int64_t head, bool state) {
     const std::vector<double> all = harness::read_values(host);

@@ -81,8 +81,8 @@ TEST(CudaRefusedValues, PoisonTheirStatesAlone) {
 TEST(CudaRefusedValues, PoisonTheirHeadAlone) {
     for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "kda"}) {
         const bool delta = op == "gated_delta_rule" || op == "kda";
-        for (const char* direction : {":fwd t40", ":bwd t40", ":step t1", ":step t2"}) {
-            for (const char* type : {" k16 f32", " k64 bf16", " k64 f16", " k16 f64"}) {
+        for (const std::string direction : {":fwd t40", ":bwd t40", ":step t1", ":step t2"}) {
+            for (const std::string& type : types_of(direction, {" k16 f32", " k64 bf16", " k64 f16", " k16 f64"})) {
                 for (const ProblemLine& line : forced_lines(op + direction + " h2 v16 cuda" + type)) {
                     constexpr double infinity = std::numeric_limits<double>::infinity();
                     const std::vector<Bad> betas = {{"beta", std::nan("")}, {"beta", infinity}};
@@ -96,14 +96,17 @@ TEST(CudaRefusedValues, PoisonTheirHeadAlone) {
 // Of what a formula makes gates and betas of, NaN alone is refused.
 TEST(CudaRefusedValues, InFormulas) {
     for (const std::string op : {"gated_delta_rule", "kda"}) {
-        for (const char* direction : {":fwd t40", ":bwd t40", ":step t1", ":step t2"}) {
+        const auto expect_right = [&](const std::string& direction, const std::string& words) {
+            for (const ProblemLine& line : forced_lines(op + direction + " h2 v16 cuda" + words))
+                expect_only_its_head(line, {{"g", std::nan("")}, {"beta", std::nan("")}});
+        };
+        for (const std::string direction : {":fwd t40", ":bwd t40", ":step t1", ":step t2"}) {
             for (const char* words : {" k16 f32 rawgate beta=sigmoid", " k64 bf16 rawgate beta=two_sigmoid",
-                                      " k64 bf16 bound=-5 beta=sigmoid", " k16 f64 bound=-5 beta=two_sigmoid"}) {
-                for (const ProblemLine& line : forced_lines(op + direction + " h2 v16 cuda" + words)) {
-                    expect_only_its_head(line, {{"g", std::nan("")}, {"beta", std::nan("")}});
-                }
-            }
+                                      " k64 bf16 bound=-5 beta=sigmoid", " k16 f64 bound=-5 beta=two_sigmoid"})
+                expect_right(direction, words);
         }
+        for (const std::string& type : types_of(":step t1", {}))
+            expect_right(":step t1", type + " rawgate beta=sigmoid");
     }
 }
 

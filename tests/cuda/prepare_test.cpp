@@ -237,12 +237,35 @@ TEST(Prepare, FollowsTheFormulas) {
         {100, 1, 1, 64, true, true, false, 0.05, 0, false, 0, false, false, bf16, true},
         {100, 1, 1, 128, true, true, false, 0.05, 0, false, 0, true, false, bf16, true},
         {100, 1, 1, 64, true, true, false, 0.05, 0, false, 0, false, false, f16, true},
+        // Each kernel with more value heads to a key head than a block has, with keys that overlap, and of comba.
+        {100, 1, 5, 256, true, true, true, 0.02, 7, false, 24, false, true},
+        {130, 1, 1, 200, true, true, false, 0.001, 0, true, 1},
+        {130, 1, 1, 200, true, true, false, 0.001, 0, true, 3},
+        {70, 1, 5, 200, true, true, true, 0.05, 9, true, 4, true, true},
+        {130, 1, 1, 200, true, true, false, 0.001, 0, true, 1, true},
+        {70, 1, 5, 128, true, true, true, 0.05, 9, false, 0, true, true},
+        {100, 1, 2, 64, true, true, false, 0.05, 0, false, 0, true, true},
+        {100, 1, 1, 128, true, false, false, 30, 0, false, 0, false, false, f16},
+        {90, 1, 5, 128, true, true, false, 0.1, 0, false, 24, false, false, f16},
+        {100, 1, 3, 64, true, true, true, 0.05, 7, true, 14, false, true, f16},
     };
     // Rows on both sides of what is overlap.
     for (const int directions : {10, 14, 18, 22, 26, 30})
         for (const bool backward : {false, true})
             cases.push_back(
                 {64, 1, 3, directions % 4 == 2 ? 64 : 128, true, true, false, 0.1, 0, backward, directions, backward});
+    // One token that reflects, and one whose key has been there, among each warp's rows and in different lanes.
+    for (const int token : {12, 20, 41, 63})
+        for (const int K : {128, 200})
+            for (const bool backward : {false, true})
+                for (const DType dtype : {bf16, f16})
+                    for (const bool comba : {false, true}) {
+                        if (dtype == f16 && (backward || K > 128)) continue;
+                        PreparedCase of{64, 1, 2, K, true, true, false, 0.001, 0};
+                        of.backward = backward, of.undecayed_error = comba, of.dtype = dtype;
+                        of.reflecting = 63 - token, of.repeating = token;
+                        cases.push_back(of);
+                    }
     expect_right_chunks<Chunks>(cases);
 }
 

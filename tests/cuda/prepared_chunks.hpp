@@ -28,6 +28,9 @@ struct PreparedCase {
     bool undecayed_error = false;
     DType dtype = DType::bf16;
     bool no_keys = false;  // all are zeros
+    // Of tokens of each chunk, counted from where it begins: one alone that reflects, and one whose key, or what it
+    // erases along, is that of the first. -1: none.
+    int reflecting = -1, repeating = -1;
 };
 
 class PreparedChunks {
@@ -74,6 +77,18 @@ class PreparedChunks {
         fill(beta_.values, "beta", [&](const harness::Stream& stream, std::int64_t i) {
             return static_cast<float>(of.reflects ? 2 - 0.5 * stream.uniform(i) : stream.uniform(i));
         });
+        const auto erase_along = [&](int token, int other) {  // as of the keys of one head
+            for (Managed<std::uint16_t>* rows : {&k_, &p_})
+                std::copy_n(&k_.values[static_cast<std::size_t>(other * of.H * row_)], of.H * row_,
+                            &rows->values[static_cast<std::size_t>(token * of.H * row_)]);
+        };
+        for (int first = 0; first < of.T; first += C) {
+            const int repeating = first + of.repeating, reflecting = first + of.reflecting;
+            if (of.repeating >= 0 && repeating < of.T) erase_along(repeating, first);
+            if (of.reflecting < 0 || reflecting >= of.T) continue;
+            erase_along(reflecting, reflecting);
+            std::fill_n(&beta_.values[static_cast<std::size_t>(reflecting * of.HV)], of.HV, 1.9f);
+        }
         for (int token = of.reset_every; of.reset_every > 0 && token < of.T; token += of.reset_every)
             for (int c = 0; c < of.HV * gates_; c += 3)
                 g_.values[token * of.HV * gates_ + c] = static_cast<float>(-inf);
@@ -246,7 +261,8 @@ class PreparedChunks {
 template <class Chunks>
 void expect_right_chunks(const std::vector<PreparedCase>& cases) {
     for (const PreparedCase& of : cases) {
-        SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K));
+        SCOPED_TRACE("T " + std::to_string(of.T) + " K " + std::to_string(of.K) + (of.undecayed_error ? " comba" : "") +
+                     (of.backward ? " backward" : "") + " reflecting " + std::to_string(of.reflecting));
         Chunks chunks(of);
         chunks.run();
         chunks.expect_right();

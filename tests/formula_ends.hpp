@@ -12,7 +12,8 @@ namespace headrace::test {
 
 // Lines of a direction's words: both formulas of gates, and of betas where the operator has some.
 inline std::vector<std::string> lines_of_formulas(const std::string& op, const std::string& words) {
-    const std::string line = op + words + " h2 hv4 v32";
+    // One token of one key head is computed in double.
+    const std::string line = op + words + (words.find(" t1 ") == std::string::npos ? " h1" : " h2") + " hv4 v32";
     if (op == "simple_gla" || op == "gla") return {line + " rawgate", line + " bound=-5"};
     // Comba, which erases from the state before it decays, would make it grow by betas above 1.
     return {line + " rawgate beta=sigmoid", line + " bound=-5 beta=" + (op == "comba" ? "sigmoid" : "two_sigmoid")};

@@ -312,18 +312,16 @@ template <class T>
 struct GateGradient {
     T d_x, rate_term;  // of the pre-activation; of A_log
 };
-// Where a finite rate leaves a decay of zero the gate has no gradient: what d has of rounding would be multiplied by
-// the rate, and by all of x.
+// Where softplus, which is above x, leaves a decay of zero at a finite rate, the gate has no gradient: what d has of
+// rounding would be multiplied by all of x.
 template <class T>
 HEADRACE_DEVICE GateGradient<T> gate_gradient(T d, T x, const GateParameters<T>& gate) {
-    if (gate.formula == GateFormula::log_decay) return {d, T(0)};
-    constexpr T least = sizeof(T) == 8 ? T(-746) : T(-104);  // e to less is zero
-    const T value = gate_value(x, gate);
-    if (value < least && gate.rate - gate.rate == 0) return {T(0), T(0)};
-    GateGradient<T> gradient;
+    constexpr T most = sizeof(T) == 8 ? T(746) : T(104);  // e to less than minus that is zero
+    GateGradient<T> gradient{d, T(0)};
     if (gate.formula == GateFormula::softplus) {
-        gradient = {d * sigmoid(x) * -gate.rate, d * value};
-    } else {
+        if (x * gate.rate > most && gate.rate - gate.rate == 0) return {T(0), T(0)};
+        gradient = {d * sigmoid(x) * -gate.rate, d * softplus(x) * -gate.rate};
+    } else if (gate.formula == GateFormula::bounded) {
         gradient.d_x = d * sigmoid_slope(x * gate.rate) * (gate.lower_bound * gate.rate);
         gradient.rate_term = gradient.d_x * x;
     }

@@ -30,9 +30,9 @@ void expect_absent_as(const ProblemLine& line, bool betas, Run run) {
     };
     expect_same_bits(written(true), written(false), format(line) + " without " + name);
 }
+using Directions = std::vector<std::string>;
 // The words of forwards and backwards of so many tokens, and of steps, of which those of one may have kernels of their
 // own.
-using Directions = std::vector<std::string>;
 inline Directions directions_of(int tokens) {
     const std::string length = " t" + std::to_string(tokens);
     return {":fwd" + length, ":bwd" + length, ":step t1", ":step t2"};

@@ -213,8 +213,8 @@ struct ChannelGradient {
             float4& all = *reinterpret_cast<float4*>(&gates.at(i, c));
             const float4 of = all;
             const auto decay = [&](float log_decay, int n) {
-                const float accepted = log_decay <= 0 ? log_decay : not_a_number<float>();
-                return n < count ? ptx::exp2_approximate(accepted * log2_e) : 1.0f;
+                const float power = ptx::exp2_approximate((log_decay < 0 ? log_decay : 0.0f) * log2_e);
+                return n >= count ? 1.0f : log_decay <= 0 ? power : not_a_number<float>();
             };
             all = {decay(of.x, 0), decay(of.y, 1), decay(of.z, 2), decay(of.w, 3)};
         });

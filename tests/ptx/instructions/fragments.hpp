@@ -68,11 +68,11 @@ inline void take_d(const Product& product, int r, std::uint32_t* d) {
     for (int lane = 0; lane < lanes; ++lane) d[lane] = bits_of_f32(from[2 * lane]);
 }
 
-inline void multiply(Product& product, int depth, Rounding rounding, MmaArithmetic arithmetic) {
+inline void multiply(Product& product, int depth, SumType type, MmaArithmetic arithmetic) {
     if (arithmetic == MmaArithmetic::exact)
-        multiply_exactly(product, depth, rounding);
+        multiply_exactly(product, depth, type);
     else
-        multiply_truncating(product, depth, rounding);
+        multiply_truncating(product, depth, type);
 }
 
 }  // namespace headrace::ptx

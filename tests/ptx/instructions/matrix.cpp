@@ -132,7 +132,7 @@ void multiply(Warp& warp, const Step& step, Mask active) {
     const bool is_f16 = step.type == Type::f16;
     gather_factors<Element>(warp, step, depth, product);
     gather_addend(warp, &step.from[static_cast<std::size_t>(step.other)], is_f16, product);
-    multiply(product, depth, is_f16 ? Rounding::to_f16 : Rounding::to_f32, warp.block->settings->mma);
+    multiply(product, depth, is_f16 ? SumType::f16 : SumType::f32, warp.block->settings->mma);
     scatter_result(warp, step, is_f16, product);
 }
 

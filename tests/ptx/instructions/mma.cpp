@@ -18,7 +18,7 @@ struct Format {
     double largest;
 };
 constexpr Format formats[] = {{24, -126, 0x1.fffffep127}, {11, -14, 65504.0}};
-constexpr Format format_of(Rounding rounding) { return formats[static_cast<int>(rounding)]; }
+constexpr Format format_of(SumType type) { return formats[static_cast<int>(type)]; }
 
 // Four neighbours in a row of C: vectors of GNU's kind, which the compiler cuts to those of the machine.
 constexpr int width = 4;
@@ -196,7 +196,7 @@ INLINE bool round_plain_sums(Row& sums, const Row& lost, Format format) {
     return all_same;
 }
 
-INLINE void exactly(Product& product, int depth, Rounding rounding) {
+INLINE void exactly(Product& product, int depth, SumType type) {
     // Each of up to 16 additions loses at most 2^-53 of the sum of magnitudes.
     constexpr double of_addition = 0x1p-48;
     Row of_rows[Product::rows];
@@ -208,51 +208,51 @@ INLINE void exactly(Product& product, int depth, Rounding rounding) {
         for (int row = 0; row < Product::rows; ++row) {
             Row sums = sum_row(product, row, column, depth);
             const Row lost = (of_rows[row] * most_of_b + magnitude(row_at(&product.c[row][column]))) * of_addition;
-            if (!round_plain_sums(sums, lost, format_of(rounding))) {
+            if (!round_plain_sums(sums, lost, format_of(type))) {
                 sums = sum_wide_row(product, row, column, depth);
-                round_row<Direction::nearest>(sums, format_of(rounding));
+                round_row<Direction::nearest>(sums, format_of(type));
             }
             std::memcpy(&product.d[row][column], &sums, sizeof(sums));
         }
     }
 }
 
-INLINE void truncating(Product& product, int depth, Rounding rounding) {
+INLINE void truncating(Product& product, int depth, SumType type) {
     const bool finite = all_finite(product, depth);
     for (int column = 0; column < Product::columns; column += width)
         for (int row = 0; row < Product::rows; ++row) {
             Row sums =
                 finite ? sum_truncated_row(product, row, column, depth) : sum_special_row(product, row, column, depth);
-            round_row<Direction::to_zero>(sums, format_of(rounding));
+            round_row<Direction::to_zero>(sums, format_of(type));
             std::memcpy(&product.d[row][column], &sums, sizeof(sums));
         }
 }
 
 // The same text once more for AVX2, whose registers hold a Row: three times as fast.
 #if defined(__x86_64__)
-[[gnu::target("avx2")]] void exactly_with_avx2(Product& product, int depth, Rounding rounding) {
-    exactly(product, depth, rounding);
+[[gnu::target("avx2")]] void exactly_with_avx2(Product& product, int depth, SumType type) {
+    exactly(product, depth, type);
 }
-[[gnu::target("avx2")]] void truncating_with_avx2(Product& product, int depth, Rounding rounding) {
-    truncating(product, depth, rounding);
+[[gnu::target("avx2")]] void truncating_with_avx2(Product& product, int depth, SumType type) {
+    truncating(product, depth, type);
 }
 const bool has_avx2 = __builtin_cpu_supports("avx2");
 #endif
 
 }  // namespace
 
-void multiply_exactly(Product& product, int depth, Rounding rounding) {
+void multiply_exactly(Product& product, int depth, SumType type) {
 #if defined(__x86_64__)
-    if (has_avx2) return exactly_with_avx2(product, depth, rounding);
+    if (has_avx2) return exactly_with_avx2(product, depth, type);
 #endif
-    exactly(product, depth, rounding);
+    exactly(product, depth, type);
 }
 
-void multiply_truncating(Product& product, int depth, Rounding rounding) {
+void multiply_truncating(Product& product, int depth, SumType type) {
 #if defined(__x86_64__)
-    if (has_avx2) return truncating_with_avx2(product, depth, rounding);
+    if (has_avx2) return truncating_with_avx2(product, depth, type);
 #endif
-    truncating(product, depth, rounding);
+    truncating(product, depth, type);
 }
 
 std::uint32_t bits_of_f16(double value) {

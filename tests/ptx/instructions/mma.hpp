@@ -15,16 +15,16 @@ struct Product {
     alignas(64) double d[rows][columns];
 };
 
-enum class Rounding { to_f32, to_f16 };
+enum class SumType { f32, f16 };  // of D
 
 // Each element is the exact sum, rounded once to nearest even.
-void multiply_exactly(Product& product, int depth, Rounding rounding);
+void multiply_exactly(Product& product, int depth, SumType type);
 
 // The products and the addend are cut (toward zero) to multiples of 2^(e - 24), where 2^e is the leading bit of the
 // largest of them: the leading bit and 24 behind it. Their exact sum is cut (toward zero) to the precision of the
 // result. This is coarser than what NVIDIA's tensor cores have shown in measurements, which keep about as many bits,
 // with fewer terms at a time. NaN and infinities as in the exact sum.
-void multiply_truncating(Product& product, int depth, Rounding rounding);
+void multiply_truncating(Product& product, int depth, SumType type);
 
 // Of a value that f32 holds exactly; NaN: 0x7fffffff.
 inline std::uint32_t bits_of_f32(double value) {

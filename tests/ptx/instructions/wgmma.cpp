@@ -215,7 +215,7 @@ void multiply_warp(const Warp& warp, const Step& step, const std::vector<std::ui
         for (int k = 0; k < depth; ++k)
             for (int n = 0; n < Product::columns; ++n)
                 product.b[k][n] = Element::value(b[static_cast<std::size_t>(k * columns + first + n)]);
-        multiply(product, depth, Rounding::to_f32, warp.block->settings->mma);
+        multiply(product, depth, SumType::f32, warp.block->settings->mma);
         for (int r = 0; r < 4; ++r) take_d(product, r, own[r].data());
     }
 }

@@ -100,7 +100,7 @@ TEST(Mma, ExactSumIsRoundedOnce) {
         for (const int depth : {4, 8, 16})
             for (int repeat = 0; repeat < 20; ++repeat) {
                 fill(product, random, spread);
-                multiply_exactly(product, depth, Rounding::to_f32);
+                multiply_exactly(product, depth, SumType::f32);
                 for (int row = 0; row < 16; ++row)
                     for (int column = 0; column < 8; ++column)
                         ASSERT_EQ(product.d[row][column], expected(product, row, column, depth, 24, -126))
@@ -114,7 +114,7 @@ TEST(Mma, CancellationLeavesWhatIsSmall) {
     product.a[0][1] = -0x1p60, product.b[1][0] = 0x1p60;
     product.a[0][2] = 1.0, product.b[2][0] = 0x1p-100;
     product.c[0][0] = 0x1p-102;
-    multiply_exactly(product, 16, Rounding::to_f32);
+    multiply_exactly(product, 16, SumType::f32);
     EXPECT_EQ(product.d[0][0], 0x1p-100 + 0x1p-102);
     // A tie that a term far below breaks, upwards and downwards.
     for (const double sign : {1.0, -1.0}) {
@@ -122,7 +122,7 @@ TEST(Mma, CancellationLeavesWhatIsSmall) {
         product.a[0][1] = 1.0, product.b[1][0] = 0x1p-24;
         product.a[0][2] = sign, product.b[2][0] = 0x1p-110;
         product.c[0][0] = 0.0;
-        multiply_exactly(product, 16, Rounding::to_f32);
+        multiply_exactly(product, 16, SumType::f32);
         EXPECT_EQ(product.d[0][0], sign > 0 ? 1.0 + 0x1p-23 : 1.0);
     }
 }
@@ -134,7 +134,7 @@ TEST(Mma, Halves) {
         fill(product, random, repeat % 6);
         for (auto& row : product.c)
             for (int n = 0; n < 8; ++n) row[n] = value_of_f16(static_cast<std::uint32_t>(random() & 0xbfff));
-        multiply_exactly(product, 16, Rounding::to_f16);
+        multiply_exactly(product, 16, SumType::f16);
         for (int row = 0; row < 16; ++row)
             for (int column = 0; column < 8; ++column) {
                 const double want = expected(product, row, column, 16, 11, -14);
@@ -148,26 +148,26 @@ TEST(Mma, SubnormalResults) {
     Product product{};
     product.a[0][0] = 0x1.8p-70, product.b[0][0] = 0x1p-79;  // 1.5 of the least f32
     product.c[0][1] = 0x1p-149;
-    multiply_exactly(product, 16, Rounding::to_f32);
+    multiply_exactly(product, 16, SumType::f32);
     EXPECT_EQ(product.d[0][0], 0x1p-148);
     EXPECT_EQ(product.d[0][1], 0x1p-149);
     EXPECT_EQ(bits_of_f32(product.d[0][1]), 1U);
-    multiply_truncating(product, 16, Rounding::to_f32);
+    multiply_truncating(product, 16, SumType::f32);
     EXPECT_EQ(product.d[0][0], 0x1p-149);
     EXPECT_EQ(product.d[0][1], 0x1p-149);
 }
 
 TEST(Mma, NanAndInfinity) {
-    using Multiply = void (*)(Product&, int, Rounding);
+    using Multiply = void (*)(Product&, int, SumType);
     for (const Multiply multiply : {Multiply{multiply_exactly}, Multiply{multiply_truncating}})
-        for (const Rounding rounding : {Rounding::to_f32, Rounding::to_f16}) {
+        for (const SumType type : {SumType::f32, SumType::f16}) {
             Product product{};
             product.c[0][0] = NAN;
             product.c[0][1] = HUGE_VAL;
             product.a[1][0] = HUGE_VAL, product.b[0][2] = 1.0, product.b[0][3] = -2.0;  // 0 in other columns: NaN
             product.a[2][0] = -1.0, product.b[1][2] = -1.0, product.c[1][3] = HUGE_VAL;
             product.a[3][1] = 0x1p127, product.b[1][4] = 4.0;
-            multiply(product, 16, rounding);
+            multiply(product, 16, type);
             EXPECT_EQ(bits_of_f32(product.d[0][0]), 0x7fffffffU);
             EXPECT_EQ(bits_of_f16(product.d[0][0]), 0x7fffU);
             EXPECT_EQ(product.d[0][1], HUGE_VAL);
@@ -190,12 +190,12 @@ TEST(Mma, TruncatedSum) {
         product.b[k][2] = -0x1p-25;  // cut toward zero too
         product.b[k][3] = k < 1 ? -0x1p-24 : 0.0;
     }
-    multiply_truncating(product, 16, Rounding::to_f32);
+    multiply_truncating(product, 16, SumType::f32);
     EXPECT_EQ(product.d[0][0], 1.0);
     EXPECT_EQ(product.d[0][1], 1.0 + 0x1p-20);
     EXPECT_EQ(product.d[0][2], 1.0);
     EXPECT_EQ(product.d[0][3], 1.0 - 0x1p-24);
-    multiply_exactly(product, 16, Rounding::to_f32);
+    multiply_exactly(product, 16, SumType::f32);
     EXPECT_EQ(product.d[0][0], 1.0 + 0x1p-21);
 }
 
@@ -204,7 +204,7 @@ TEST(Mma, TruncatedSumIsNear) {
     Product product;
     for (int repeat = 0; repeat < 200; ++repeat) {
         fill(product, random, repeat % 40);
-        multiply_truncating(product, 16, Rounding::to_f32);
+        multiply_truncating(product, 16, SumType::f32);
         for (int row = 0; row < 16; ++row)
             for (int n = 0; n < 8; ++n) {
                 double most = std::fabs(product.c[row][n]), sum = 0.0;

@@ -214,7 +214,8 @@ struct ChannelGradient {
             const float4 of = all;
             const auto decay = [&](float log_decay, int n) {
                 const float power = ptx::exp2_approximate((log_decay < 0 ? log_decay : 0.0f) * log2_e);
-                return n >= count ? 1.0f : log_decay <= 0 ? power : not_a_number<float>();
+                const float refused = log_decay <= 0 ? 0.0f : not_a_number<float>();
+                return n < count ? power + refused : 1.0f;
             };
             all = {decay(of.x, 0), decay(of.y, 1), decay(of.z, 2), decay(of.w, 3)};
         });

@@ -177,7 +177,7 @@ stage_clang() {
 }
 
 stage_asan() {
-    local options=("${runnable[@]}") launcher=(env HEADRACE_CONFORMANCE_SHARE=0.25)
+    local options=("${runnable[@]}") launcher=(env HEADRACE_CONFORMANCE_SHARE=0.15)
     build asan sanitize_tests headrace_cli fuzzers || return
     tests asan -L sanitize
 }

@@ -4,6 +4,7 @@
 
 #include "behaviours.hpp"
 #include "core/machine.hpp"
+#include "cpu/plumbing/isa_list.hpp"
 #include "layer_calls.hpp"
 
 namespace headrace::test {
@@ -12,11 +13,11 @@ namespace {
 constexpr DType all_types[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 const std::vector<std::int64_t> ragged = {0, 0, 1, 3, 3, 131, 400, 400};
 
-// The instruction sets that this machine has.
+// The instruction sets that layers are compiled for and that this machine has.
 std::vector<const char*> isas() {
-    std::vector<const char*> names = {"generic"};
-    if (detect_machine().avx2) names.push_back("avx2");
-    if (detect_machine().avx512) names.push_back("avx512");
+    std::vector<const char*> names;
+    for (const cpu::Isa& isa : cpu::isas())
+        if (!isa.bf16_only && isa.available(detect_machine())) names.push_back(isa.name.c_str());
     return names;
 }
 

@@ -212,6 +212,7 @@ struct ChannelGradient {
             const int count = i < length ? args.K - c : 0;
             float4& all = *reinterpret_cast<float4*>(&gates.at(i, c));
             const float4 of = all;
+            // Of no gate above 0 an exponential is taken; NaN comes in without a branch.
             const auto decay = [&](float log_decay, int n) {
                 const float power = ptx::exp2_approximate((log_decay < 0 ? log_decay : 0.0f) * log2_e);
                 const float refused = log_decay <= 0 ? 0.0f : not_a_number<float>();

@@ -42,6 +42,10 @@ class DeviceMemory {
     const std::byte* load_unchanging(std::uint64_t address, unsigned bytes, std::uint32_t block);
     std::byte* store(std::uint64_t address, unsigned bytes, std::uint32_t block);
     std::byte* atomic(std::uint64_t address, unsigned bytes, std::uint32_t block);
+    // `lanes` neighbouring ones of `bytes` each. Null, with nothing done, where one look cannot tell that nothing is
+    // wrong: then they are to be asked for one by one.
+    const std::byte* load_row(std::uint64_t address, unsigned bytes, int lanes, bool unchanging, std::uint32_t block);
+    std::byte* store_row(std::uint64_t address, unsigned bytes, int lanes, std::uint32_t block);
 
   private:
     struct Implementation;

@@ -193,45 +193,74 @@ inline void SharedMemory::Implementation::load(std::size_t first, Actor actor) {
         check_writer(granule, actor, "reads");
     }
     if (!races) return;
-    const std::size_t older = any_older_readers(first, n, actor.warp) ? n : 0;
+    // All lanes of the warp read: none was marked that is not marked now.
+    const std::size_t older = actor.lane >= 0 && any_older_readers(first, n, actor.warp) ? n : 0;
     for (std::size_t granule = first; granule < first + older; ++granule) keep_older_readers(granule, actor);
     const std::uint32_t own_bits = actor.lane < 0 ? ~std::uint32_t{0} : std::uint32_t{1} << actor.lane;
     mark_readers(first, n, actor, [=](int) { return own_bits; });
 }
 
-// By several lanes of the actor's warp. The actor is lane -1: only what all lanes know settles anything. False: not
-// done.
-template <class Bits>
+// By several lanes of the actor's warp: bits(i) those that read the granule first + i, lane(i) the first of them.
+// `row`: it is the only one; else only what all lanes know settles anything. False: not done.
+template <bool row, class Bits, class Lane>
 [[gnu::always_inline]] inline bool SharedMemory::Implementation::load_at_once(std::size_t first, int count, Actor actor,
-                                                                              Bits bits) {
-    const std::size_t open = all_below_floor(first, count, actor.warp) ? 0 : static_cast<std::size_t>(count);
-    for (std::size_t granule = first; granule < first + open; ++granule)
-        if (!settled(granule, actor)) return false;
+                                                                              Bits bits, Lane lane) {
+    const int open = all_below_floor(first, count, actor.warp) ? 0 : count;
+    for (int i = 0; i < open; ++i)
+        if (!settled(first + static_cast<std::size_t>(i), {actor.warp, row ? lane(i) : -1, actor.line})) return false;
     if (!races) return true;
-    if (any_older_readers(first, count, actor.warp)) return false;
+    const int older = any_older_readers(first, count, actor.warp) ? count : 0;
+    for (int i = 0; i < older; ++i)
+        keep_older_readers(first + static_cast<std::size_t>(i), {actor.warp, lane(i), actor.line});
     mark_readers(first, count, actor, bits);
     return true;
 }
 
+// By lanes from the actor's on, n granules each. True: whoever wrote or read any of them before is ordered before the
+// lane that writes it now, or is that lane.
 template <int n>
-inline void SharedMemory::Implementation::store(std::size_t first, Actor actor, Clock when, Entry entry) {
+[[gnu::always_inline]] inline bool SharedMemory::Implementation::may_store(std::size_t first, int lanes,
+                                                                           Actor actor) const {
     const auto own = static_cast<std::size_t>(actor.warp);
+    const Clock *const wrote = &written_at[first], *const read = &last_read[first];
+    const Entry* const writers = &writer[first];
+    const std::uint32_t *const by = &read_by[first], *const own_readers = &readers[own * granules + first];
+    const Clock past = floor[own];
+    const Entry thread = entry_of(actor) & thread_bits;
+    const std::uint32_t own_bit = std::uint32_t{1} << own, lane_bit = std::uint32_t{1} << actor.lane;
+    int open = 0;
+    for (int i = 0; i < n * lanes; ++i) {
+        const int other_writer =
+            (wrote[i] >= never - 1) | (((writers[i] ^ (thread + static_cast<Entry>(i / n))) & thread_bits) != 0);
+        const int other_reader = (by[i] != own_bit) | (own_readers[i] != lane_bit << (i / n));
+        open |= ((wrote[i] > past) & other_writer) | ((read[i] > past) & other_reader);
+    }
+    return open == 0;
+}
+
+template <int n>
+[[gnu::always_inline]] inline void SharedMemory::Implementation::put_writer(std::size_t first, int lanes, Clock when,
+                                                                            Entry entry) {
     Clock *const wrote = &written_at[first], *const read = &last_read[first];
     std::uint32_t* const by = &read_by[first];
-    const Clock past = floor[own];
-    int open = 0;
-    for (int i = 0; i < n; ++i) open |= (wrote[i] > past) | (read[i] > past);
-    for (std::size_t granule = first; open != 0 && granule < first + n; ++granule) {
+    Entry* const writers = &writer[first];
+    for (int i = 0; i < n * lanes; ++i) wrote[i] = when;
+    for (int i = 0; i < n * lanes; ++i) writers[i] = entry + static_cast<Entry>(i / n);
+    for (int i = 0; i < n * lanes; ++i) read[i] = 0;
+    for (int i = 0; i < n * lanes; ++i) by[i] = 0;
+}
+
+template <int n>
+inline void SharedMemory::Implementation::store(std::size_t first, Actor actor, Clock when, Entry entry) {
+    const std::size_t open = may_store<n>(first, 1, actor) ? 0 : n;
+    for (std::size_t granule = first; granule < first + open; ++granule) {
         if (!settled(granule, actor)) {
             check_flight(granule, "writes");
             check_writer(granule, actor, "writes");
         }
         check_readers(granule, actor, "writes");
     }
-    for (int i = 0; i < n; ++i) wrote[i] = when;
-    for (int i = 0; i < n; ++i) writer[first + static_cast<std::size_t>(i)] = entry;
-    for (int i = 0; i < n; ++i) read[i] = 0;
-    for (int i = 0; i < n; ++i) by[i] = 0;
+    put_writer<n>(first, 1, when, entry);
 }
 
 void SharedMemory::Implementation::add_atomic(std::size_t granule, Actor actor) {
@@ -273,7 +302,9 @@ const std::byte* SharedMemory::load_together(std::uint64_t offset, unsigned byte
     Implementation& my = *implementation_;
     if (!my.holds(offset, bytes, bytes)) return nullptr;
     const bool done = with_count(bytes, [&](auto n) {
-        return my.load_at_once(offset / 2, n(), {warp, -1, line}, [=](int) { return readers; });
+        return my.load_at_once<false>(
+            offset / 2, n(), {warp, -1, line}, [=](int) { return readers; },
+            [=](int) { return __builtin_ctz(readers); });
     });
     return done ? &my.data[offset] : nullptr;
 }
@@ -283,7 +314,8 @@ const std::byte* SharedMemory::load_row(std::uint64_t offset, unsigned bytes, in
     if (bytes < 2 || !my.holds(offset, bytes * static_cast<unsigned>(lanes), bytes)) return nullptr;
     const bool done = with_count(bytes, [&](auto n) {
         const auto bits = [=](int i) { return std::uint32_t{1} << (lane + i / n()); };
-        return my.load_at_once(offset / 2, n() * lanes, {warp, -1, line}, bits);
+        return my.load_at_once<true>(offset / 2, n() * lanes, {warp, -1, line}, bits,
+                                     [=](int i) { return lane + i / n(); });
     });
     return done ? &my.data[offset] : nullptr;
 }
@@ -301,13 +333,17 @@ const std::byte* SharedMemory::load_by_async_proxy(std::uint32_t offset, unsigne
 
 std::uint64_t SharedMemory::version(std::uint32_t offset, unsigned bytes) const {
     const Implementation& my = *implementation_;
-    std::uint64_t hash = 0;
-    for (std::size_t granule = offset / 2; granule < (offset + bytes) / 2; ++granule) {
-        const auto when = static_cast<std::uint64_t>(static_cast<std::uint32_t>(my.written_at[granule]));
-        hash = (hash ^ (when << 32 | my.writer[granule])) * 0x9e3779b97f4a7c15U;
-        hash ^= hash >> 32;
-    }
-    return hash;
+    // Odd factors: where one granule was written, the sums differ.
+    constexpr std::uint32_t factors[8] = {0x9e3779b1, 0x85ebca77, 0xc2b2ae3d, 0x27d4eb2f,
+                                          0x165667b1, 0xcc9e2d51, 0x1b873593, 0xe6546b65};
+    std::uint32_t times = 0, writers = 0;
+    with_count(bytes, [&](auto n) {
+        for (std::size_t i = 0; i < n(); ++i) {
+            times += factors[i] * static_cast<std::uint32_t>(my.written_at[offset / 2 + i]);
+            writers += factors[i] * my.writer[offset / 2 + i];
+        }
+    });
+    return static_cast<std::uint64_t>(times) << 32 | writers;
 }
 
 int SharedMemory::writer_line(std::uint32_t offset) const { return line_of(implementation_->writer[offset / 2]); }
@@ -319,6 +355,19 @@ std::byte* SharedMemory::store(std::uint32_t offset, unsigned bytes, int warp, i
     const Clock now = my.clock[static_cast<std::size_t>(warp)];
     with_count(bytes, [&](auto n) { my.store<n()>(first, actor, now, entry_of(actor)); });
     return &my.data[offset];
+}
+
+std::byte* SharedMemory::store_row(std::uint64_t offset, unsigned bytes, int warp, int lane, int lanes, int line) {
+    Implementation& my = *implementation_;
+    if (bytes < 2 || !my.holds(offset, bytes * static_cast<unsigned>(lanes), bytes)) return nullptr;
+    const Actor actor{warp, lane, line};
+    const Clock now = my.clock[static_cast<std::size_t>(warp)];
+    const bool done = with_count(bytes, [&](auto n) {
+        const bool may = my.may_store<n()>(offset / 2, lanes, actor);
+        if (may) my.put_writer<n()>(offset / 2, lanes, now, entry_of(actor));
+        return may;
+    });
+    return done ? &my.data[offset] : nullptr;
 }
 
 std::byte* SharedMemory::atomic(std::uint32_t offset, unsigned bytes, int warp, int lane, int line) {

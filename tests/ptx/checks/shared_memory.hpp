@@ -21,12 +21,13 @@ class SharedMemory {
     // Offsets into the block's shared window. lane -1: a load for all lanes of the warp (ldmatrix). Pointers are valid
     // for the access alone. Throw Fault; the text names the earlier access (warp, lane, PTX line) of a race.
     const std::byte* load(std::uint32_t offset, unsigned bytes, int warp, int lane, int line);
-    // Loads by several lanes: of the same bytes (a bit for each lane), and of neighbouring ones by `lanes` lanes from
-    // `lane` on. Null, with nothing done, where one look cannot tell that nothing is wrong for any of them: then the
-    // lanes load one by one, and the first Fault is the warp's.
+    // By several lanes: of the same bytes (a bit for each lane), and of neighbouring ones by `lanes` lanes from `lane`
+    // on. Null, with nothing done, where one look cannot tell that nothing is wrong for any of them: then the lanes
+    // load or store one by one, and the first Fault is the warp's.
     const std::byte* load_together(std::uint64_t offset, unsigned bytes, int warp, std::uint32_t readers, int line);
     const std::byte* load_row(std::uint64_t offset, unsigned bytes, int warp, int lane, int lanes, int line);
     std::byte* store(std::uint32_t offset, unsigned bytes, int warp, int lane, int line);
+    std::byte* store_row(std::uint64_t offset, unsigned bytes, int warp, int lane, int lanes, int line);
     std::byte* atomic(std::uint32_t offset, unsigned bytes, int warp, int lane, int line);
 
     // cp.async: from issue to landing nobody may touch the bytes; landing is a write of that thread. At issue they are

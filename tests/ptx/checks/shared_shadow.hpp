@@ -82,8 +82,12 @@ struct SharedMemory::Implementation {
     bool any_older_readers(std::size_t first, int count, int warp) const;
     template <class Bits>
     void mark_readers(std::size_t first, int count, Actor actor, Bits bits);
-    template <class Bits>
-    bool load_at_once(std::size_t first, int count, Actor actor, Bits bits);
+    template <bool row, class Bits, class Lane>
+    bool load_at_once(std::size_t first, int count, Actor actor, Bits bits, Lane lane);
+    template <int n>
+    bool may_store(std::size_t first, int lanes, Actor actor) const;
+    template <int n>
+    void put_writer(std::size_t first, int lanes, Clock when, Entry entry);
     template <int n>
     void load(std::size_t first, Actor actor);
     template <int n>

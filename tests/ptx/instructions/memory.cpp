@@ -125,19 +125,35 @@ inline void put_all(const Warp& warp, const Step& step, Mask active, const std::
     }
 }
 
-// Lanes that load from one address of shared memory do so together: most loads have one address, or a few. False: one
-// lane of several is alone with its address, or shared memory wants to look at each lane.
+// What neighbouring lanes from `first` on load, or several from one address; null as DeviceMemory and SharedMemory say.
+inline const std::byte* load_at_once(Warp& warp, const Step& step, std::uint64_t address, unsigned bytes, int first,
+                                     int count, Mask readers) {
+    Block& block = *warp.block;
+    const Space space = resolve(step.space, address);
+    if (space == Space::global) {
+        const bool unchanging = (step.variant & unchanging_bit) != 0;
+        return block.memory->load_row(address, bytes, count, unchanging, block.number);
+    }
+    if (space != Space::shared || block.shared == nullptr) return nullptr;
+    const std::uint64_t offset = address - first_shared;
+    const int line = step.statement->line;
+    return count == 1 ? block.shared->load_together(offset, bytes, warp.index, readers, line)
+                      : block.shared->load_row(offset, bytes, warp.index, first, count, line);
+}
+
+// Lanes that load from one address do so together: most loads have one address, or a few. False: one lane of several
+// is alone with its address, or memory wants to look at each lane.
 template <class T, int width>
 bool load_together(Warp& warp, const Step& step, const std::uint64_t* addresses, Mask active) {
     for (Mask rest = active; rest != 0;) {
         const Mask first = rest & -rest;
-        std::uint64_t offset = addresses[__builtin_ctz(rest)];
+        const int lane_of_first = __builtin_ctz(rest);
+        const std::uint64_t address = addresses[lane_of_first];
         Mask same = 0;
-        for (int lane = 0; lane < lanes; ++lane) same |= static_cast<Mask>(addresses[lane] == offset) << lane;
+        for (int lane = 0; lane < lanes; ++lane) same |= static_cast<Mask>(addresses[lane] == address) << lane;
         same &= rest;
-        if ((same == first && active != first) || resolve(step.space, offset) != Space::shared) return false;
-        const std::byte* at = warp.block->shared->load_together(offset - first_shared, sizeof(T) * width, warp.index,
-                                                                same, step.statement->line);
+        if (same == first && active != first) return false;
+        const std::byte* at = load_at_once(warp, step, address, sizeof(T) * width, lane_of_first, 1, same);
         if (at == nullptr) return false;
         put_all<T, width>(warp, step, same, at, /*stride=*/0);
         rest &= ~same;
@@ -145,18 +161,22 @@ bool load_together(Warp& warp, const Step& step, const std::uint64_t* addresses,
     return true;
 }
 
-// The same for neighbouring lanes that load neighbouring values. False: they do not, or as above.
+// Whether neighbouring lanes have neighbouring values of so many bytes.
+inline bool are_row(const std::uint64_t* addresses, Mask active, unsigned bytes) {
+    const int first = __builtin_ctz(active), count = __builtin_popcount(active);
+    if (active >> first != all_lanes >> (lanes - count)) return false;
+    std::uint64_t differences = 0;
+    for (int i = 0; i < count; ++i)
+        differences |= addresses[first + i] ^ (addresses[first] + static_cast<std::uint64_t>(i) * bytes);
+    return differences == 0;
+}
+
 template <class T, int width>
 bool load_row(Warp& warp, const Step& step, const std::uint64_t* addresses, Mask active) {
     constexpr unsigned bytes = sizeof(T) * width;
+    if (!are_row(addresses, active, bytes)) return false;
     const int first = __builtin_ctz(active), count = __builtin_popcount(active);
-    std::uint64_t offset = addresses[first];
-    bool is_row = active >> first == all_lanes >> (lanes - count);
-    for (int i = 0; is_row && i < count; ++i)
-        is_row = addresses[first + i] == offset + static_cast<std::uint64_t>(i) * bytes;
-    if (!is_row || resolve(step.space, offset) != Space::shared) return false;
-    const std::byte* at =
-        warp.block->shared->load_row(offset - first_shared, bytes, warp.index, first, count, step.statement->line);
+    const std::byte* at = load_at_once(warp, step, addresses[first], bytes, first, count, active);
     if (at != nullptr) put_all<T, width>(warp, step, active, at, bytes);
     return at != nullptr;
 }
@@ -166,9 +186,7 @@ void load(Warp& warp, const Step& step, Mask active) {
     constexpr unsigned bytes = sizeof(T) * width;
     std::uint64_t addresses[lanes] = {};
     gather_addresses(warp, step.from[0], step.offset, (step.variant & wide_base) != 0, active, addresses);
-    const bool has_shared = warp.block->shared != nullptr;
-    if (!has_shared || !(load_together<T, width>(warp, step, addresses, active) ||
-                         load_row<T, width>(warp, step, addresses, active))) {
+    if (!load_together<T, width>(warp, step, addresses, active) && !load_row<T, width>(warp, step, addresses, active)) {
         for_faulting_lanes(active, [&](int lane) {
             const std::byte* at = load_from(warp, step, addresses[lane], bytes, lane);
             put_all<T, width>(warp, step, Mask{1} << lane, at, /*stride=*/0);
@@ -177,19 +195,43 @@ void load(Warp& warp, const Step& step, Mask active) {
     if (step.space == Space::shared) count_conflicts(step, addresses, active, bytes);
 }
 
+// What a lane stores, at its place.
+template <class T, int width>
+inline void take_all(const Warp& warp, const Step& step, int lane, std::byte* at) {
+    for (int i = 0; i < width; ++i) {
+        const T value = take<T>(warp, step.from[static_cast<std::size_t>(i) + 1], step.other, lane);
+        std::memcpy(at + static_cast<std::size_t>(i) * sizeof(T), &value, sizeof(T));
+    }
+}
+
+// Where neighbouring lanes store; null as above.
+inline std::byte* store_row(Warp& warp, const Step& step, const std::uint64_t* addresses, Mask active, unsigned bytes) {
+    if (!are_row(addresses, active, bytes)) return nullptr;
+    Block& block = *warp.block;
+    const int first = __builtin_ctz(active), count = __builtin_popcount(active);
+    std::uint64_t address = addresses[first];
+    const Space space = resolve(step.space, address);
+    if (space == Space::global) return block.memory->store_row(address, bytes, count, block.number);
+    if (space != Space::shared || block.shared == nullptr) return nullptr;
+    return block.shared->store_row(address - first_shared, bytes, warp.index, first, count, step.statement->line);
+}
+
 template <class T, int width>
 void store(Warp& warp, const Step& step, Mask active) {
     constexpr unsigned bytes = sizeof(T) * width;
     std::uint64_t addresses[lanes] = {};
     gather_addresses(warp, step.from[0], step.offset, (step.variant & wide_base) != 0, active, addresses);
-    check_overlap(*warp.block, step.space, addresses, active, bytes);
-    for_faulting_lanes(active, [&](int lane) {
-        std::byte* at = store_to(warp, step, addresses[lane], bytes, lane);
-        for (int i = 0; i < width; ++i) {
-            const T value = take<T>(warp, step.from[static_cast<std::size_t>(i) + 1], step.other, lane);
-            std::memcpy(at + static_cast<std::size_t>(i) * sizeof(T), &value, sizeof(T));
-        }
-    });
+    if (std::byte* const row = store_row(warp, step, addresses, active, bytes)) {
+        const int first = __builtin_ctz(active);
+        for_lanes(active, [&](int lane) {
+            take_all<T, width>(warp, step, lane, row + static_cast<std::size_t>(lane - first) * bytes);
+        });
+    } else {
+        check_overlap(*warp.block, step.space, addresses, active, bytes);
+        for_faulting_lanes(active, [&](int lane) {
+            take_all<T, width>(warp, step, lane, store_to(warp, step, addresses[lane], bytes, lane));
+        });
+    }
     if (step.space == Space::shared) count_conflicts(step, addresses, active, bytes);
 }
 

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <random>
+#include <regex>
+#include <string>
 #include <vector>
 
 #include "tests/faults.hpp"
@@ -191,6 +194,74 @@ TEST_F(Races, ManyLaunches) {
         EXPECT_FAULT(memory.load(a, 16, 1 << 20), "which block 0 wrote");
         memory.load(a + 16, 16, 1 << 20);
     }
+}
+
+// Rows of neighbours at once: the same values, marks and faults as one by one.
+TEST(DeviceMemory, RowsAsOneByOne) {
+    struct Side {
+        DeviceMemory memory{std::size_t{1} << 20};
+        std::uint64_t first = memory.allocate(200, "first"), second = memory.allocate(64, "second");
+    } rows, singles;
+    std::mt19937 random(5);
+    const auto below = [&](unsigned bound) { return static_cast<unsigned>(random()) % bound; };
+    const auto fault_on = [](auto f) {  // without addresses, which differ
+        return std::regex_replace(fault_of(f), std::regex("0x[0-9a-f]+"), "#");
+    };
+    int at_once = 0, one_by_one = 0, faulted = 0;
+    const auto both = [&](auto f) {
+        const std::string fault = fault_on([&] { f(rows); });
+        ASSERT_EQ(fault, fault_on([&] { f(singles); }));
+        faulted += fault != "no fault";
+    };
+    for (int i = 0; i < 40000 && !HasFailure(); ++i) {
+        const unsigned action = below(40), size = 1U << below(5), block = below(3);
+        const unsigned at = (below(4) == 0 ? below(200) : 0) / size * size + (below(20) == 0 ? 1 : 0);
+        const int lanes = 1 + static_cast<int>(below(32));
+        const bool in_second = below(4) == 0, stores = below(4) == 0, unchanging = below(5) == 0;
+        const auto address = [&](const Side& side) { return (in_second ? side.second : side.first) + at; };
+        if (action < 8) {
+            both([](Side& side) { side.memory.begin_launch(); });
+        } else if (action < 10) {
+            const std::vector<char> bytes(below(8) == 0 ? 200 : 64, static_cast<char>(i));
+            both([&](Side& side) { side.memory.write(side.first, bytes.data(), bytes.size()); });
+        } else if (action < 11) {
+            both([&](Side& side) { side.memory.atomic(address(side), size, block); });
+        } else if (action < 12) {
+            both([](Side& side) {
+                side.memory.release(side.second);
+                side.second = side.memory.allocate(64, "second");
+            });
+        } else {
+            const auto each = [&](Side& side) {
+                for (int lane = 0; lane < lanes; ++lane) {
+                    const std::uint64_t its = address(side) + static_cast<unsigned>(lane) * size;
+                    if (stores)
+                        std::memset(side.memory.store(its, size, block), i, size);
+                    else if (unchanging)
+                        side.memory.load_unchanging(its, size, block);
+                    else
+                        side.memory.load(its, size, block);
+                }
+            };
+            const unsigned all = static_cast<unsigned>(lanes) * size;
+            std::byte* const stored = stores ? rows.memory.store_row(address(rows), size, lanes, block) : nullptr;
+            const std::byte* const found =
+                stores ? stored : rows.memory.load_row(address(rows), size, lanes, unchanging, block);
+            if (found == nullptr) {
+                both(each), ++one_by_one;
+                continue;
+            }
+            if (stores) std::memset(stored, i, all);
+            ++at_once;
+            ASSERT_EQ(fault_on([&] { each(singles); }), "no fault");
+            std::vector<char> there(all);
+            singles.memory.read(there.data(), address(singles), all);
+            EXPECT_EQ(std::memcmp(there.data(), found, all), 0);
+        }
+    }
+    EXPECT_GT(at_once, 3000);
+    EXPECT_GT(one_by_one, 3000);
+    EXPECT_GT(faulted, 3000);
 }
 
 }  // namespace

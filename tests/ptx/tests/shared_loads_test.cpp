@@ -1,4 +1,4 @@
-// Loads from shared memory by several lanes at once: the same values, marks and faults as lane by lane.
+// Accesses to shared memory by several lanes at once: the same values, marks and faults as lane by lane.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -52,7 +52,24 @@ class TwoMemories {
             EXPECT_EQ(std::memcmp(at + i / size * stride, &values[i], size), 0);
     }
 
-    int done = 0, looked_at_each = 0, faulted = 0;
+    // By `count` neighbouring lanes from `first` on.
+    void store(std::uint32_t offset, unsigned size, int warp, int first, int count, int line) {
+        const auto lane_by_lane = [&](SharedMemory& memory) {
+            for (int i = 0; i < count; ++i)
+                std::memset(memory.store(offset + static_cast<unsigned>(i) * size, size, warp, first + i, line), line,
+                            size);
+        };
+        std::byte* const at = at_once_.store_row(offset, size, warp, first, count, line);
+        if (at == nullptr) {
+            both(lane_by_lane);
+            return;
+        }
+        ++stored;
+        std::memset(at, line, size * static_cast<unsigned>(count));
+        EXPECT_EQ(fault_of([&] { lane_by_lane(one_by_one_); }), "no fault");
+    }
+
+    int done = 0, looked_at_each = 0, faulted = 0, stored = 0;
 
   private:
     SharedMemory at_once_, one_by_one_;
@@ -67,8 +84,12 @@ class Threads {
         const auto warp = static_cast<int>(below(2)), lane = static_cast<int>(below(32));
         const unsigned size = 1U << below(5);
         const std::uint32_t offset = below(TwoMemories::bytes / size) * size;
-        const unsigned action = below(40);
-        if (action < 6) {
+        const unsigned action = below(44);
+        if (action >= 40) {
+            const std::uint32_t writers = neighbours();
+            memories.store(below(2) == 0 ? offset : 0, size, warp, __builtin_ctz(writers), __builtin_popcount(writers),
+                           line);
+        } else if (action < 6) {
             memories.both([&](SharedMemory& m) { std::memset(m.store(offset, size, warp, lane, line), line, size); });
         } else if (action < 7) {
             memories.both([&](SharedMemory& m) { m.atomic(offset, size, warp, lane, line); });
@@ -138,7 +159,7 @@ class Threads {
 
 TEST(SharedLoads, AtOnceAsOneByOne) {
     for (const bool races : {false, true}) {
-        int done = 0, looked_at_each = 0, faulted = 0;
+        int done = 0, looked_at_each = 0, faulted = 0, stored = 0;
         for (std::uint32_t seed = 0; seed < 400; ++seed) {
             Threads threads(races, seed);
             for (int line = 0; line < 400 && !HasFailure(); ++line) {
@@ -149,10 +170,12 @@ TEST(SharedLoads, AtOnceAsOneByOne) {
             done += threads.memories.done;
             looked_at_each += threads.memories.looked_at_each;
             faulted += threads.memories.faulted;
+            stored += threads.memories.stored;
         }
         EXPECT_GT(done, 20000);
         EXPECT_GT(looked_at_each, 1000);
         EXPECT_GT(faulted, 10000);
+        EXPECT_GT(stored, 1000);
     }
 }
 
@@ -161,10 +184,11 @@ TEST(SharedLoads, AtOnceAsOneByOne) {
 std::vector<std::uint32_t> loaded(const std::string& body, const std::string& order = "bar.warp.sync 0xffffffff;") {
     Device device;
     const auto to = device.buffer(std::vector<std::uint32_t>(64, 0));
-    device.run(kernel_text(1, ".shared .align 16 .b8 window[256]; mov.u32 %r7, window; mad.lo.u32 %r9, %r0, 4, %r7;"
-                              "add.u32 %r10, %r0, 100; st.shared.u32 [%r9], %r10;" +
-                                  order + "cvta.shared.u64 %rd8, window; mov.u32 %r11, 0; mov.u32 %r12, 0;" + body +
-                                  "mad.wide.u32 %rd9, %r0, 8, %rd0; st.global.v2.u32 [%rd9], {%r11, %r12};"),
+    device.run(kernel_text(1,
+                           ".shared .align 16 .b8 window[256]; mov.u32 %r7, window; mad.lo.u32 %r9, %r0, 4, %r7;"
+                           "add.u32 %r10, %r0, 100; st.shared.u32 [%r9], %r10;" +
+                               order + "cvta.shared.u64 %rd8, window; mov.u32 %r11, 0; mov.u32 %r12, 0;" + body +
+                               "mad.wide.u32 %rd9, %r0, 8, %rd0; st.global.v2.u32 [%rd9], {%r11, %r12};"),
                {to});
     return device.read<std::uint32_t>(to, 64);
 }
@@ -212,6 +236,8 @@ TEST(SharedLoads, Faults) {
     EXPECT_FAULT(loaded("ld.shared.u32 %r11, [%r7+20];" + then_store), "which warp 0 lane 0 read");
     EXPECT_FAULT(loaded("setp.ge.u32 %p1, %r0, 4; @%p1 ld.shared.u32 %r11, [%r9+-12];" + then_store),
                  "lane 9 race: writes shared offset 20, which warp 0 lane 8 read");
+    EXPECT_FAULT(loaded("setp.eq.u32 %p1, %r0, 0; @%p1 ld.shared.u32 %r11, [%r7+4]; st.shared.u32 [%r9], %r0;"),
+                 "lane 1 race: writes shared offset 4, which warp 0 lane 0 read");
 }
 
 }  // namespace

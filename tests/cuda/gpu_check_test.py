@@ -128,7 +128,7 @@ class Script(Case):
         self.assertGreater(len({line["implementation"] for line in self.lines("conformance")}), 1)
 
     def test_a_miss_is_an_exit_status(self):
-        output = self.script("--interpreter", code=1, HEADRACE_PTX_FAIL="cudaLaunchKernel:9")
+        output = self.script("--interpreter", "--seconds", "16", code=1, HEADRACE_PTX_FAIL="cudaLaunchKernel:9")
         self.assertEqual(self.outcomes()["conformance"], "FAILED")
         self.assertIn("WRONG conformance: ", output)
 
@@ -140,7 +140,7 @@ class Script(Case):
             (tools / name).chmod(0o755)
         problems = self.folder / "problems.txt"
         problems.write_text(SMALL + "\n", encoding="utf-8")
-        output = self.script("--problems", str(problems), "--seconds", "170", code=1,
+        output = self.script("--problems", str(problems), "--seconds", "150", code=1,
                              PATH=f"{tools}:{os.environ['PATH']}")
         outcomes = self.outcomes()
         for name in ("conformance", "streams", "memcheck", "initcheck", "synccheck", "bench"):

@@ -131,6 +131,11 @@ def print_stretches(statements, counts, most):
             print(f"            {places_of(stretch)}")
 
 
+def having(statements, instruction):
+    """Those with an instruction that matches the regular expression."""
+    return [each for each in statements if re.match(rf"\{{?\s*(@!?%\w+\s+)?({instruction})", each.text)]
+
+
 def reached_places(texts, counts):
     """The source lines of which some statement was executed, in any kernel."""
     return {statement.place for kernel, statements in texts.items() for statement in statements
@@ -172,6 +177,8 @@ def main(words=None):
     parser.add_argument("--texts", help="folder that HEADRACE_PTX_DUMP wrote")
     parser.add_argument("--bar", type=float, default=0.95, help="least share of each kernel's statements")
     parser.add_argument("--without", default="(?!)", help="a regular expression: kernels that the bar is not for")
+    parser.add_argument("--each", help="a regular expression: the table is of kernels with such instructions alone, of"
+                                       " which each must have been executed")
     parser.add_argument("--stretches", type=int, default=3, help="how many stretches of each kernel to print")
     arguments = parser.parse_args(words)
     statements, counts, lanes = read_counts(arguments.counts)
@@ -180,20 +187,27 @@ def main(words=None):
     for kernel, its in texts.items():
         if statements.setdefault(kernel, len(its)) != len(its):
             raise SystemExit(f"{kernel}: {len(its)} statements in the texts, {statements[kernel]} in the counts")
+    if arguments.each:
+        texts = {kernel: its for kernel, its in texts.items() if having(its, arguments.each)}
+        statements = {kernel: len(its) for kernel, its in texts.items()}
     names, below, places = readable(sorted(statements)), 0, reached_places(texts, counts)
     for kernel in sorted(statements):
         executed, share = shares_of(kernel, statements[kernel], texts, counts, places)
         is_below = share < arguments.bar and not re.search(arguments.without, names[kernel])
-        below += is_below
+        wanted = having(texts[kernel], arguments.each) if arguments.each else []
+        left = [each for each in wanted if not counts[kernel][each.line]]
+        below += is_below or bool(left)
         by_place = f" ({share:.1%} by source lines)" if places else ""
         together = lanes_together(counts[kernel], lanes[kernel])
         note = "  BELOW THE BAR" if is_below else ""
         print(f"{executed:7.1%}{by_place} of {statements[kernel]:6}, {together:4.0%} of lanes  {names[kernel]}{note}")
+        for each in left:
+            print(f"      NOT EXECUTED: line {each.line}: {each.text}")
         if kernel in texts:
             print_stretches(texts[kernel], counts[kernel], arguments.stretches)
     if places:
         print_places(texts, counts, places)
-    total = sum(len(lines) for lines in counts.values()) / max(1, sum(statements.values()))
+    total = sum(len(counts[kernel]) for kernel in statements) / max(1, sum(statements.values()))
     print(f"{total:7.1%} in all, {len(statements)} kernels, {below} below the bar, {arguments.bar}")
     return 1 if below or not statements else 0
 

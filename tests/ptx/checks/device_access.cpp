@@ -97,13 +97,19 @@ Shadow DeviceMemory::Implementation::after(Access how, Shadow word, Shadow me, s
     return true;
 }
 
+// Whether the bytes lie in an allocation; the next access asks for the same one first.
+inline bool DeviceMemory::Implementation::is_inside(std::uint64_t address, std::uint64_t bytes) {
+    if (address - last_begin < last_bytes && bytes <= last_bytes - (address - last_begin)) return true;
+    const auto at = holding(address);
+    if (at == live.end() || bytes > at->second.bytes - (address - at->first)) return false;
+    last_begin = at->first;
+    last_bytes = at->second.bytes;
+    return true;
+}
+
 inline std::byte* DeviceMemory::Implementation::access(Access how, std::uint64_t address, unsigned bytes,
                                                        std::uint32_t block) {
-    if (address - last_begin >= last_bytes || bytes > last_bytes - (address - last_begin)) {
-        const auto at = look_up(address, bytes);
-        last_begin = at->first;
-        last_bytes = at->second.bytes;
-    }
+    if (!is_inside(address, bytes)) outside(address, bytes);
     if ((address & (bytes - 1)) != 0)
         throw_fault("touches ", hex(address), ", which is not aligned to ", bytes, " bytes");
     const std::size_t offset = address - base;
@@ -120,13 +126,7 @@ inline std::byte* DeviceMemory::Implementation::access(Access how, std::uint64_t
 std::byte* DeviceMemory::Implementation::access_row(Access how, std::uint64_t address, unsigned bytes, int lanes,
                                                     std::uint32_t block) {
     const std::uint64_t all = std::uint64_t{bytes} * static_cast<unsigned>(lanes);
-    if (bytes < 2 || (address & (bytes - 1)) != 0) return nullptr;
-    if (address - last_begin >= last_bytes || all > last_bytes - (address - last_begin)) {
-        const auto at = holding(address);
-        if (at == live.end() || all > at->second.bytes - (address - at->first)) return nullptr;
-        last_begin = at->first;
-        last_bytes = at->second.bytes;
-    }
+    if (bytes < 2 || (address & (bytes - 1)) != 0 || !is_inside(address, all)) return nullptr;
     const std::size_t offset = address - base;
     return settle(how, shadow + offset / 2, all / 2, first_owner + block) ? data + offset : nullptr;
 }

@@ -67,6 +67,7 @@ struct DeviceMemory::Implementation {
     DeviceAllocations::const_iterator look_up(std::uint64_t address, std::size_t bytes) const;
     [[noreturn]] void outside(std::uint64_t address, std::size_t bytes) const;
 
+    bool is_inside(std::uint64_t address, std::uint64_t bytes);
     std::byte* access(Access how, std::uint64_t address, unsigned bytes, std::uint32_t block);
     std::byte* access_row(Access how, std::uint64_t address, unsigned bytes, int lanes, std::uint32_t block);
     bool settle(Access how, Shadow* words, std::size_t count, Shadow me);

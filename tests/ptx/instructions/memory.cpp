@@ -174,8 +174,8 @@ inline bool are_row(const std::uint64_t* addresses, Mask active, unsigned bytes)
 template <class T, int width>
 bool load_row(Warp& warp, const Step& step, const std::uint64_t* addresses, Mask active) {
     constexpr unsigned bytes = sizeof(T) * width;
-    if (!are_row(addresses, active, bytes)) return false;
     const int first = __builtin_ctz(active), count = __builtin_popcount(active);
+    if (count == 1 || !are_row(addresses, active, bytes)) return false;  // one was looked at together
     const std::byte* at = load_at_once(warp, step, addresses[first], bytes, first, count, active);
     if (at != nullptr) put_all<T, width>(warp, step, active, at, bytes);
     return at != nullptr;

@@ -127,32 +127,12 @@ void SharedMemory::Implementation::keep_older_readers(std::size_t granule, Actor
     readers[at] = kept;
 }
 
-// Whether the granule is written, and its writer is ordered before the actor: the checks have nothing to say.
-inline bool SharedMemory::Implementation::settled(std::size_t granule, Actor actor) const {
-    const Clock when = written_at[granule];
-    if (when < birth || when >= never - 1) return false;
-    const Entry entry = writer[granule];
-    const auto own = static_cast<std::size_t>(actor.warp);
-    return when <= seen[own * warps + static_cast<std::size_t>(warp_of(entry))] ||
-           (actor.lane >= 0 && ((entry ^ entry_of(actor)) & thread_bits) == 0);
-}
-
 template <class F>
 inline auto with_count(unsigned size, F f) {
     if (size == 16) return f(std::integral_constant<int, 8>{});
     if (size == 8) return f(std::integral_constant<int, 4>{});
     if (size == 4) return f(std::integral_constant<int, 2>{});
     return f(std::integral_constant<int, 1>{});
-}
-
-// Whether all are written, and the warp has seen everything that any warp did up to then.
-[[gnu::always_inline]] inline bool SharedMemory::Implementation::all_below_floor(std::size_t first, int count,
-                                                                                 int warp) const {
-    const Clock* const wrote = &written_at[first];
-    const Clock since = birth, past = floor[static_cast<std::size_t>(warp)];
-    int open = 0;
-    for (int i = 0; i < count; ++i) open |= (wrote[i] < since) | (wrote[i] > past);
-    return open == 0;
 }
 
 // Whether keep_older_readers has anything to do.
@@ -164,23 +144,6 @@ inline auto with_count(unsigned size, F f) {
     int older = 0;
     for (int i = 0; i < count; ++i) older |= (when[i] != now) & (when[i] > flat);
     return older != 0;
-}
-
-// bits(i): the lanes that read the granule first + i.
-template <class Bits>
-[[gnu::always_inline]] inline void SharedMemory::Implementation::mark_readers(std::size_t first, int count, Actor actor,
-                                                                              Bits bits) {
-    const auto own = static_cast<std::size_t>(actor.warp);
-    const std::size_t at = own * granules + first;
-    const Clock now = clock[own];
-    const std::uint32_t own_bit = std::uint32_t{1} << own;
-    Clock *const when = &read_at[at], *const latest = &last_read[first];
-    std::uint32_t *const read = &readers[at], *const lines = &read_line[at], *const by = &read_by[first];
-    for (int i = 0; i < count; ++i) read[i] = (when[i] == now ? read[i] : 0) | bits(i);
-    for (int i = 0; i < count; ++i) when[i] = now;
-    for (int i = 0; i < count; ++i) latest[i] = latest[i] > now ? latest[i] : now;
-    for (int i = 0; i < count; ++i) by[i] |= own_bit;
-    for (int i = 0; i < count; ++i) lines[i] = static_cast<std::uint32_t>(actor.line);
 }
 
 template <int n>
@@ -319,34 +282,6 @@ const std::byte* SharedMemory::load_row(std::uint64_t offset, unsigned bytes, in
     });
     return done ? &my.data[offset] : nullptr;
 }
-
-const std::byte* SharedMemory::load_by_async_proxy(std::uint32_t offset, unsigned bytes, int warp, int line) {
-    const std::byte* const contents = load(offset, bytes, warp, -1, line);
-    const Implementation& my = *implementation_;
-    for (std::size_t granule = offset / 2; granule < (offset + bytes) / 2 && my.races; ++granule) {
-        const bool like_last = granule > offset / 2 && my.writer[granule] == my.writer[granule - 1] &&
-                               my.written_at[granule] == my.written_at[granule - 1];
-        if (!like_last || (my.writer[granule] & atomics_only) != 0) my.check_proxy(granule, warp);
-    }
-    return contents;
-}
-
-std::uint64_t SharedMemory::version(std::uint32_t offset, unsigned bytes) const {
-    const Implementation& my = *implementation_;
-    // Odd factors: where one granule was written, the sums differ.
-    constexpr std::uint32_t factors[8] = {0x9e3779b1, 0x85ebca77, 0xc2b2ae3d, 0x27d4eb2f,
-                                          0x165667b1, 0xcc9e2d51, 0x1b873593, 0xe6546b65};
-    std::uint32_t times = 0, writers = 0;
-    with_count(bytes, [&](auto n) {
-        for (std::size_t i = 0; i < n(); ++i) {
-            times += factors[i] * static_cast<std::uint32_t>(my.written_at[offset / 2 + i]);
-            writers += factors[i] * my.writer[offset / 2 + i];
-        }
-    });
-    return static_cast<std::uint64_t>(times) << 32 | writers;
-}
-
-int SharedMemory::writer_line(std::uint32_t offset) const { return line_of(implementation_->writer[offset / 2]); }
 
 std::byte* SharedMemory::store(std::uint32_t offset, unsigned bytes, int warp, int lane, int line) {
     Implementation& my = *implementation_;

@@ -39,9 +39,13 @@ class SharedMemory {
     // fence.proxy.async of the writer that is ordered before the read as the write is, or else of all lanes of the
     // reading warp once the write is ordered before them.
     const std::byte* load_by_async_proxy(std::uint32_t offset, unsigned bytes, int warp, int line);
+    // The same of 16, 32 or 128 bytes, at a multiple of them. Null, with nothing done, as above.
+    const std::byte* load_together_by_async_proxy(std::uint32_t offset, unsigned bytes, int warp, int line);
+    // Such a read goes on until now, and nothing was written since it began.
+    void read_on(std::uint32_t offset, unsigned bytes, int warp, int line);
     void fence_proxy(int warp, std::uint32_t lanes);  // fence.proxy.async
-    // Tells the present contents from those of any later write; the line of the last write.
-    std::uint64_t version(std::uint32_t offset, unsigned bytes) const;
+    // Tells the present contents of 16 bytes from those of any later write; the line of the last write.
+    std::uint64_t version(std::uint32_t offset) const;
     int writer_line(std::uint32_t offset) const;
 
     // What orders: the lanes of one warp that met at a bar.warp.sync; warps that met at a barrier (arrive: those of

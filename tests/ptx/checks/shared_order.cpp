@@ -39,36 +39,6 @@ void SharedMemory::warp_sync(int warp, std::uint32_t members) {
         std::copy_n(joined, 32, rows + __builtin_ctz(rest) * 32);
 }
 
-// A fence ends an interval: what the lanes wrote up to it is told from what they write later.
-void SharedMemory::fence_proxy(int warp, std::uint32_t lanes) {
-    Implementation& my = *implementation_;
-    const auto own = static_cast<std::size_t>(warp);
-    my.fences[own].push_back({my.clock[own]++, lanes});
-    if (lanes != ~std::uint32_t{0}) return;
-    const auto row = static_cast<std::ptrdiff_t>(own * my.warps), size = static_cast<std::ptrdiff_t>(my.warps);
-    std::copy_n(my.seen.begin() + row, size, my.fenced.begin() + row);
-}
-
-// Whether a fence of the proxy lies between the write and the warp's read.
-void SharedMemory::Implementation::check_fence(int warp, Actor by, Clock when, std::size_t granule) const {
-    const std::size_t at = static_cast<std::size_t>(warp) * warps + static_cast<std::size_t>(by.warp);
-    if (when <= fenced[at]) return;
-    const std::vector<Fence>& list = fences[static_cast<std::size_t>(by.warp)];
-    auto fence = std::partition_point(list.begin(), list.end(), [=](const Fence& f) { return f.clock < when; });
-    for (; fence != list.end() && fence->clock <= seen[at]; ++fence)
-        if ((fence->lanes >> by.lane & 1) != 0) return;
-    throw_fault("reads shared offset ", 2 * granule, " by the async proxy, which warp ", by.warp, " lane ", by.lane,
-                " wrote at line ", by.line,
-                "; no fence.proxy.async of that thread lies between the write and what orders it before the read");
-}
-
-void SharedMemory::Implementation::check_proxy(std::size_t granule, int warp) const {
-    const Entry entry = writer[granule];
-    if ((entry & atomics_only) == 0)
-        return check_fence(warp, {warp_of(entry), lane_of(entry), line_of(entry)}, written_at[granule], granule);
-    for (const Atomic& atomic : atomics.at(granule)) check_fence(warp, atomic.actor, atomic.clock, granule);
-}
-
 void SharedMemory::arrive(int warp, int barrier) {
     Implementation& my = *implementation_;
     const auto own = static_cast<std::size_t>(warp);

@@ -1,4 +1,4 @@
-// The shadow of a block's shared memory, and time in it: for shared_memory.cpp and shared_order.cpp.
+// The shadow of a block's shared memory, and time in it: for shared_memory.cpp, shared_order.cpp and async_proxy.cpp.
 #pragma once
 
 #include <algorithm>
@@ -62,7 +62,8 @@ struct SharedMemory::Implementation {
         std::uint32_t lanes;
     };
     std::vector<std::vector<Fence>> fences;  // [warp]: of the proxy, in order
-    std::vector<Clock> fenced;               // [warp][warp]: `seen` at the warp's last fence of all lanes
+    // [warp][warp]: the interval of the second up to which a fence lies before any read of the first by the proxy
+    std::vector<Clock> fenced;
     struct Atomic {
         Clock clock;
         Actor actor;
@@ -97,10 +98,49 @@ struct SharedMemory::Implementation {
     void check_readers(std::size_t granule, Actor actor, const char* verb);
     void check_written(std::size_t granule) const;
     void check_flight(std::size_t granule, const char* verb) const;
-    void check_proxy(std::size_t granule, int warp) const;
-    void check_fence(int warp, Actor by, Clock when, std::size_t granule) const;
+    bool is_fenced(int warp, int writing_warp, int lane, Clock when);
+    template <int n>
+    bool may_load_by_async_proxy(std::size_t first, int warp);
+    void check_proxy(std::size_t granule, int warp);
     void keep_older_readers(std::size_t granule, Actor actor);
     void add_atomic(std::size_t granule, Actor actor);
 };
+
+// Whether the granule is written, and its writer is ordered before the actor: the checks have nothing to say.
+inline bool SharedMemory::Implementation::settled(std::size_t granule, Actor actor) const {
+    const Clock when = written_at[granule];
+    if (when < birth || when >= never - 1) return false;
+    const Entry entry = writer[granule];
+    const auto own = static_cast<std::size_t>(actor.warp);
+    return when <= seen[own * warps + static_cast<std::size_t>(warp_of(entry))] ||
+           (actor.lane >= 0 && ((entry ^ entry_of(actor)) & thread_bits) == 0);
+}
+
+// Whether all are written, and the warp has seen everything that any warp did up to then.
+[[gnu::always_inline]] inline bool SharedMemory::Implementation::all_below_floor(std::size_t first, int count,
+                                                                                 int warp) const {
+    const Clock* const wrote = &written_at[first];
+    const Clock since = birth, past = floor[static_cast<std::size_t>(warp)];
+    int open = 0;
+    for (int i = 0; i < count; ++i) open |= (wrote[i] < since) | (wrote[i] > past);
+    return open == 0;
+}
+
+// bits(i): the lanes that read the granule first + i.
+template <class Bits>
+[[gnu::always_inline]] inline void SharedMemory::Implementation::mark_readers(std::size_t first, int count, Actor actor,
+                                                                              Bits bits) {
+    const auto own = static_cast<std::size_t>(actor.warp);
+    const std::size_t at = own * granules + first;
+    const Clock now = clock[own];
+    const std::uint32_t own_bit = std::uint32_t{1} << own;
+    Clock *const when = &read_at[at], *const latest = &last_read[first];
+    std::uint32_t *const read = &readers[at], *const lines = &read_line[at], *const by = &read_by[first];
+    for (int i = 0; i < count; ++i) read[i] = (when[i] == now ? read[i] : 0) | bits(i);
+    for (int i = 0; i < count; ++i) when[i] = now;
+    for (int i = 0; i < count; ++i) latest[i] = latest[i] > now ? latest[i] : now;
+    for (int i = 0; i < count; ++i) by[i] |= own_bit;
+    for (int i = 0; i < count; ++i) lines[i] = static_cast<std::uint32_t>(actor.line);
+}
 
 }  // namespace headrace::ptx

@@ -7,13 +7,14 @@
 #include <vector>
 
 #include "instructions/addresses.hpp"
+#include "instructions/factor_b.hpp"
 #include "instructions/families.hpp"
 #include "instructions/fragments.hpp"
 
 namespace headrace::ptx {
 namespace {
 
-constexpr int depth = 16, warps_of_group = 4;
+constexpr int depth = FactorB::depth, warps_of_group = 4;
 constexpr int b_by_rows = 1, scale_negated = 2, is_f16 = 4;        // of Step::variant; rows: trans-b, n is contiguous
 constexpr std::size_t a_registers = 4, descriptor = 4, scale = 5;  // in Step::from
 
@@ -24,28 +25,6 @@ struct Accumulator {
     std::vector<int> slots;
     std::vector<Lanes> values;
     std::size_t in_flight = 0;  // products
-};
-
-// B of 16 rows k and N columns n, as it lies in shared memory with 128-byte swizzle: the 16-byte pieces of 1024 bytes
-// are permuted within their 128 bytes.
-struct FactorB {
-    std::uint64_t start = 0, leading = 0, stride = 0;  // bytes
-    bool by_rows = false;
-    int columns = 0;
-
-    // f(k, n, address) for the pieces of eight elements: k to k + 7 of a column, or n to n + 7 of a row.
-    template <class F>
-    void each_piece(F f) const {
-        const auto at = [](int factor, std::uint64_t bytes) { return static_cast<std::uint64_t>(factor) * bytes; };
-        if (by_rows) {
-            for (int k = 0; k < depth; ++k)
-                for (int n = 0; n < columns; n += 8)
-                    f(k, n, start + at(n / 64, leading) + at(n % 64, 2) + at(k / 8, stride) + at(k % 8, 128));
-        } else {
-            for (int n = 0; n < columns; ++n)
-                for (int k = 0; k < depth; k += 8) f(k, n, start + at(n / 8, stride) + at(n % 8, 128) + at(k, 2));
-        }
-    }
 };
 
 struct PendingProduct {
@@ -86,14 +65,20 @@ WarpProducts& products_of(const Warp& warp) {
     return warp.block->products->warps[static_cast<std::size_t>(warp.index)];
 }
 
-// f(k, n, offset in shared memory) for the pieces of B; a Fault gets the piece's place.
-template <class F>
-void for_faulting_pieces(const Warp& warp, const FactorB& b, F f) {
-    int row = 0, column = 0;
+// f(k, n, offset in shared memory) for the pieces of B, behind start(offset, bytes) of the part that the next ones
+// fill; a Fault gets the piece's place.
+template <class Start, class F>
+void for_faulting_pieces(const Warp& warp, const FactorB& b, Start start, F f) {
+    const int together = b.pieces_together();
+    const auto bytes = static_cast<std::uint32_t>(16 * together);
+    int row = 0, column = 0, left = 0;
     try {
         b.each_piece([&](int k, int n, std::uint64_t address) {
             row = k, column = n;
-            f(k, n, shared_offset(*warp.block, address ^ (address >> 3 & 0x70)));
+            const std::uint32_t offset = shared_offset(*warp.block, address);
+            if (left == 0) start(offset & ~(bytes - 1), bytes), left = together;
+            --left;
+            f(k, n, offset);
         });
     } catch (const Fault& fault) {
         throw_fault(fault.what(), " (B at k ", row, ", n ", column, ")");
@@ -103,14 +88,23 @@ void for_faulting_pieces(const Warp& warp, const FactorB& b, F f) {
 // [k][n]
 std::vector<std::uint16_t> read_b(const Warp& warp, PendingProduct& product) {
     const FactorB& b = product.b;
+    const int line = product.step->statement->line;
     SharedMemory& shared = *warp.block->shared;
     std::vector<std::uint16_t> elements(static_cast<std::size_t>(depth * b.columns));
-    for_faulting_pieces(warp, b, [&](int k, int n, std::uint32_t offset) {
+    const std::byte* part = nullptr;  // at `first`, if all of it may be read
+    std::uint32_t first = 0;
+    const auto start = [&](std::uint32_t offset, std::uint32_t bytes) {
+        first = offset;
+        part = shared.load_together_by_async_proxy(offset, bytes, warp.index, line);
+    };
+    for_faulting_pieces(warp, b, start, [&](int k, int n, std::uint32_t offset) {
         std::uint16_t piece[8];
-        std::memcpy(piece, shared.load_by_async_proxy(offset, 16, warp.index, product.step->statement->line), 16);
+        std::memcpy(
+            piece, part != nullptr ? part + (offset - first) : shared.load_by_async_proxy(offset, 16, warp.index, line),
+            16);
         std::uint16_t* const to = &elements[static_cast<std::size_t>(k * b.columns + n)];
         for (int i = 0; i < 8; ++i) to[b.by_rows ? i : i * b.columns] = piece[i];
-        product.versions.push_back(shared.version(offset, 16));
+        product.versions.push_back(shared.version(offset));
     });
     return elements;
 }
@@ -119,22 +113,13 @@ std::vector<std::uint16_t> read_b(const Warp& warp, PendingProduct& product) {
 void read_b_again(const Warp& warp, const PendingProduct& product) {
     SharedMemory& shared = *warp.block->shared;
     std::size_t piece = 0;
-    for_faulting_pieces(warp, product.b, [&](int, int, std::uint32_t offset) {
-        if (shared.version(offset, 16) != product.versions[piece++])
+    const auto start = [&](std::uint32_t offset, std::uint32_t bytes) {
+        shared.read_on(offset, bytes, warp.index, product.step->statement->line);
+    };
+    for_faulting_pieces(warp, product.b, start, [&](int, int, std::uint32_t offset) {
+        if (shared.version(offset) != product.versions[piece++])
             throw_fault("line ", shared.writer_line(offset), " wrote shared offset ", offset, " since it was issued");
-        shared.load(offset, 16, warp.index, -1, product.step->statement->line);
     });
-}
-
-// Bits 0-13 start, 16-29 leading and 32-45 stride, each in 16 bytes; 49-51 base offset; 62-63 swizzle.
-FactorB decode_descriptor(std::uint64_t bits, bool by_rows, int columns) {
-    constexpr std::uint64_t field = 0x3fff, known = field | field << 16 | field << 32 | 7ULL << 49 | 3ULL << 62;
-    if ((bits >> 62) != 1)
-        throw_fault("not done by this interpreter: a descriptor of swizzle mode ", bits >> 62, ", only 1 (128 bytes)");
-    if ((bits >> 49 & 7) != 0)
-        throw_fault("not done by this interpreter: a descriptor with base offset ", bits >> 49 & 7);
-    if ((bits & ~known) != 0) throw_fault("a descriptor with bits outside its fields: ", std::hex, "0x", bits & ~known);
-    return {(bits & field) * 16, (bits >> 16 & field) * 16, (bits >> 32 & field) * 16, by_rows, columns};
 }
 
 std::uint64_t uniform_descriptor(const Warp& warp, const Step& step) {
@@ -231,6 +216,7 @@ void issue(Warp& warp, const Step& step, Mask) {
     PendingProduct product;
     product.step = &step;
     product.b = decode_descriptor(bits, (step.variant & b_by_rows) != 0, step.width);
+    product.versions.reserve(static_cast<std::size_t>(depth * step.width / 8));
     const std::vector<std::uint16_t> elements = read_b(warp, product);
     product.accumulator = accumulator_of(warp, own, step.accumulators);
     Accumulator& accumulator = own.accumulators[product.accumulator];

@@ -1,6 +1,7 @@
 // Accesses to shared memory by several lanes at once: the same values, marks and faults as lane by lane.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -69,9 +70,51 @@ class TwoMemories {
         EXPECT_EQ(fault_of([&] { lane_by_lane(one_by_one_); }), "no fault");
     }
 
-    int done = 0, looked_at_each = 0, faulted = 0, stored = 0;
+    // By the async proxy; and that such a read goes on until now, if nothing was written there since.
+    void load_by_proxy(std::uint32_t offset, unsigned size, int warp, int line) {
+        const auto by_pieces = [&](SharedMemory& memory) {
+            for (unsigned piece = 0; piece < size; piece += 16)
+                memory.load_by_async_proxy(offset + piece, 16, warp, line);
+        };
+        read_ = {offset, 0, warp, {}};
+        const std::byte* const at = at_once_.load_together_by_async_proxy(offset, size, warp, line);
+        if (at == nullptr) {
+            if (!both(by_pieces)) return;
+        } else {
+            ++read_by_proxy;
+            EXPECT_EQ(fault_of([&] { by_pieces(one_by_one_); }), "no fault");
+            EXPECT_EQ(std::memcmp(at, one_by_one_.load(offset, 16, warp, -1, line), 16), 0);
+        }
+        read_.size = size;
+        for (unsigned piece = 0; piece < size; piece += 16) read_.versions.push_back(at_once_.version(offset + piece));
+    }
+    void read_on(int line) {
+        for (unsigned piece = 0; piece < read_.size; piece += 16) {
+            const std::uint64_t version = at_once_.version(read_.offset + piece);
+            EXPECT_EQ(version, one_by_one_.version(read_.offset + piece));
+            if (version != read_.versions[piece / 16]) return;
+        }
+        if (read_.size == 0) return;
+        ++went_on;
+        at_once_.read_on(read_.offset, read_.size, read_.warp, line);
+        for (unsigned piece = 0; piece < read_.size; piece += 16)
+            EXPECT_EQ(fault_of([&] { one_by_one_.load(read_.offset + piece, 16, read_.warp, -1, line); }), "no fault");
+    }
+    void start_block() {
+        read_ = {};
+        both([](SharedMemory& m) { m.reset(); });
+    }
+
+    int done = 0, looked_at_each = 0, faulted = 0, stored = 0, read_by_proxy = 0, went_on = 0;
 
   private:
+    struct Read {
+        std::uint32_t offset = 0;
+        unsigned size = 0;  // none
+        int warp = 0;
+        std::vector<std::uint64_t> versions;
+    };
+    Read read_;
     SharedMemory at_once_, one_by_one_;
 };
 
@@ -84,8 +127,16 @@ class Threads {
         const auto warp = static_cast<int>(below(2)), lane = static_cast<int>(below(32));
         const unsigned size = 1U << below(5);
         const std::uint32_t offset = below(TwoMemories::bytes / size) * size;
-        const unsigned action = below(44);
-        if (action >= 40) {
+        const unsigned action = below(54);
+        if (action >= 52) {
+            memories.read_on(line);
+        } else if (action >= 48) {
+            const unsigned part = std::array{16U, 32U, 128U}[below(3)];
+            memories.load_by_proxy(below(TwoMemories::bytes / part) * part, part, warp, line);
+        } else if (action >= 44) {
+            const std::uint32_t lanes = below(4) == 0 ? neighbours() : ~0U;
+            memories.both([&](SharedMemory& m) { m.fence_proxy(warp, lanes); });
+        } else if (action >= 40) {
             const std::uint32_t writers = neighbours();
             memories.store(below(2) == 0 ? offset : 0, size, warp, __builtin_ctz(writers), __builtin_popcount(writers),
                            line);
@@ -102,7 +153,7 @@ class Threads {
         }
     }
     void start_block() {
-        memories.both([](SharedMemory& m) { m.reset(); });
+        memories.start_block();
         copying_ = arrived_ = false;
         for (std::uint32_t offset = 0; offset < TwoMemories::bytes - 16; offset += 16)
             memories.both([&](SharedMemory& m) { std::memset(m.store(offset, 16, 0, 7, 1), 1, 16); });
@@ -159,8 +210,8 @@ class Threads {
 
 TEST(SharedLoads, AtOnceAsOneByOne) {
     for (const bool races : {false, true}) {
-        int done = 0, looked_at_each = 0, faulted = 0, stored = 0;
-        for (std::uint32_t seed = 0; seed < 400; ++seed) {
+        int done = 0, looked_at_each = 0, faulted = 0, stored = 0, read_by_proxy = 0, went_on = 0;
+        for (std::uint32_t seed = 0; seed < 600; ++seed) {
             Threads threads(races, seed);
             for (int line = 0; line < 400 && !HasFailure(); ++line) {
                 if (line % 40 == 0) threads.start_block();
@@ -171,11 +222,15 @@ TEST(SharedLoads, AtOnceAsOneByOne) {
             looked_at_each += threads.memories.looked_at_each;
             faulted += threads.memories.faulted;
             stored += threads.memories.stored;
+            read_by_proxy += threads.memories.read_by_proxy;
+            went_on += threads.memories.went_on;
         }
         EXPECT_GT(done, 20000);
         EXPECT_GT(looked_at_each, 1000);
         EXPECT_GT(faulted, 10000);
         EXPECT_GT(stored, 1000);
+        EXPECT_GT(read_by_proxy, 1000);
+        EXPECT_GT(went_on, 1000);
     }
 }
 

@@ -206,6 +206,56 @@ TEST(SharedMemory, InFlight) {
     }
 }
 
+// The fence has to lie between the writer's write and what orders it before the read.
+TEST(SharedMemory, FencesOfTheProxy) {
+    SharedMemory memory(64, 2, true);
+    const auto load = [&](std::uint32_t offset) { memory.load_by_async_proxy(offset, 16, 1, 9); };
+    memory.store(0, 16, 0, 3, 1);
+    memory.fence_proxy(0, 1U << 3);
+    memory.store(16, 16, 0, 3, 2);
+    memory.store(32, 16, 0, 4, 3);
+    memory.fence_proxy(0, all);
+    memory.store(48, 16, 0, 3, 4);
+    memory.barrier(both, both);
+    EXPECT_NO_THROW(load(0));
+    EXPECT_NO_THROW(load(16));
+    EXPECT_FAULT(load(48), "reads shared offset 48 by the async proxy, which warp 0 lane 3 wrote at line 4; no fence");
+    EXPECT_NO_THROW(load(32));
+    memory.fence_proxy(0, all);  // behind the barrier
+    EXPECT_FAULT(load(48), "no fence");
+    memory.barrier(both, both);
+    EXPECT_NO_THROW(load(48));
+    memory.store(0, 16, 0, 3, 5);
+    memory.store(16, 16, 0, 4, 5);
+    memory.fence_proxy(0, 1U << 3);
+    memory.barrier(both, both);
+    EXPECT_NO_THROW(load(0));
+    EXPECT_FAULT(load(16), "which warp 0 lane 4 wrote");
+    memory.fence_proxy(1, all);
+    EXPECT_NO_THROW(load(16));
+}
+
+TEST(SharedMemory, VersionsTellWritesApart) {
+    SharedMemory memory(32, 1, true);
+    const auto store = [&] {
+        memory.warp_sync(0, all);
+        memory.store(0, 16, 0, 3, 1);
+    };
+    store();
+    for (std::uint32_t granule = 0; granule < 8; ++granule) {
+        memory.warp_sync(0, all);
+        const std::uint64_t before = memory.version(0);
+        EXPECT_EQ(memory.version(0), before);
+        memory.store(2 * granule, 2, 0, 3, 1);  // only later
+        const std::uint64_t later = memory.version(0);
+        EXPECT_NE(later, before);
+        memory.store(2 * granule, 2, 0, 3, 2);  // only by another line
+        EXPECT_NE(memory.version(0), later);
+        EXPECT_EQ(memory.writer_line(2 * granule), 2);
+        store();
+    }
+}
+
 TEST(SharedMemory, ResetForgetsEverything) {
     SharedMemory memory(64, 2, true);
     memory.store(0, 4, 0, 0, 1);

@@ -67,6 +67,17 @@ TEST(CudaBackward, B4_GradientsOfHeadGatesOfManyChunks) {
     }
 }
 
+// All gates of a head are strong: on tensor cores, too, their gradient is far below what tokens leave in the final
+// state, which has one, and in each other (docs/decisions/002).
+TEST(CudaBackward, B4_GradientsOfHeadGatesThatForgetAll) {
+    for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "comba", "kda"}) {
+        for (const char* rest :
+             {" t130 h8 k64 v64 bf16 gate=head gamma=-10", " t100 h2 hv8 k128 v32 bf16 gate=head gamma=-30 reverse"})
+            expect_right(op + ":bwd" + rest + " state=inout force=cuda.tensor cuda");
+    }
+    expect_right("simple_gla:bwd t130 h8 k64 v64 f16 gate=head gamma=-20 state=inout force=cuda.tensor cuda");
+}
+
 // The gradients of states are saved in f32 under the delta rule (docs/numerics.md).
 TEST(CudaBackward, B7_SavedStatesInF32OrInTheTypeOfTheInputs) {
     for (const Operator op : operators()) {

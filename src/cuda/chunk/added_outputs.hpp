@@ -83,8 +83,7 @@ struct AddedOutputsKernel {
         ptx::wait_for_copies<0>();
         ptx::sync_block();
         const Matrix<64> own = rows(own_block());
-        PartnerDots<Format>{own, nullptr, nullptr}.store(dots + warp() * tensor_chunk, sums,
-                                                         first_column() % tensor_values);
+        PartnerDots<Format>{own}.store(dots + warp() * tensor_chunk, sums, first_column() % tensor_values);
         ptx::sync_block();
         if (const int i = static_cast<int>(threadIdx.x); i < tensor_chunk) {
             float sum = 0;

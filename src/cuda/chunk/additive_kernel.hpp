@@ -25,7 +25,7 @@ struct AdditiveKernel {
                           leaves_terms = walk_is == AdditiveWalk::gradient_with_terms;
     static constexpr bool has_third_group = cuda::has_third_group<K>;
     // Of threads that walk and of a third group; with those that score together what registers_allowed gives all.
-    static constexpr int walking_registers = 240, fetching_registers = 2 * group_registers - walking_registers;
+    static constexpr int walking_registers = 232, fetching_registers = 2 * group_registers - walking_registers;
     using Ops = AdditiveOps<K, Format>;
     using Scores = AdditiveScores<K, Format>;
     static constexpr int values_of_block = tensor_values, score_threads = tensor_threads / 2, score_barrier = 1;
@@ -48,6 +48,11 @@ struct AdditiveKernel {
         float decay;     // CarriedDecay
         float crossing;  // the decay of terms that cross the chunk
     };
+    // Of pairs of tokens.
+    struct alignas(16) TokenDecays {
+        ScalarDecays::Power powers[tensor_chunk];
+        float meetings[AdditiveMeetings::size];
+    };
     // Of a gate's terms, the parts of four warps; the decay of those that cross the chunk.
     struct alignas(16) Terms {
         float from_state[block_warps][tensor_chunk], in_all[block_warps][tensor_chunk], crossing[block_warps], decay;
@@ -59,6 +64,9 @@ struct AdditiveKernel {
         int first_chunk, end_chunk, first_value, last;
         bool whole;  // whether all rows are near, and have all columns of the block's matrices
         TokenRows q, k, v, partner, o;
+        // Of a backward: where the sums of the walk's first chunk go, and terms of its first token, of all such; how
+        // far behind that those of the next one.
+        std::int64_t first_sums, next_sums, first_term, next_term;
     };
 
     const KernelArgs& args;
@@ -69,8 +77,8 @@ struct AdditiveKernel {
     Chunk* chunks;      // of each turn (turns)
     Terms* terms;       // the same
     Course* course;
-    ScalarDecays::Power* powers;  // [C], the same
-    float *q_norm, *k_norm;  // [C]
+    TokenDecays* token_decays;  // the same
+    float *q_norm, *k_norm;     // [C]
     Scores scores;
     Ops ops;
     double passed = 0;  // the log decay of all chunks so far, of the warp that knows them
@@ -83,7 +91,7 @@ struct AdditiveKernel {
         terms = leaves_terms ? arena.take<Terms>(turns) : nullptr;
         course = arena.take<Course>(1);
         for (float** vector : {&q_norm, &k_norm}) *vector = arena.take<float>(tensor_chunk);
-        powers = arena.take<ScalarDecays::Power>(turns * tensor_chunk);
+        token_decays = arena.take<TokenDecays>(turns);
         scores.q_norm = q_norm, scores.k_norm = k_norm, scores.normalised = args.l2norm;
         take_padding(arena);
         patch.matrix = Matrix<64>::take(arena, tensor_values);
@@ -193,6 +201,7 @@ struct AdditiveKernel {
                        rows_of(args.o, all, of_values, first)};
             course->whole = args.K == K && args.V - first >= tensor_values && course->q.near() && course->k.near() &&
                             course->v.near() && course->partner.near();
+            if constexpr (of_backward) find_places();
         }
         if constexpr (ptx::multiplies_by_group) clear_scores();
         ptx::sync_block();
@@ -347,7 +356,7 @@ struct AdditiveKernel {
         const Values values = values_of(chunk);
         const Chunk& of = chunks[known_turn(chunk)];
         ops.read = of.read, ops.write = of.write, ops.decay = of.decay;
-        ops.diagonal = diagonal_apart() ? of.diagonal : nullptr;
+        ops.diagonal = of.diagonal, ops.adds_diagonal = diagonal_apart();
         ops.dots_wanted = outputs && leaves_terms;
         ops.crossing = nullptr;
         ops.left = {};
@@ -356,7 +365,8 @@ struct AdditiveKernel {
         if (ops.dots_wanted) {
             Terms& to = terms[known_turn(chunk)];
             if (of_keys() && threadIdx.x == 0) to.decay = of.crossing;
-            ops.dots = {values.partner, to.from_state[warp()], to.in_all[warp()]};
+            ops.dots = {values.partner}, ops.in_all = to.in_all[warp()];
+            ops.from_state = of_keys() ? to.from_state[warp()] : nullptr;
             cross_chunk(chunk, to.crossing + warp());
         }
         const auto tile = [](Matrix<64> matrix, Matrix<64> low = {}) {
@@ -385,7 +395,8 @@ struct AdditiveKernel {
         const Keys keys = keys_of(chunk);
         Chunk& to = chunks[known_turn(chunk)];
         ScalarDecays::OfLane of{};
-        scores.decays = decays_of(chunk);
+        TokenDecays& known = token_decays_of(chunk);
+        scores.decays = {known.powers}, scores.meetings = known.meetings;
         const KeyGradient& gradient = args.key_gradient;
         float row_norm = 1, value_norm = 1;
         if (const int i = score_thread(); knows_norms() && i < tensor_chunk) {
@@ -418,11 +429,15 @@ struct AdditiveKernel {
         const SplitMatrix P = scores_of(chunk);
         algorithms::chunk_scores<false>(scores, in, {{P.high, P.low}, {}, {}, {}, {}});
     }
-    HEADRACE_DEVICE ScalarDecays decays_of(int chunk) const {
-        return {powers + (has_third_group ? turn_of(chunk) * tensor_chunk : 0)};
+    HEADRACE_DEVICE TokenDecays& token_decays_of(int chunk) const {
+        return token_decays[has_third_group ? turn_of(chunk) : 0];
     }
     HEADRACE_DEVICE ScalarDecays::OfLane find_decays(int chunk, const Tokens& tokens) const {
-        return decays_of(chunk).prepare(accepted(args, tokens.gate[0]), accepted(args, tokens.gate[1]));
+        TokenDecays& to = token_decays_of(chunk);
+        const ScalarDecays decays{to.powers};
+        const ScalarDecays::OfLane of = decays.prepare(accepted(args, tokens.gate[0]), accepted(args, tokens.gate[1]));
+        AdditiveMeetings(to.meetings).prepare(decays);
+        return of;
     }
     HEADRACE_DEVICE void publish(int chunk, const ScalarDecays::OfLane& of, const Tokens& tokens) {
         Chunk& to = chunks[known_turn(chunk)];
@@ -502,10 +517,6 @@ struct AdditiveKernel {
     // ---- what arrives ----
     static constexpr int first_fetching_thread = fetching.first * warp_lanes;
     HEADRACE_DEVICE int turn_of(int chunk) const {
-        if constexpr (has_third_group && leaves_terms) {  // no register for it
-            return args.stages == most_stages ? static_cast<int>(static_cast<unsigned>(chunk) % most_stages)
-                                              : chunk & (args.stages - 1);
-        }
         if constexpr (has_third_group) return turn;
         return args.stages == 2 ? chunk % 2 : 0;
     }
@@ -529,13 +540,10 @@ struct AdditiveKernel {
     HEADRACE_DEVICE ChunkRange range_of(int chunk) const {
         return of_backward ? walked_range(args, course->sequence, chunk) : chunk_range(args, course->sequence, chunk);
     }
-    // What a thread of a third group copies of a chunk whose rows are whole, found once; with terms there are no
-    // registers for all places.
+    // What a thread of a third group copies of a chunk whose rows are whole, found once.
     struct Arriving {
-        template <int columns>
-        using Pieces = std::conditional_t<leaves_terms, WholePieces<columns>, PlacedPieces<columns>>;
-        Pieces<K> q, k;
-        Pieces<64> v;
+        PlacedPieces<K> q, k;
+        PlacedPieces<64> v;
         WholePieces<64> partner;
         const char *q_line, *k_line, *v_line;  // of the next chunk
 
@@ -598,15 +606,18 @@ struct AdditiveKernel {
     }
 
     // ---- what is left of d_q and d_k, and for a gate's gradient ----
-    HEADRACE_DEVICE std::int64_t block_of_parts() const {
-        return args.added.first_block + course->first_value / tensor_values;
-    }
-    // Of a chunk, counted from the sequence's first token whichever way the walk goes.
-    HEADRACE_DEVICE std::int64_t chunk_place(int chunk) const {
+    // Chunks and tokens are counted from the sequence's first token whichever way the walk goes.
+    HEADRACE_DEVICE void find_places() const {
         const TokenRange& s = course->sequence;
-        return block_of_parts() * args.added.chunks * args.HV +
-               saved_place(args, s, course->n, course->head, walked_chunk(args, s, chunk), tensor_chunk);
+        const std::int64_t block = args.added.first_block + course->first_value / tensor_values,
+                           first_token = args.reverse ? s.end - 1 : s.begin;
+        course->first_sums = block * args.added.chunks * args.HV +
+                             saved_place(args, s, course->n, course->head, walked_chunk(args, s, 0), tensor_chunk);
+        course->next_sums = args.late_gate ? -args.HV : args.HV;
+        course->first_term = (block * args.key_gradient.tokens + s.row * args.T + first_token) * args.HV + course->head;
+        course->next_term = args.reverse ? -args.HV : args.HV;
     }
+    HEADRACE_DEVICE std::int64_t chunk_place(int chunk) const { return course->first_sums + chunk * course->next_sums; }
     // The walk of d_q saves the state that enters the chunk; that of d_k, which holds the gradient of what leaves it,
     // has their product.
     HEADRACE_DEVICE void cross_chunk(int chunk, float* crossing) {
@@ -632,10 +643,8 @@ struct AdditiveKernel {
             to.crossing[chunk_place(chunk)] =
                 sum(of.crossing[0], of.crossing[1], of.crossing[2], of.crossing[3]) * of.decay;
         if (i >= range.length) return;
-        const std::int64_t token = range.row * args.T + range.token(i),
-                           place = block_of_parts() * args.key_gradient.tokens + token,
-                           at = place * args.HV + course->head;
-        const auto of_warps = [&](const float(&parts)[block_warps][tensor_chunk]) {
+        const std::int64_t at = course->first_term + (range.first + i) * course->next_term;
+        const auto of_warps = [&](const float (&parts)[block_warps][tensor_chunk]) {
             return sum(parts[0][i], parts[1][i], parts[2][i], parts[3][i]);
         };
         const float all = of_warps(of.in_all);

@@ -38,9 +38,11 @@ struct AdditiveOps {
     TransposedRows rows;
     TokenFactors own_read;
     // A pair of a token with itself spans no gate: its score is kept from their sums, where its rounding would show.
-    const float* diagonal;  // [C], or null
+    const float* diagonal;  // [C]
+    bool adds_diagonal;
     // Of a gate's terms, where they are wanted.
     PartnerDots<Format> dots;
+    float *from_state, *in_all;  // [C] of the outputs' part from the state, or null, and of all
     bool dots_wanted = false;
     // The state that entered this chunk in the other walk, in bf16 for no tensors but those of bf16.
     SavedTiles<K / 8, !Format::splits_scores> crossed;
@@ -62,10 +64,10 @@ struct AdditiveOps {
         TokenSums sums;
         cuda::read<Left::high, K, Format>(sums, state, x.x.matrix);
         scale_tokens(sums, loads_factors ? own_read : TokenFactors::load(read));
-        if (dots_wanted) dots.store(dots.from_state, sums, first_value());
+        if (dots_wanted && from_state != nullptr) dots.store(from_state, sums, first_value());
         add_scored(sums, P);
-        if (dots_wanted) dots.store(dots.in_all, sums, first_value());
-        if (diagonal != nullptr) add_diagonal(sums);
+        if (dots_wanted) dots.store(in_all, sums, first_value());
+        if (adds_diagonal) add_diagonal(sums);
         left.data != nullptr ? left.save(sums) : o.patch.template store<Format>(sums);
     }
     HEADRACE_DEVICE void decay_and_write(State, State, Decayed x, Tile) {

@@ -9,9 +9,9 @@ namespace headrace::cuda {
 // Products of outputs with rows of values, token by token.
 template <class Format>
 struct PartnerDots {
-    Matrix<64> rows;             // [C,64 values]
-    float *from_state, *in_all;  // [C] of the outputs' part from the state, and of all
+    Matrix<64> rows;  // [C,64 values]
 
+    // to [C]
     HEADRACE_DEVICE void store(float* to, const TokenSums& sums, int first_value) const {
         float dots[2 * token_tiles];
 #pragma unroll
@@ -53,13 +53,17 @@ struct SavedTiles {
     uint2 pairs[tiles];
 
     HEADRACE_DEVICE void save(const float (&values)[tiles][4]) const {
+        if (or_bf16 && is_bf16) {
 #pragma unroll
-        for (int tile = 0; tile < tiles; ++tile) {
-            const float(&S)[4] = values[tile];
-            if (or_bf16 && is_bf16) {
+            for (int tile = 0; tile < tiles; ++tile) {
+                const float(&S)[4] = values[tile];
                 reinterpret_cast<uint2*>(data)[at(tile)] = {ptx::round_to_bf16(S[0], S[1]),
                                                             ptx::round_to_bf16(S[2], S[3])};
-            } else {
+            }
+        } else {
+#pragma unroll
+            for (int tile = 0; tile < tiles; ++tile) {
+                const float(&S)[4] = values[tile];
                 reinterpret_cast<float4*>(data)[at(tile)] = {S[0], S[1], S[2], S[3]};
             }
         }
@@ -83,17 +87,23 @@ struct SavedTiles {
     }
     // <this, state>, of the warp's part.
     HEADRACE_DEVICE float dot(const float (&state)[tiles][4]) const {
-        float sum = 0;
-#pragma unroll
-        for (int tile = 0; tile < tiles; ++tile) {
-            const uint2 of = pairs[tile];
-            const float4 S = or_bf16 && is_bf16
-                                 ? float4{low_half(of.x), high_half(of.x), low_half(of.y), high_half(of.y)}
-                                 : reinterpret_cast<const float4*>(data)[at(tile)];
+        float sums[4] = {};  // side by side: of one each addition would wait for the last
+        const auto add = [&](int tile, float4 S) {
             const float(&D)[4] = state[tile];
-            sum = fmaf(S.x, D[0], fmaf(S.y, D[1], fmaf(S.z, D[2], fmaf(S.w, D[3], sum))));
+            sums[0] = fmaf(S.x, D[0], sums[0]), sums[1] = fmaf(S.y, D[1], sums[1]);
+            sums[2] = fmaf(S.z, D[2], sums[2]), sums[3] = fmaf(S.w, D[3], sums[3]);
+        };
+        if (or_bf16 && is_bf16) {
+#pragma unroll
+            for (int tile = 0; tile < tiles; ++tile) {
+                const uint2 of = pairs[tile];
+                add(tile, {low_half(of.x), high_half(of.x), low_half(of.y), high_half(of.y)});
+            }
+        } else {
+#pragma unroll
+            for (int tile = 0; tile < tiles; ++tile) add(tile, reinterpret_cast<const float4*>(data)[at(tile)]);
         }
-        return sum_of_warp(sum);
+        return sum_of_warp((sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
 
   private:

@@ -10,14 +10,18 @@ namespace headrace::cuda {
 template <int K>
 struct CountedAdditiveOps : CountedWarpOps {
     using Inputs = algorithms::ChunkInputs<CountedAdditiveOps>;
-    bool split, diagonal_apart, terms;  // split: splits_scores
+    bool split, diagonal_apart;  // split: splits_scores
+    GateTerms terms;
 
     void read_and_score(Tile, Decayed, State, Tile, Tile) {
         read_state(K, 0);
         products.add(split ? 3 * lower : lower, split ? lower : lower / 2, split ? 2 : 1);
         if (diagonal_apart) products.access(tiles, 0);
         constexpr double shuffles = 8 + 4 + 2;
-        if (terms) products.add(0, 2 * steps, 2), products.access(2 * (shuffles + 2), 6);
+        if (terms != GateTerms::none) {
+            const double passes = terms == GateTerms::of_keys ? 2 : 1;
+            products.add(0, passes * steps, passes), products.access(passes * (shuffles + 2), 3 * passes);
+        }
         products.access(2 * tiles, 0);
     }
     void decay_and_write(State, State, Decayed, Tile) {
@@ -32,15 +36,15 @@ void count_scores(TileCounter& counter, const KernelArgs& args, bool outputs) {
     constexpr double blocks = 10, on_diagonal = 4, left_operands = 4;  // of 16 x 16, on and below the diagonal
     KernelWork& work = counter.work;
     const double norms = args.l2norm ? 1 : 0, rows = outputs ? 2 : 1;
-    const bool known = args.key_gradient.row_norms != nullptr;  // norms that another walk left
-    work.barriers += 0.5;                                               // of half of the warps
-    work.tile_bytes += 128 * (12 + 4 + 4 + 2 * 2 + 1 + 2 * norms * 2);  // sums of decays; what is left of them
+    const bool known = args.key_gradient.row_norms != nullptr;              // norms that another walk left
+    work.barriers += 0.5;                                                   // of half of the warps
+    work.tile_bytes += 128 * (12 + 4 + 4 + 5 + 2 * 2 + 1 + 2 * norms * 2);  // sums of decays; what is left of them
     work.tile_bytes += known ? 128 * 4 : norms * 8 * 128 * (rows * (K / 32.0 * 4 + 2) + 2);
     if (!outputs) return;
     work.tensor_flop += blocks * 2 * K / 16 * WarpProducts::flop_of_product;
     work.tile_bytes += (blocks + left_operands) * K / 16 * WarpProducts::bytes_of_operand;
     const double of_scores = splits_scores(args) ? 8 : 4;
-    work.tile_bytes += 128 * (blocks * (1 + of_scores + 6 * norms) + (blocks - on_diagonal) * 6 + on_diagonal * 12);
+    work.tile_bytes += 128 * (blocks * (1 + of_scores + 6 * norms) + (blocks - on_diagonal) * 4 + on_diagonal * 12);
 }
 
 // Follows AdditiveKernel::run: `values` of v are read, and outputs stored where they are wanted.
@@ -51,7 +55,10 @@ KernelWork additive_chunk_work(const KernelArgs& args, double values, bool outpu
     const bool terms = outputs && args.gate_walk.terms != GateTerms::none;
     TileCounter counter;
     KernelWork& work = counter.work;
-    Ops ops{{{counter, block_warps}}, splits_scores(args), args.key_gradient.walk, terms};
+    Ops ops{{{counter, block_warps}},
+            splits_scores(args),
+            args.key_gradient.walk,
+            terms ? args.gate_walk.terms : GateTerms::none};
     work.input_bytes = rows * C * args.K * 2 + bytes_of(args.v, C * values) + bytes_of(args.log_decays, C);
     work.tile_bytes = rows * C * K * 2 + C * tensor_values * 2;  // as copies write them
     counter.barrier();
@@ -77,10 +84,11 @@ KernelWork additive_chunk_work(const KernelArgs& args, double values, bool outpu
     }
     if (!terms) return work;
     // Rows of the output's partner, and a state that one walk leaves to the other.
+    const double passes = args.gate_walk.terms == GateTerms::of_keys ? 2 : 1;
     const double of_element = args.gate_walk.state_dtype == DType::bf16 ? 2 : 4;
     work.input_bytes += C * values * 2;
-    work.saved_bytes += of_element * K * tensor_values + 3 * 4 * C;
-    work.tile_bytes += C * tensor_values * 2 + 2 * 2 * block_warps * 128;
+    work.saved_bytes += of_element * K * tensor_values + 4 * C * passes;
+    work.tile_bytes += C * tensor_values * 2 + 2 * passes * block_warps * 128;
     return work;
 }
 

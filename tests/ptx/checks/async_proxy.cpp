@@ -56,12 +56,12 @@ inline bool SharedMemory::Implementation::may_load_by_async_proxy(std::size_t fi
         for (std::size_t i = first; i < first + n; ++i)
             if (!settled(i, {warp, -1, 0})) return false;
     for (std::size_t at = first; at < first + n && races; at += piece) {
-        const Entry entry = writer[at];
-        const Clock when = written_at[at];
+        const Entry* const by = &writer[at];
+        const Clock* const when = &written_at[at];
         int others = 0;
-        for (std::size_t i = at; i < at + piece; ++i) others |= (writer[i] != entry) | (written_at[i] != when);
-        for (std::size_t i = at; i < at + (others != 0 ? piece : 1); ++i)
-            if (!is_fenced(warp, warp_of(writer[i]), lane_of(writer[i]), written_at[i])) return false;
+        for (int i = 1; i < piece; ++i) others |= (by[i] != by[0]) | (when[i] != when[0]);
+        for (int i = 0; i < (others != 0 ? piece : 1); ++i)
+            if (!is_fenced(warp, warp_of(by[i]), lane_of(by[i]), when[i])) return false;
     }
     return true;
 }

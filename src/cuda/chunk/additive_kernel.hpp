@@ -289,7 +289,7 @@ struct AdditiveKernel {
             }
             ptx::end_copies();
             arriving.advance(copies_whole && more && next_whole, outputs);
-            if (knows_decays()) publish(chunk, find_decays(chunk, now), now);
+            if (knows_decays()) publish(chunk, find_decays(chunk, outputs, now), now);
             ptx::wait_for_copies<0>();
             ptx::publish_to_products();
             Filled::give(turn_of(chunk));
@@ -405,7 +405,7 @@ struct AdditiveKernel {
                 row_norm = gradient.row_norms[norm_place(range, i)],
                 value_norm = gradient.value_norms[norm_place(range, i)];
         }
-        if (!has_third_group && knows_decays()) of = find_decays(chunk, tokens);
+        if (!has_third_group && knows_decays()) of = find_decays(chunk, outputs, tokens);
         if (!has_third_group && outputs) scores.multiply_rows(keys.q, keys.k);
         if (knows_norms()) {
             if (score_thread() < tensor_chunk) q_norm[score_thread()] = row_norm, k_norm[score_thread()] = value_norm;
@@ -432,11 +432,11 @@ struct AdditiveKernel {
     HEADRACE_DEVICE TokenDecays& token_decays_of(int chunk) const {
         return token_decays[has_third_group ? turn_of(chunk) : 0];
     }
-    HEADRACE_DEVICE ScalarDecays::OfLane find_decays(int chunk, const Tokens& tokens) const {
+    HEADRACE_DEVICE ScalarDecays::OfLane find_decays(int chunk, bool outputs, const Tokens& tokens) const {
         TokenDecays& to = token_decays_of(chunk);
         const ScalarDecays decays{to.powers};
         const ScalarDecays::OfLane of = decays.prepare(accepted(args, tokens.gate[0]), accepted(args, tokens.gate[1]));
-        AdditiveMeetings(to.meetings).prepare(decays);
+        if (outputs) AdditiveMeetings(to.meetings).prepare(decays);
         return of;
     }
     HEADRACE_DEVICE void publish(int chunk, const ScalarDecays::OfLane& of, const Tokens& tokens) {

@@ -6,22 +6,24 @@
 
 namespace headrace::cuda {
 
+// How often a walk that leaves terms of a gate's gradient multiplies outputs by their partners' rows.
+inline double passes_of(GateTerms terms) {
+    return terms == GateTerms::none ? 0 : terms == GateTerms::of_queries ? 1 : 2;
+}
+
 // The primitives of AdditiveOps, one by one, of the four warps with values.
 template <int K>
 struct CountedAdditiveOps : CountedWarpOps {
     using Inputs = algorithms::ChunkInputs<CountedAdditiveOps>;
     bool split, diagonal_apart;  // split: splits_scores
-    GateTerms terms;
+    double passes;               // passes_of
 
     void read_and_score(Tile, Decayed, State, Tile, Tile) {
         read_state(K, 0);
         products.add(split ? 3 * lower : lower, split ? lower : lower / 2, split ? 2 : 1);
         if (diagonal_apart) products.access(tiles, 0);
         constexpr double shuffles = 8 + 4 + 2;
-        if (terms != GateTerms::none) {
-            const double passes = terms == GateTerms::of_keys ? 2 : 1;
-            products.add(0, passes * steps, passes), products.access(passes * (shuffles + 2), 3 * passes);
-        }
+        products.add(0, passes * steps, passes), products.access(passes * (shuffles + 2), 3 * passes);
         products.access(2 * tiles, 0);
     }
     void decay_and_write(State, State, Decayed, Tile) {
@@ -52,13 +54,10 @@ template <int K>
 KernelWork additive_chunk_work(const KernelArgs& args, double values, bool outputs) {
     using Ops = CountedAdditiveOps<K>;
     const double C = tensor_chunk, rows = outputs ? 2 : 1;
-    const bool terms = outputs && args.gate_walk.terms != GateTerms::none;
+    const double passes = outputs ? passes_of(args.gate_walk.terms) : 0;
     TileCounter counter;
     KernelWork& work = counter.work;
-    Ops ops{{{counter, block_warps}},
-            splits_scores(args),
-            args.key_gradient.walk,
-            terms ? args.gate_walk.terms : GateTerms::none};
+    Ops ops{{{counter, block_warps}}, splits_scores(args), args.key_gradient.walk, passes};
     work.input_bytes = rows * C * args.K * 2 + bytes_of(args.v, C * values) + bytes_of(args.log_decays, C);
     work.tile_bytes = rows * C * K * 2 + C * tensor_values * 2;  // as copies write them
     counter.barrier();
@@ -82,9 +81,8 @@ KernelWork additive_chunk_work(const KernelArgs& args, double values, bool outpu
         ops.products.add(0, 4, 1);
         work.output_bytes = bytes_of(args.o, C * values);
     }
-    if (!terms) return work;
+    if (passes == 0) return work;
     // Rows of the output's partner, and a state that one walk leaves to the other.
-    const double passes = args.gate_walk.terms == GateTerms::of_keys ? 2 : 1;
     const double of_element = args.gate_walk.state_dtype == DType::bf16 ? 2 : 4;
     work.input_bytes += C * values * 2;
     work.saved_bytes += of_element * K * tensor_values + 4 * C * passes;

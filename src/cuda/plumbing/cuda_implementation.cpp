@@ -43,10 +43,10 @@ LaunchPlan plan_of(const SumsArgs& sums) {
     const double of_block = static_cast<double>(count) / static_cast<double>(blocks);
     plan.block.saved_bytes = 8 * of_block * static_cast<double>(sums.count);
     plan.block.output_bytes = of_block * static_cast<double>(size_of(sums.target.dtype));
-    // Each warp has a total, of which its lanes add up interleaved parts.
+    // Each warp has a total, of which its lanes add up interleaved parts; five exchanges of a double join these.
     constexpr std::int64_t lanes = 32;
     plan.block.memory_waits = static_cast<double>((sums.count + lanes - 1) / lanes);
-    plan.block.tile_waits = 10;
+    plan.block.tile_waits = 2 * 5;
     return plan;
 }
 

@@ -74,7 +74,8 @@ int blocks_at_once(const LaunchPlan& launch, const Gpu& gpu) {
 LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& bytes) {
     LaunchTime time;
     time.at_once = blocks_at_once(launch, gpu);
-    const double processors = gpu.multiprocessors, blocks = static_cast<double>(launch.blocks);
+    const double processors = gpu.multiprocessors, idle = static_cast<double>(launch.idle_blocks),
+                 blocks = static_cast<double>(launch.blocks) - idle;
     time.waves = time.at_once == 0 ? 0 : up(blocks, processors * time.at_once);
     const bool in_double = launch.arithmetic == DType::f64;
     const double fma_flop = in_double ? gpu.f64_flop : gpu.f32_flop,
@@ -111,8 +112,9 @@ LaunchTime model(const LaunchPlan& launch, const Gpu& gpu, const CallBytes& byte
     time.units = units(launch.step, beside_of(blocks));
     time.step = seconds_of(launch.step, beside_of(blocks));
     const double before = std::max(0.0, time.waves - 1);
-    const double chain =
-        before * wave(time.at_once) + wave(beside_of(blocks - before * processors * time.at_once));
+    double chain = before * wave(time.at_once) + wave(beside_of(blocks - before * processors * time.at_once));
+    // Blocks without a chunk wait for the ends of sequences.
+    if (idle > 0) chain += up(idle, processors * time.at_once) * gpu.memory_latency / gpu.clock;
 
     const KernelWork total = launch.total();
     const double moved = total.input_bytes + total.output_bytes + total.saved_bytes + total.spill_bytes;

@@ -168,6 +168,19 @@ TEST(GpuModel, ALoneBlockHasAMultiprocessorForItself) {
     EXPECT_NEAR(model(launch, gpu, {}).seconds - gpu.launch, 2 * (alone - gpu.launch), 1e-9);
 }
 
+TEST(GpuModel, BlocksWithoutAChunkTakeNoTurn) {
+    const Gpu& gpu = *find_gpu("h200");
+    LaunchPlan launch = launch_of(128, 168, 96 << 10);
+    launch.steps = 1, launch.step.fma_flop = 1e9;
+    launch.blocks = 264, launch.all_steps = 264;
+    const LaunchTime busy = model(launch, gpu, {});
+    launch.blocks = 265;  // a wave more
+    EXPECT_EQ(model(launch, gpu, {}).waves, busy.waves + 1);
+    launch.idle_blocks = 1;
+    EXPECT_EQ(model(launch, gpu, {}).waves, busy.waves);
+    EXPECT_NEAR(model(launch, gpu, {}).seconds - busy.seconds, 480 / 1.83e9, 1e-9);
+}
+
 TEST(GpuModel, ACpuCallHasNoLaunches) {
     std::vector<LaunchPlan> launches(1);
     ASSERT_TRUE(plan_launches(make_shapes(parsed("gla:fwd t64 h2")).call, &launches).ok());

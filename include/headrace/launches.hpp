@@ -41,6 +41,7 @@ struct KernelWork {
 struct LaunchPlan {
     std::string kernel;  // "walk_forward"
     std::int64_t blocks = 0;
+    std::int64_t idle_blocks = 0;  // those of a ragged batch that have no chunk, and return at once
     int threads = 0;               // of a block
     int registers = 0;             // of a thread: the most that the kernel's launch bounds allow
     std::size_t shared_bytes = 0;  // of a block

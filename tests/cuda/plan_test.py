@@ -198,6 +198,21 @@ class Plan(unittest.TestCase):
             launch = self.compared(f"{operator}:bwd t64 h2 hv4 k64 v64 bf16 force=cuda.walk cuda", below=APART)
             self.assertGreater(launch["saved_bytes"], 0)
 
+    def test_ragged_batches(self):
+        """There are as many blocks as any lengths could ask for; the plan knows how many have a chunk, or, of lengths
+        on a device, how many of sequences of mean length have."""
+        for direction in ("gated_delta_rule:fwd", "gated_delta_rule:bwd", "kda:fwd", "kda:bwd"):
+            for launch in self.planned(f"{direction} t256 h2 hv4 k128 bf16 cuda"):
+                self.assertEqual(launch["idle_blocks"], 0, launch["kernel"])
+            # Where lengths lie depends on how many there are (harness/device_call.cpp).
+            for lengths, chunks, places in (("0,1,129,200,201,256", 7, 9), ("0,256,256", 4, 6), ("0,1,129,256", 6, 7)):
+                of_chunks = [launch for launch in self.planned(f"{direction} varlen={lengths} h2 hv4 k128 bf16 cuda")
+                             if launch["idle_blocks"] > 0]
+                self.assertTrue(any("prepare" in launch["kernel"] for launch in of_chunks), direction)
+                for launch in of_chunks:
+                    self.assertEqual(launch["idle_blocks"] * places, launch["blocks"] * (places - chunks), launch)
+                    self.assertEqual(launch["all_steps"] * places, launch["blocks"] * chunks, launch)
+
     def test_of_a_named_gpu(self):
         """Its limits count, not those of the GPU that is there, or of none; all launches have room there."""
         problems = [line for line in (HERE.parent.parent / "problems/gpu.txt").read_text(encoding="utf-8").splitlines()

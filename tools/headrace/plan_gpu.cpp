@@ -86,6 +86,7 @@ json launch_json(const LaunchPlan& launch, const harness::LaunchTime& time) {
     const KernelWork total = launch.total();
     json value = {{"kernel", launch.kernel},
                   {"blocks", launch.blocks},
+                  {"idle_blocks", launch.idle_blocks},
                   {"threads", launch.threads},
                   {"registers", launch.registers},
                   {"shared_bytes", launch.shared_bytes},

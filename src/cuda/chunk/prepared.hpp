@@ -78,11 +78,8 @@ class PreparingImplementation : public CudaImplementation {
     static Launch add_outputs(const Problem& problem, const KernelArgs& args) {
         const int threads = adding_threads(args.V), columns = threads / launched_threads * tensor_values;
         const std::int64_t blocks = args.added.chunks * args.H * ((args.V + columns - 1) / columns);
-        return {tensor_kernels<false>(args.V, problem.dtype).add_outputs,
-                args,
-                blocks,
-                threads,
-                {1, static_cast<double>(blocks)}};
+        return {tensor_kernels<false>(args.V, problem.dtype).add_outputs, args, blocks, threads,
+                one_step(problem, blocks / args.added.chunks)};
     }
     static std::int64_t blocks_of(std::int64_t columns, int of_block = tensor_values) {
         return (columns + of_block - 1) / of_block;
@@ -127,12 +124,17 @@ class PreparingImplementation : public CudaImplementation {
         args.prepared.looked_at = static_cast<int>(looked_at);
         return {kernel, args, blocks, threads, {1, static_cast<double>(blocks)}};
     }
+    // With a gate per token.
+    static Launch prepare_tokens(const Problem& problem, const KernelArgs& args, const Kernel& kernel) {
+        const std::int64_t of_chunk = problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
+        const std::int64_t blocks = parts_of(problem, tensor_chunk) * of_chunk;
+        return {kernel, args, blocks, launched_threads, one_step(problem, of_chunk)};
+    }
     static std::vector<Launch> prepare_channels(const Problem& problem, const KernelArgs& args) {
         const ChannelKernels kernels = channel(problem);
         const std::int64_t chunks = parts_of(problem, tensor_chunk) * problem.HV, heads = problem.N * problem.HV,
                            warps = launched_threads / 32, estimates = (heads + warps - 1) / warps;
-        const Steps once{1, static_cast<double>(chunks)};
-        std::vector<Launch> launches{{kernels.prepare, args, chunks, launched_threads, once}};
+        std::vector<Launch> launches{{kernels.prepare, args, chunks, launched_threads, one_step(problem, problem.HV)}};
         if (!args.delta) return launches;
         launches.push_back(
             {kernels.estimate, args, estimates, launched_threads, steps_along(problem, tensor_chunk, estimates)});

@@ -145,8 +145,7 @@ class TensorBackward : public PreparingImplementation {
         launches.push_back({backward.sweeps, sweeps, swept_places(problem) * of_place, sweep_threads, steps});
         if (!gradients) return launches;
         const auto once = [&](const Kernel& kernel, const KernelArgs& of, std::int64_t heads, int threads) {
-            launches.push_back(
-                {kernel, of, chunks * heads, threads, {1, steps_along(problem, tensor_chunk, problem.N * heads).all}});
+            launches.push_back({kernel, of, chunks * heads, threads, one_step(problem, heads)});
         };
         const int threads = problem.channel_gate ? channel_gradient_threads(problem.K) : tensor_threads;
         once(backward.gradients, gradients_staged(problem, backward.gradients, args),
@@ -162,9 +161,7 @@ class TensorBackward : public PreparingImplementation {
         return launches;
     }
     static std::vector<Launch> prepare(const Problem& problem, const KernelArgs& args) {
-        const std::int64_t blocks = args.sums * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
-        const Steps once{1, static_cast<double>(blocks)};
-        return {{of(problem).prepare, args, blocks, launched_threads, once}};
+        return {prepare_tokens(problem, args, of(problem).prepare)};
     }
     static TensorBackwardKernels of(const Problem& problem) {
         const bool delta = problem.rule == Rule::delta;

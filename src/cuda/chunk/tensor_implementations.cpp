@@ -229,9 +229,8 @@ class Tensor : public SummarizingImplementation {
         }
         if (!norms && (args.d_v.given || args.d_initial_state.given)) walk_of_values(problem, of_v, of_k, launches);
         if (!args.gate_gradient) return;
-        const std::int64_t blocks = args.added.chunks * problem.HV;
-        launches.push_back(
-            {tensor(problem, args.K).gate, args, blocks, launched_threads, {1, static_cast<double>(blocks)}});
+        launches.push_back({tensor(problem, args.K).gate, args, args.added.chunks * problem.HV, launched_threads,
+                            one_step(problem, problem.HV)});
     }
     // Behind the walk of d_k, if there was one. Gradients of states enter its segments transposed, so that d_v takes them
     // from it, but for l2norm, where its walk is the first. No bit depends on which gradients are wanted.

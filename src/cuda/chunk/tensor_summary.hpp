@@ -71,9 +71,7 @@ class SummarizingImplementation : public PreparingImplementation {
         return pairs ? three_groups : 2 * tensor_values;
     }
     static std::vector<Launch> prepare(const Problem& problem, const KernelArgs& args) {
-        const std::int64_t chunks =
-            parts_of(problem, tensor_chunk) * problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
-        return {{tensor(problem, args.K).prepare, args, chunks, launched_threads, {1, static_cast<double>(chunks)}}};
+        return {prepare_tokens(problem, args, tensor(problem, args.K).prepare)};
     }
 };
 

@@ -66,6 +66,17 @@ CudaImplementation::Steps CudaImplementation::steps_along(const Problem& problem
     return {(longest + tokens - 1) / tokens, static_cast<double>(blocks) * mean / tokens};
 }
 
+CudaImplementation::Steps CudaImplementation::one_step(const Problem& problem, std::int64_t blocks_of_chunk) {
+    const std::int64_t places = parts_of(problem, tensor_chunk);
+    const auto chunks_of = [](std::int64_t tokens) { return (tokens + tensor_chunk - 1) / tensor_chunk; };
+    std::int64_t chunks = places;
+    if (problem.in.cu_seqlens.given() && problem.N > 0) {
+        chunks = problem.sequences.empty() ? problem.N * chunks_of((problem.T + problem.N - 1) / problem.N) : 0;
+        for (const auto& sequence : problem.sequences) chunks += chunks_of(sequence.end - sequence.begin);
+    }
+    return {1, static_cast<double>(chunks * blocks_of_chunk), (places - chunks) * blocks_of_chunk};
+}
+
 std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) const {
     Carver carver(reinterpret_cast<void*>(Carver::alignment));  // addresses that nobody follows
     const KernelArgs args = layout(problem, carver);
@@ -78,9 +89,9 @@ std::vector<LaunchPlan> CudaImplementation::launches(const Problem& problem) con
         BlockWork work = each.kernel.work(each.args, each.args.shared_limit);
         set_issued(work, each.kernel, each.args, in_double(problem), each.threads);
         const BlockSize block = each.block(problem.options.planned_gpu);
-        all.push_back({each.kernel.name, each.blocks, block.threads, each.kernel.registers, block.shared,
-                       in_double(problem) ? DType::f64 : DType::f32, each.steps.longest, each.steps.all, work.block,
-                       work.step});
+        all.push_back({each.kernel.name, each.blocks, each.steps.idle_blocks, block.threads, each.kernel.registers,
+                       block.shared, in_double(problem) ? DType::f64 : DType::f32, each.steps.longest, each.steps.all,
+                       work.block, work.step});
     }
     for (const SumsArgs& sums : parameter_sums(problem, args)) {
         if (blocks_of(sums) > 0) all.push_back(plan_of(sums));

@@ -69,13 +69,17 @@ class CudaImplementation : public Implementation {
     static bool has_third_group(const Kernel& kernel, int threads, const GpuLimits* planned) {
         return kernel.more_threads > 0 && takes(kernel.function, threads + kernel.more_threads, planned);
     }
-    // Of the block with the most, one after another; of all blocks, where a last, shorter step counts by its tokens.
+    // Of the block with the most, one after another; of all blocks, where a last, shorter step counts by its tokens;
+    // blocks that have none (LaunchPlan::idle_blocks).
     struct Steps {
         std::int64_t longest;
         double all;
+        std::int64_t idle_blocks = 0;
     };
     // Blocks that each walk a sequence, by so many tokens.
     static Steps steps_along(const Problem& problem, int tokens, std::int64_t blocks);
+    // Blocks that each have a chunk of tensor_chunk, so many for each of parts_of.
+    static Steps one_step(const Problem& problem, std::int64_t blocks_of_chunk);
     struct Launch {
         Kernel kernel;
         KernelArgs args;

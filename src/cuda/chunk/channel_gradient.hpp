@@ -212,11 +212,10 @@ struct ChannelGradient {
             const int count = i < length ? args.K - c : 0;
             float4& all = *reinterpret_cast<float4*>(&gates.at(i, c));
             const float4 of = all;
-            // Of no gate above 0 an exponential is taken; NaN comes in without a branch.
+            // NaN of a gate that is NaN or above 0, without a branch.
             const auto decay = [&](float log_decay, int n) {
-                const float power = ptx::exp2_approximate((log_decay < 0 ? log_decay : 0.0f) * log2_e);
-                const float refused = log_decay <= 0 ? 0.0f : not_a_number<float>();
-                return n < count ? power + refused : 1.0f;
+                const float power = log_decay <= 0 ? log_decay * log2_e : not_a_number<float>();
+                return ptx::exp2_approximate(n < count ? power : 0.0f);
             };
             all = {decay(of.x, 0), decay(of.y, 1), decay(of.z, 2), decay(of.w, 3)};
         });
@@ -475,7 +474,7 @@ struct ChannelGradient {
 #pragma unroll
         for (int group = 0; group < token_groups; ++group) {
             // Where registers are fewest.
-            if (!fine && group > (delta ? 2 : 1) && !goes_on(args.V)) return;
+            if (group > (fine && K > 64 ? 0 : 2) && !goes_on(args.V)) return;
             const int first = group_tokens * group;
             GroupDecays decays;
             decays.load(pairs.decays.from(first, 0));

@@ -74,7 +74,7 @@ struct ChannelKeyRows {
         inverse_norm_of(q_norm, q);
         inverse_norm_of(k_norm, k);
     }
-    HEADRACE_DEVICE void store(const TokenGroups& d_q, const TokenGroups& d_k) const {
+    HEADRACE_DEVICE void store(TokenGroups& d_q, TokenGroups& d_k) const {
         store(args.d_q, d_q, q, q_norm);
         store(args.d_k, d_k, k, k_norm);
     }
@@ -82,7 +82,7 @@ struct ChannelKeyRows {
   private:
     // Of the gradient times the inverse norm: with y = x r the unit rows, d - y (y . d) is that of x. It takes the
     // place of the rows.
-    HEADRACE_DEVICE void store(const Strided& tensor, const TokenGroups& d, Matrix<K> x, const float* norm) const {
+    HEADRACE_DEVICE void store(const Strided& tensor, TokenGroups& d, Matrix<K> x, const float* norm) const {
         if (!tensor.given) return;
         const auto from = OperandAt<K>::across(x, lane_here());
         if (args.l2norm) {
@@ -97,39 +97,48 @@ struct ChannelKeyRows {
             });
             ptx::sync_block();
         }
-        const int own = lane_here(), first_token = own % 4 * 2, even = element_of(first_token, own),
-                  odd = element_of(first_token + 1, own);
+        const int own = lane_here(), first_token = own % 4 * 2;
+        const OperandAt<K> of_warp{OperandAt<K>::across(x, own).at(0, warp_channel())};
 #pragma unroll
         for (int group = 0; group < token_groups; ++group) {
-            TokenGroup rows;
-            if (args.l2norm) load_group(rows, from.at(group_tokens * group, warp_channel()));
-            ptx::sync_warp();  // every lane has its rows
+            TokenGroup& of = d[group];
+            if (args.l2norm) {
+                TokenGroup rows;
+                load_group(rows, of_warp.at(group_tokens * group, 0));
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int i = group_tokens * group + 8 * h;
-                float2 of{};
-                if (args.l2norm) of = *reinterpret_cast<const float2*>(along + i + first_token);
+                for (int h = 0; h < 2; ++h) {
+                    const float2 of_tokens =
+                        *reinterpret_cast<const float2*>(along + group_tokens * group + 8 * h + first_token);
 #pragma unroll
-                for (int p = 0; p < 2; ++p) {
-                    float left = d[group][h][p], right = d[group][h][2 + p];
-                    if (args.l2norm) {
-                        const float of_token = p == 0 ? of.x : of.y;
-                        left -= of_token * rows[h][p], right -= of_token * rows[h][2 + p];
-                    }
-                    const std::uint32_t both = ptx::round_to_bf16(left, right);
-                    const int place = p == 0 ? even : odd;
-                    x.data[place + i * Matrix<K>::row] = static_cast<std::uint16_t>(both);
-                    x.data[(place ^ 8) + i * Matrix<K>::row] = static_cast<std::uint16_t>(both >> 16);
+                    for (int n = 0; n < 4; ++n) of[h][n] -= (n % 2 == 0 ? of_tokens.x : of_tokens.y) * rows[h][n];
                 }
             }
+            ptx::sync_warp();  // every lane has its rows
+            put(x, group_tokens * group, of_warp.at(group_tokens * group, 0), of);
         }
         ptx::sync_block();
         store_matrix(tensor, x, at->range, at->key_head, 0, args.K);
     }
-    // Where Matrix<K> has the lane's first channel of one of the first eight tokens; its other one lies in the next
-    // piece.
-    HEADRACE_DEVICE static int element_of(int token, int own) {
-        return Matrix<K>::place(token, warp_channel()) + own / 4;
+    // A group of tokens as rows of a matrix, which has its 16 of the warp's channels at OperandAt::across.
+    HEADRACE_DEVICE static void put(Matrix<K> x, int first, std::uint32_t place, const TokenGroup& of) {
+        if constexpr (ptx::stores_matrices) {
+            std::uint32_t pairs[4];
+            to_operand(pairs, of);
+            ptx::store_matrix_transposed(place, pairs);
+        } else {
+            const int own = lane_here(), token = first + own % 4 * 2;
+#pragma unroll
+            for (int p = 0; p < 2; ++p) {
+                // The lane's first channel of its first token; the other one lies in the next piece.
+                const int at = Matrix<K>::place(token + p, warp_channel()) + own / 4;
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const std::uint32_t both = ptx::round_to_bf16(of[h][p], of[h][2 + p]);
+                    x.data[at + 8 * h * Matrix<K>::row] = static_cast<std::uint16_t>(both);
+                    x.data[(at ^ 8) + 8 * h * Matrix<K>::row] = static_cast<std::uint16_t>(both >> 16);
+                }
+            }
+        }
     }
     // of_rows = the warp's part of d . x, of tokens from `first` on.
     HEADRACE_DEVICE void add_products(const TokenGroup& d, OperandAt<K> x, int first) const {

@@ -61,7 +61,8 @@ template <int K, bool comba>
 BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
     constexpr double warps = 8, parts = K > 128 ? K / 128 : 1, tiles = K / 16.0, operand = 512, pair = 128,
                      pair_blocks = 9;
-    const double C = tensor_chunk, blocks = quotient_up(args.V, tensor_values), rows = comba ? 3 : 2;
+    const double C = tensor_chunk, blocks = quotient_up(args.V, tensor_values), rows = comba ? 3 : 2,
+                 turns = quotient_up(args.V, args.stages * tensor_values);
     TileCounter head, chunk;
     // By all warps, of so many steps and tiles of columns.
     const auto multiply = [](TileCounter& counter, double steps, double columns) {
@@ -70,11 +71,11 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
         counter.work.tile_waits += steps;
     };
     const auto access = [](TileCounter& counter, double pairs) { counter.work.tile_bytes += warps * pairs * pair; };
-    // of 64 values: d_o S^T, y S^T and r D^T, which are added to all heads', and d_o r^T or y r^T
+    // of 64 values: d_o S^T, y S^T and r D^T, which are added to all heads' once a turn, and d_o r^T or y r^T
     for (int i = 0; i < 3; ++i) {
         multiply(head, blocks * 4, tiles);
-        head.work.tile_bytes += warps * blocks * tiles / 2 * operand;
-        access(head, blocks * 2);
+        head.work.tile_bytes += warps * turns * tiles / 2 * operand;
+        access(head, turns * 2);
     }
     multiply(head, parts * blocks * 4, 8);
     if (args.gate_gradient) {  // S and D with each other
@@ -85,10 +86,8 @@ BlockWork tensor_gradients_work(const KernelArgs& args, std::size_t /*shared_lim
     head.work.tile_bytes += blocks * (2 * 64 * K * 2 + parts * 3 * 64 * 64 * 2);
     head.work.saved_bytes = args.V * (K + parts * 64) * 2 * 2;
     head.work.input_bytes = parts * (C * args.V * 2 + bytes_of(args.log_decays, C) + bytes_of(args.beta, C));
-    for (double i = 0; i < parts * blocks; ++i) {
-        head.barrier();
-        if (args.stages == 1) head.barrier(), head.work.memory_waits += 1;
-    }
+    for (double i = 0; i < 4 * parts * turns; ++i) head.barrier();
+    if (args.stages == 1) head.work.memory_waits += parts * turns;  // what is asked for has little time to arrive
     // behind them
     if (comba) multiply(head, K / 16.0, 8);
     // weights, which the first head only stores

@@ -11,11 +11,11 @@
 
 namespace headrace::cuda {
 
-// A block of eight warps has a chunk and a key head, and its value heads one after another, 64 values at a time. Of
-// products with tokens as rows a warp has 16 of them and half of the columns; of d_o r^T and y r^T, of which half is
-// needed, all columns of one of the two (TokenPairs). Everything enters them as it came or was saved; betas, decays and
-// norms are factors of the sums. With d = beta r, z = beta y as on the page, rows of q, k, e as given and their inverse
-// norms |q|^-1, |k|^-1, |e|^-1,
+// A block of eight warps has a chunk and a key head, and its value heads one after another, 64 values at a time or,
+// with two stages, 128. Of products with tokens as rows a warp has 16 of them and half of the columns; of d_o r^T and y
+// r^T, of which half is needed, all columns of one of the two (TokenPairs). Everything enters them as it came or was
+// saved; betas, decays and norms are factors of the sums. With d = beta r, z = beta y as on the page, rows of q, k, e
+// as given and their inverse norms |q|^-1, |k|^-1, |e|^-1,
 //     W_ij = scale |q_i|^-1 |k_j|^-1 e^{G_i - G_j} (d_o_i . d_j), j <= i
 //     L_ij = -|e_i|^-1 |k_j|^-1 e^{Ge_i - G_j} (z_i . d_j), j < i
 //     d_q = scale |q|^-1 e^G (d_o S^T) + W k        d_k = |k|^-1 e^{G_L - G} (d D^T) + W^T q + L^T e
@@ -49,13 +49,17 @@ struct GradientKernel {
     struct Task {
         ChunkRange range;
         std::int64_t row, key_head;  // of all sequences' chunks (part_at)
-        TokenRows d_o;               // of the first of all value heads
+        std::int64_t first_line;     // of the key head's values in what the sweeps saved
+        TokenRows d_o;               // of its first value head
+        bool whole;                  // whether these are as many as in a chunk, and near
         int first_channel;           // of the part
     };
-    // 64 values of one of the value heads.
+    // Values of one of the value heads, 64 for each stage, from that block of 64 on.
     struct Values {
         int member, block;
     };
+    // What is asked for of these at once: S, y and d_o, or D and r.
+    enum class Part { reads, writes };
     // Products of rows with their gradients' part from the chunk's borders, of this lane's rows: q with d_q, e with
     // d_e, k with d_k; all of q and e in q, but of comba.
     struct BorderDots {
@@ -129,7 +133,10 @@ struct GradientKernel {
         if (at.part * tensor_chunk >= s.end - s.begin) return;
         if (threadIdx.x == 0) {
             const ChunkRange range = chunk_range(args, s, at.part);
-            *task = {range, row, key_head, cuda::rows_of(args.d_o, range, 0, 0), 0};
+            const std::int64_t head = key_head * args.group;
+            const TokenRows d_o = cuda::rows_of(args.d_o, range, head, 0);
+            *task = {range, row, key_head, (row * args.HV + head) * lines_of_head(), d_o,
+                     range.length == tensor_chunk && d_o.near(), 0};
         }
         find_places();
         ptx::sync_block();
@@ -262,92 +269,143 @@ struct GradientKernel {
     HEADRACE_DEVICE int value_blocks() const {
         return static_cast<int>((static_cast<unsigned>(args.V) + tensor_values - 1) / tensor_values);
     }
-    HEADRACE_DEVICE Stage stage_of(int step) const {
-        return first_stage.behind(args.stages == 2 ? step % 2 * stage_elements : 0);
-    }
+    // Of the i-th 64 values at hand.
+    HEADRACE_DEVICE Stage stage_of(int i) const { return first_stage.behind(i * stage_elements); }
 
-    // Adds up d_q, d_k and d_e of all value heads; stores d_beta and the gate's gradient of each.
+    // Adds up d_q, d_k and d_e of all value heads; stores d_beta and the gate's gradient of each. What is needed next
+    // is asked for as soon as all have read what is there.
     HEADRACE_DEVICE void heads(Sums& d_q, Sums& d_k, Sums& d_e) {
         PairSums d_pairs = {};
         BorderDots dots{};
         float crossing = 0;
         bool any_fine = false;
-        const int ahead = args.stages - 1;  // what arrives, of what is computed
-        Values now{};
+        Values now{-1, 0};  // at first none
         HEADRACE_ROLLED
-        for (int step = -ahead; args.group > now.member; ++step, now = step > 0 ? behind(now) : now) {
-            if (step > -ahead) end_copies_of_block();
-            fetch(step < 0 || ahead == 0 ? now : behind(now), step + ahead);
-            if (step == -ahead) find_numbers(0);
-            if (ahead == 0) end_copies_of_block();
-            if (step < 0) continue;
-            if (step == 0) {
-                if constexpr (parts == 1) {
-                    weigh_rows();
-                    ptx::sync_block();
-                }
-                weigh_numbers();
-                if (!comba && args.gate_gradient) keep_scores();
+        while (now.member < args.group) {
+            const bool some = now.member >= 0;
+            const Values next = some ? behind(now) : Values{};
+            bool fine = false;
+            if (some) {
+                end_copies_of_block<1>();
+                if (now.member == 0 && now.block == 0) begin_heads();
+                fine = keys_overlap(args, task->row * args.HV + first_head() + now.member);
+                any_fine = any_fine || fine;
+                crossing += add_reads(now, d_q, d_k, d_e, d_pairs, dots);
                 ptx::sync_block();
             }
-            const Stage stage = stage_of(step);
-            const bool fine = keys_overlap(args, task->row * args.HV + first_head() + now.member);
-            any_fine = any_fine || fine;
-            crossing += add_values(stage, now.block > 0, d_q, d_k, d_e, d_pairs, dots);
-            if (fine) add_rest(stage, now, d_k, d_e, d_pairs, dots);
-            if (now.block < value_blocks() - 1) continue;
-            end_head(now.member, d_pairs, dots, crossing);
-            dots = {}, crossing = 0;
+            if (!fine) fetch(next, Part::reads);
+            if (some) {
+                add_writes(now, d_k, dots);
+                if (fine) add_rest(now, d_k, d_e, d_pairs, dots);
+                ptx::sync_block();
+            }
+            HEADRACE_ROLLED
+            for (int part = fine ? 0 : 1; part < 2; ++part) fetch(next, part == 0 ? Part::reads : Part::writes);
+            if (!some) find_numbers(0);
+            if (some && next.member > now.member) {
+                end_head(now.member, d_pairs, dots, crossing);
+                dots = {}, crossing = 0;
+            }
+            now = next;
         }
         add_pairs(any_fine, d_q, d_k, d_e);
     }
+    // When rows of keys are there.
+    HEADRACE_DEVICE void begin_heads() const {
+        if constexpr (parts == 1) {
+            weigh_rows();
+            ptx::sync_block();
+        }
+        weigh_numbers();
+        if (!comba && args.gate_gradient) keep_scores();
+        ptx::sync_block();
+    }
+    // How many times 64 there are of these.
+    HEADRACE_DEVICE int blocks_of(Values values) const {
+        const int left = value_blocks() - values.block;
+        return left < args.stages ? left : args.stages;
+    }
     // The next ones.
     HEADRACE_DEVICE Values behind(Values values) const {
-        const bool same = values.block + 1 < value_blocks();
-        return {same ? values.member : values.member + 1, same ? values.block + 1 : 0};
+        const bool same = values.block + args.stages < value_blocks();
+        return {same ? values.member : values.member + 1, same ? values.block + args.stages : 0};
     }
+    // sums = the products that multiply(stage, add) begins with each 64 of so many; `add` with all but the first.
+    template <class Multiply>
+    HEADRACE_DEVICE void find_products(Sums& sums, int count, Multiply multiply) const {
+        if (!Products::may_begin) clear(sums);
+        HEADRACE_ROLLED  // products that go on may not leave a turn
+            for (int i = 0; i < count; ++i) {
+            multiply(stage_of(i), !Products::may_begin || i > 0);
+            Products::template wait<0>(sums);
+        }
+    }
+    // What a thread copies of 64 lines, so many elements apart: pieces at distances known beforehand.
+    template <int step, int columns>
+    struct Lines {
+        static constexpr int pieces = columns / 8, bytes = 16 * tensor_threads;
+        static_assert(tensor_threads / pieces % 8 == 0);
+        const char* from;
+        std::uint32_t to;
+
+        HEADRACE_DEVICE Lines(Matrix<columns> matrix, const std::uint16_t* lines, std::uint32_t piece)
+            : to(ptx::shared_address(matrix.data) + piece) {
+            const int of = own();
+            from = reinterpret_cast<const char*>(lines) +
+                   (step == columns ? 16 * of : of / pieces * (2 * step) + of % pieces * 16);
+        }
+        HEADRACE_DEVICE void copy() const {
+#pragma unroll
+            for (int at = 0; at < 2 * columns * tensor_values; at += bytes)
+                ptx::copy_16(to + at / columns * Matrix<columns>::row, from + at / columns * step, 16);
+        }
+        // To the next 64, and a matrix so many bytes behind.
+        HEADRACE_DEVICE void advance(std::uint32_t behind) { from += 2 * tensor_values * step, to += behind; }
+    };
     // Rows that lie behind the last value become zero: no sweep has written them.
-    HEADRACE_DEVICE void fetch(Values values, int step) const {
+    HEADRACE_DEVICE void fetch(Values values, Part part) const {
         if (values.member >= args.group) return;
-        const int first = values.block * tensor_values, count = args.V - first;
-        const std::int64_t head = first_head() + values.member, line = first_line(values);
-        const Stage stage = stage_of(step);
-        const SweptChunks& from = args.swept;
+        const bool reads = part == Part::reads;
+        const SweptChunks& swept = args.swept;
+        const std::int64_t line = first_line(values);
+        const std::uint16_t *states = (reads ? swept.states : swept.adjoints) + (line * (parts * K) + first_channel()),
+                            *rows = (reads ? swept.d_written : swept.residuals) + line * tensor_chunk;
+        TokenRows d_o = task->d_o;
+        d_o.first += 2 * (values.member * args.d_o.stride[2] + values.block * tensor_values);
+        const Stage& to = first_stage;
+        const Places& places = places_of_thread();
+        Lines<parts * K, K> of_states(reads ? to.S : to.D, states, places.piece_of_channels);
+        Lines<tensor_chunk, tensor_values> of_rows(reads ? to.y : to.r, rows, places.piece_of_values);
+        WholePieces<tensor_values, tensor_threads> of_d_o(to.d_o, d_o, 0);
+        const auto behind = static_cast<std::uint32_t>(2 * stage_elements);
         HEADRACE_ROLLED
-        for (int which = 0; which < 2; ++which)
-            copy<parts * K>(which == 0 ? stage.S : stage.D,
-                            (which == 0 ? from.states : from.adjoints) + line * (parts * K) + first_channel(), count);
-        HEADRACE_ROLLED
-        for (int which = 0; which < 2; ++which)
-            copy<tensor_chunk>(which == 0 ? stage.r : stage.y,
-                               (which == 0 ? from.residuals : from.d_written) + line * tensor_chunk, count);
-        TokenRows rows = task->d_o;
-        rows.first += 2 * (head * args.d_o.stride[2] + first);
-        copy_rows<tensor_values, tensor_threads>(stage.d_o, rows, task->range.length, task->range.rows,
-                                                 count < tensor_values ? count : tensor_values);
+        for (int i = 0, left = args.V - values.block * tensor_values; i < args.stages && left > 0; ++i) {
+            const bool whole = left >= tensor_values;
+            if (whole) {
+                of_states.copy(), of_rows.copy();
+            } else {
+                const Stage stage = stage_of(i);
+                copy_lines<parts * K>(reads ? stage.S : stage.D, states + i * tensor_values * (parts * K), left);
+                copy_lines(reads ? stage.y : stage.r, rows + i * tensor_values * tensor_chunk, left);
+            }
+            if (reads && whole && task->whole) {
+                of_d_o.copy();
+            } else if (reads) {
+                copy_rows<tensor_values, 0>(stage_of(i).d_o, d_o, task->range.length, task->range.rows,
+                                            whole ? tensor_values : left);
+            }
+            of_states.advance(behind), of_rows.advance(behind);
+            of_d_o.from += 2 * tensor_values, of_d_o.to += behind;
+            d_o.first += 2 * tensor_values, left -= tensor_values;
+        }
         ptx::end_copies();
     }
-    // Queues copies of 64 lines, so many elements apart; where there are as many, of pieces that a thread has at
-    // distances known beforehand.
-    template <int step, int columns>
-    HEADRACE_DEVICE void copy(Matrix<columns> to, const std::uint16_t* from, int count) const {
-        if (count < tensor_values) return copy_lines<step>(to, from, count);
-        constexpr int pieces = columns / 8, bytes = 16 * tensor_threads;
-        static_assert(tensor_threads / pieces % 8 == 0);
-        const int of = own();
-        const Places& places = places_of_thread();
-        const std::uint32_t first =
-            ptx::shared_address(to.data) + (columns == K ? places.piece_of_channels : places.piece_of_values);
-        const char* const source = reinterpret_cast<const char*>(from) +
-                                   (step == columns ? 16 * of : of / pieces * (2 * step) + of % pieces * 16);
-#pragma unroll
-        for (int at = 0; at < 2 * columns * tensor_values; at += bytes)
-            ptx::copy_16(first + at / columns * Matrix<columns>::row, source + at / columns * step, 16);
+    // Of a value head in what the sweeps saved; the first of these values.
+    HEADRACE_DEVICE int lines_of_head() const {
+        return static_cast<int>((static_cast<unsigned>(args.V) + 15) / 16 * 16);
     }
-    // Of these values in what the sweeps saved.
     HEADRACE_DEVICE std::int64_t first_line(Values values) const {
-        return (task->row * args.HV + first_head() + values.member) * round_up(args.V, 16) +
-               values.block * tensor_values;
+        return task->first_line + values.member * lines_of_head() + values.block * tensor_values;
     }
 
     // ---- numbers of tokens ----
@@ -440,43 +498,62 @@ struct GradientKernel {
         };
     }
 
-    // ---- of 64 values ----
-    // Gives <S,D>, this lane's part. `add`: to pairs of other values of the head.
-    HEADRACE_DEVICE float add_values(const Stage& now, bool add, Sums& d_q, Sums& d_k, Sums& d_e, PairSums& d_pairs,
-                                     BorderDots& dots) const {
+    // ---- of the values at hand ----
+    // What S, y and d_o are needed for, when they are there; D and r are when it comes back. Gives <S,D>, this lane's
+    // part.
+    HEADRACE_DEVICE float add_reads(Values now, Sums& d_q, Sums& d_k, Sums& d_e, PairSums& d_pairs,
+                                    BorderDots& dots) const {
+        const Places at = places_of_thread();
+        const int channel = key_column(own()), count = blocks_of(now);
+        Sums part;
+        find_products(part, count, [&](const Stage& of, bool add) {
+            Products::multiply(part, rows_of(of.d_o, at.rows), of.S, channel, add);
+        });
+        end_copies_of_block<0>();
+        float crossing = 0;
+        HEADRACE_ROLLED
+        for (int i = 0; i < count; ++i) {
+            const Stage of = stage_of(i);
+            Products::multiply(d_pairs, pairs_left(of.d_o, of.y, at), of.r, 0, i > 0 || now.block > 0);
+            if (comba) Products::template wait<0>(d_pairs);  // as registers are few
+            if (i == 0) fold(d_q, dots.q, part, q, read, at);
+            if (args.gate_gradient) crossing += cross(of);
+            if (!comba) Products::template wait<0>(d_pairs);
+        }
+        find_products(part, count, [&](const Stage& of, bool add) {
+            Products::multiply(part, columns_of(of.y, at.columns), of.S, channel, add);
+        });
+        fold(either(d_k, d_e), either(dots.q, dots.e), part, e, erase, at);
+        return crossing;
+    }
+    // What D and r are needed for.
+    HEADRACE_DEVICE void add_writes(Values now, Sums& d_k, BorderDots& dots) const {
         const Places at = places_of_thread();
         const int channel = key_column(own());
         Sums part;
-        Products::multiply(part, rows_of(now.d_o, at.rows), now.S, channel, false);
-        const float crossing = args.gate_gradient ? cross(now) : 0.0f;
-        Products::template wait<0>(part);
-        Products::multiply(d_pairs, pairs_left(now.d_o, now.y, at), now.r, 0, add);
-        if (comba) Products::template wait<0>(d_pairs);  // as registers are few
-        fold(d_q, dots.q, part, q, read, at);
-        Products::multiply(part, columns_of(now.y, at.columns), now.S, channel, false);
-        Products::template wait<0>(d_pairs, part);
-        fold(either(d_k, d_e), either(dots.q, dots.e), part, e, erase, at);
-        Products::multiply(part, columns_of(now.r, at.columns), now.D, channel, false);
-        Products::template wait<0>(part);
+        find_products(part, blocks_of(now), [&](const Stage& of, bool add) {
+            Products::multiply(part, columns_of(of.r, at.columns), of.D, channel, add);
+        });
         fold(d_k, dots.k, part, k, write, at);
-        return crossing;
     }
     // Of what r and y have below their bf16, one after the other: y r^T, d_o r^T and D r; y r^T and S y.
-    HEADRACE_DEVICE void add_rest(const Stage& now, Values values, Sums& d_k, Sums& d_e, PairSums& d_pairs,
-                                  BorderDots& dots) const {
+    HEADRACE_DEVICE void add_rest(Values values, Sums& d_k, Sums& d_e, PairSums& d_pairs, BorderDots& dots) const {
         HEADRACE_ROLLED
-        for (int turn = 0; turn < 2; ++turn) {
-            take_rest(turn == 0 ? args.swept.residuals_low : args.swept.d_written_low, values);
+        for (int turn = 0, end = 2 * blocks_of(values); turn < end; ++turn) {
+            const bool of_r = turn % 2 == 0;
+            const Stage now = stage_of(turn / 2);
+            take_rest(of_r ? args.swept.residuals_low : args.swept.d_written_low,
+                      {values.member, values.block + turn / 2});
             const Places at = places_of_thread();
             const int channel = key_column(own());
             // The second time zeros of d_o.
-            Products::multiply(d_pairs, pairs_left(now.d_o, turn == 0 ? now.y : rest, at, turn == 0),
-                               turn == 0 ? rest : now.r, 0, true);
+            Products::multiply(d_pairs, pairs_left(now.d_o, of_r ? now.y : rest, at, of_r), of_r ? rest : now.r, 0,
+                               true);
             Products::template wait<0>(d_pairs);
             Sums part;
-            Products::multiply(part, columns_of(rest, at.columns), turn == 0 ? now.D : now.S, channel, false);
+            Products::multiply(part, columns_of(rest, at.columns), of_r ? now.D : now.S, channel, false);
             Products::template wait<0>(part);
-            if (turn == 0) {
+            if (of_r) {
                 fold(d_k, dots.k, part, k, write, at);
             } else {
                 fold(either(d_k, d_e), either(dots.q, dots.e), part, e, erase, at);

@@ -9,6 +9,9 @@ namespace headrace::cuda {
 // Functions `load(a, step)` give this lane's part of 16 columns of a left operand, from 16 step on.
 template <bool by_group>
 struct GradientProducts {
+    // Whether products with `add` at run time take no more instructions.
+    static constexpr bool may_begin = by_group;
+
     // sums = a m, or with `add` sums + a m: 64 deep, of the columns of m from `first` on. They are there when waited
     // for.
     template <int tiles, int columns, class Load>

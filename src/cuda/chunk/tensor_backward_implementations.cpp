@@ -183,7 +183,7 @@ class TensorBackward : public PreparingImplementation {
     // 64 values have no use for another.
     static KernelArgs gradients_staged(const Problem& problem, const Kernel& kernel, KernelArgs args) {
         args.stages = 1;
-        const bool one = problem.channel_gate && (problem.K <= 64 || args.V <= tensor_values);
+        const bool one = args.V <= tensor_values || (problem.channel_gate && problem.K <= 64);
         return one ? args : staged(problem, kernel, args);
     }
     // Values of a block that sweeps: under channel gates twice as many where multiprocessors of an H100 would get more

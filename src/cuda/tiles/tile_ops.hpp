@@ -61,8 +61,10 @@ HEADRACE_DEVICE void meet_block() {
     ptx::publish_to_products();
     wait_for_block();
 }
+// For all but the `pending` groups of copies that ended last.
+template <int pending = 0>
 HEADRACE_DEVICE void end_copies_of_block() {
-    ptx::wait_for_copies<0>();
+    ptx::wait_for_copies<pending>();
     meet_block();
 }
 

@@ -295,6 +295,25 @@ TEST(CudaInterface, TakesEmptySequences) {
     }
 }
 
+// Final states are initial ones, gradients of these those of final ones, parameters' gradients zero: where outputs are
+// added up, of parts of keys and of value heads that share them, too.
+TEST(CudaInterface, TakesNoTokens) {
+    for (const char* sizes : {"t0 h2 hv4 k64 v32", "b2 t0 h2 k100 v130 f16", "t0 h2 k256 v512 bf16",
+                              "t0 h2 hv4 k128 v200 bf16", "varlen=0,0,0 h2 hv4 k128 v64 bf16"}) {
+        for (const char* operation : {"gla:fwd", "gla:bwd", "simple_gla:fwd", "simple_gla:bwd", "kda:fwd", "kda:bwd",
+                                      "gated_delta_rule:fwd", "gated_delta_rule:bwd", "comba:bwd"})
+            expect_right(std::string(operation) + " " + sizes + " state=inout cuda");
+    }
+}
+
+// Ranks' pieces of a sequence, of which that seed leaves one no tokens.
+TEST(CudaInterface, TakesPiecesWithoutTokens) {
+    for (const char* line : {"gla:fwd t100 h2 k256 v64", "gla:bwd t100 h2 k256 v64", "simple_gla:bwd t100 h8 k128 v200",
+                             "retention:bwd t100 h2 hv4 k64", "kda:bwd t100 h2 hv4 k64",
+                             "gated_delta_rule:bwd t100 h4 hv8 k64"})
+        expect_right(std::string(line) + " bf16 ranks=5 seed=3 cuda");
+}
+
 TEST(CudaInterface, RefusesWhatIsTooWide) {
     for (const char* line : {"gla:fwd t4 h1 k257 v16", "gla:fwd t4 h1 k16 v513", "gated_delta_rule:bwd t4 h1 k272 v16",
                              "kda:step t1 h1 k16 v528"}) {

@@ -77,9 +77,9 @@ class PreparingImplementation : public CudaImplementation {
     // Rows of args.o, behind all that left sums of them.
     static Launch add_outputs(const Problem& problem, const KernelArgs& args) {
         const int threads = adding_threads(args.V), columns = threads / launched_threads * tensor_values;
-        const std::int64_t blocks = args.added.chunks * args.H * ((args.V + columns - 1) / columns);
-        return {tensor_kernels<false>(args.V, problem.dtype).add_outputs, args, blocks, threads,
-                one_step(problem, blocks / args.added.chunks)};
+        const std::int64_t of_chunk = args.H * ((args.V + columns - 1) / columns);
+        return {tensor_kernels<false>(args.V, problem.dtype).add_outputs, args, args.added.chunks * of_chunk, threads,
+                one_step(problem, of_chunk)};
     }
     static std::int64_t blocks_of(std::int64_t columns, int of_block = tensor_values) {
         return (columns + of_block - 1) / of_block;

@@ -141,6 +141,8 @@ TEST(GradientRest, EitherHalfIsTheNumber) {
     for (const RestCase& of : {RestCase{64, 40, false},
                                {64, 72, true, 2},
                                {128, 64, false},
+                               {128, 200, false, 2},
+                               {64, 136, false},
                                {128, 40, true},
                                {256, 40, false},
                                {256, 72, true}}) {

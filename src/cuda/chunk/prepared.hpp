@@ -124,7 +124,11 @@ class PreparingImplementation : public CudaImplementation {
         args.prepared.looked_at = static_cast<int>(looked_at);
         return {kernel, args, blocks, threads, {1, static_cast<double>(blocks)}};
     }
-    // With a gate per token.
+    // By that kernel with a gate per token.
+    static std::vector<Launch> prepare(const Problem& problem, const KernelArgs& args, const Kernel& of_tokens) {
+        if (problem.channel_gate) return prepare_channels(problem, args);
+        return {prepare_tokens(problem, args, of_tokens)};
+    }
     static Launch prepare_tokens(const Problem& problem, const KernelArgs& args, const Kernel& kernel) {
         const std::int64_t of_chunk = problem.H * ((problem.group + prepared_heads - 1) / prepared_heads);
         const std::int64_t blocks = parts_of(problem, tensor_chunk) * of_chunk;

@@ -127,7 +127,7 @@ class TensorBackward : public PreparingImplementation {
         const bool gradients = wants_gradients(problem);
         const std::int64_t chunks = args.sums, value_blocks = blocks_of(args.V, args.value_columns),
                            of_place = problem.HV * value_blocks * (gradients ? 2 : 1);
-        std::vector<Launch> launches = problem.channel_gate ? prepare_channels(problem, args) : prepare(problem, args);
+        std::vector<Launch> launches = prepare(problem, args, backward.prepare);
         const int sweep_threads = 2 * args.value_columns + (problem.channel_gate ? 0 : fetching_threads(problem.K));
         Steps steps = steps_along(problem, tensor_chunk, problem.N * of_place);
         const KernelArgs sweeps = staged(problem, backward.sweeps, args);
@@ -159,9 +159,6 @@ class TensorBackward : public PreparingImplementation {
         if (problem.channel_gate && args.swept.key_gradients != nullptr)
             once(channel_key_sums_kernel(problem.K), args, problem.H, threads);
         return launches;
-    }
-    static std::vector<Launch> prepare(const Problem& problem, const KernelArgs& args) {
-        return {prepare_tokens(problem, args, of(problem).prepare)};
     }
     static TensorBackwardKernels of(const Problem& problem) {
         const bool delta = problem.rule == Rule::delta;

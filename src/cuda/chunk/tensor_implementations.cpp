@@ -170,7 +170,7 @@ class Tensor : public SummarizingImplementation {
         const std::int64_t walks = tokens > 0 ? args.segments.slots : problem.N;
         const std::int64_t blocks = walks * problem.HV * values;
         Steps steps = steps_along(problem, tensor_chunk, problem.N * problem.HV * values);
-        if (args.delta) launches.push_back(prepare(problem, args)[0]);
+        if (args.delta) launches.push_back(prepare_tokens(problem, args, tensor(problem, args.K).prepare));
         if (tokens > 0) {
             std::vector<Launch> joining;
             join_segments(problem, {kernels.states, of_states}, {kernels.join, args}, state_threads, steps, joining);

@@ -24,8 +24,7 @@ class SummarizingImplementation : public PreparingImplementation {
         if (!args.final_state.given) args.V = 0;
         const std::int64_t heads = problem.N * problem.HV,
                            columns = blocks_of(args.V) + (args.transition.given ? blocks_of(args.K) : 0);
-        for (Launch& each : problem.channel_gate ? prepare_channels(problem, args) : prepare(problem, args))
-            launches.push_back(each);
+        for (Launch& each : prepare(problem, args, tensor(problem, args.K).prepare)) launches.push_back(each);
         const Kernel kernel =
             problem.channel_gate ? channel_segment_kernels<true>(problem.K).states : tensor(problem, args.K).states;
         constexpr std::int64_t multiprocessors = 132;  // of an H100: while some have no block one has one group's
@@ -40,7 +39,7 @@ class SummarizingImplementation : public PreparingImplementation {
     // With more channels there is no kernel for states alone: forwards whose outputs nobody reads, from the state that
     // enters and, of a row of zeros for all values, from the unit matrix.
     static void walk_twice(const Problem& problem, const KernelArgs& args, std::vector<Launch>& launches) {
-        launches.push_back(prepare(problem, args)[0]);
+        launches.push_back(prepare_tokens(problem, args, tensor(problem, args.K).prepare));
         for (Launch& each : walks_of(problem, args, [&](KernelArgs walk) -> Launch {
                  const TensorKernels kernels = tensor(problem, walk.K);
                  const int threads = 2 * tensor_values + fetching_threads(walk.K);
@@ -69,9 +68,6 @@ class SummarizingImplementation : public PreparingImplementation {
     static int states_threads(const Problem& problem, bool pairs) {
         if (problem.channel_gate) return channel_walk_threads(true);
         return pairs ? three_groups : 2 * tensor_values;
-    }
-    static std::vector<Launch> prepare(const Problem& problem, const KernelArgs& args) {
-        return {prepare_tokens(problem, args, tensor(problem, args.K).prepare)};
     }
 };
 

@@ -151,7 +151,7 @@ struct KernelArgs {
     bool late_gate;
     int chunk;          // tokens, a multiple of 16
     int value_columns;  // of a block of the forward or a sweep, a multiple of 16 or all
-    int stages;         // tensor cores: chunks whose rows are in shared memory, 1 to 3
+    int stages;         // tensor cores: chunks whose rows are in shared memory, 1 to 3; of gradients 64 values each
     Segments segments;
     GateWalk gate_walk;
     AddedOutputs added;

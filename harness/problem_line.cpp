@@ -322,7 +322,7 @@ Status check(const Words& words, const ProblemLine& line) {
         return error(words.text("betas"), "at most 1 with beta=sigmoid");
     }
     if (line.state_dtype && *line.state_dtype != DType::f32 && *line.state_dtype != line.dtype) {
-        return error(words.text("saved"), std::string("f32 or ") + name_of(line.dtype));
+        return error(words.text("saved"), line.dtype == DType::f32 ? "f32" : std::string("f32 or ") + name_of(line.dtype));
     }
     if (line.given_states && (*line.given_states == DType::f64) != (line.dtype == DType::f64)) {
         return error(words.text("states"), "f64 with f64, else f32, bf16 or f16");

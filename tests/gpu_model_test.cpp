@@ -96,6 +96,19 @@ TEST(GpuModel, BlocksOfAMultiprocessor) {
     EXPECT_EQ(blocks_at_once(launch_of(128, 32, 228 << 10), h200), 0);
 }
 
+TEST(GpuModel, StepsThatEndEarlyLackNoMoreInstructionsThanTheyHave) {
+    LaunchPlan launch = launch_of(128, 168, 0);
+    launch.block.issued = -300, launch.step.issued = 1000;
+    const auto issued = [&](double all_steps) {
+        launch.all_steps = all_steps;
+        return launch.total().issued;
+    };
+    EXPECT_EQ(issued(2.0 * 264), (2 * 1000 - 300) * 264);
+    EXPECT_EQ(issued(264), 700 * 264);
+    EXPECT_EQ(issued(10), 700 * 10);  // of few tokens each, or most blocks without any
+    EXPECT_EQ(issued(0), 0);
+}
+
 double floor_of(const LaunchTime& time, const std::string& name) {
     for (const Floor& floor : time.floors)
         if (name == floor.name) return floor.seconds;

@@ -2,6 +2,7 @@
 // counted from the shapes, without running anything and without a GPU.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -31,7 +32,8 @@ struct KernelWork {
     double tile_waits = 0;    // times that a warp waits for what it has just loaded: from a tile in shared memory,
     double spill_waits = 0;   // from one in the workspace,
     double memory_waits = 0;  // from a tensor
-    double issued = 0;        // instructions of its warps; 0 where nobody measured them (of kernels on tensor cores)
+    double issued = 0;        // instructions of its warps; 0 where nobody measured them (of kernels on tensor cores);
+                              // of a block below 0 where its last step has fewer than others
 
     KernelWork& operator+=(const KernelWork& other);
     KernelWork operator*(double count) const;
@@ -50,7 +52,13 @@ struct LaunchPlan {
     double all_steps = 0;    // of all blocks together; a last, shorter step counts by its tokens
     KernelWork block, step;  // of a block beside its steps; of one step
 
-    KernelWork total() const { return block * static_cast<double>(blocks) += step * all_steps; }
+    KernelWork total() const {
+        KernelWork all = block * static_cast<double>(blocks) += step * all_steps;
+        // Blocks without a step, and steps of few tokens, lack no more than they have.
+        if (block.issued < 0)
+            all.issued = step.issued * all_steps + block.issued * std::min(static_cast<double>(blocks), all_steps);
+        return all;
+    }
 };
 
 // The launches of a call in their order, on the GPU of Options::planned_gpu where that is given; empty for one on CPU

@@ -273,14 +273,20 @@ double useful_flop(const ProblemLine& line) {
 }
 
 double least_bytes(const Call& call) {
+    // Of a summary what its part rests on: a transition on no values, of the additive rule on the gates alone.
+    const bool summary = call.direction == Direction::summarize,
+               values = summary ? call.summary.state.given() : call.direction != Direction::summarize_backward,
+               keys = values || has_delta_rule(call.op);
     double bytes = 0;
     const Inputs& in = call.in;
-    if (call.direction != Direction::summarize) bytes += view_bytes(in.q);
-    for (const TensorView* view : {&in.k, &in.v, &in.p, &in.g, &in.gv, &in.g_gamma, &in.beta, &in.A_log,
-                                   &in.dt_bias, &in.initial_state, &in.cu_seqlens}) {
+    if (!summary) bytes += view_bytes(in.q);
+    if (keys) bytes += view_bytes(in.k);
+    if (values) bytes += view_bytes(in.v) + view_bytes(in.initial_state);
+    for (const TensorView* view :
+         {&in.p, &in.g, &in.gv, &in.g_gamma, &in.beta, &in.A_log, &in.dt_bias, &in.cu_seqlens}) {
         bytes += view_bytes(*view);
     }
-    if (call.direction == Direction::summarize) return bytes + view_bytes(call.summary.transition) + view_bytes(call.summary.state);
+    if (summary) return bytes + view_bytes(call.summary.transition) + view_bytes(call.summary.state);
     if (call.direction == Direction::forward || call.direction == Direction::step) {
         bytes += view_bytes(call.out.o) + view_bytes(call.out.final_state);
         return call.direction == Direction::step ? bytes + pool_bytes(call) : bytes;

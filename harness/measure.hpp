@@ -10,7 +10,8 @@
 
 namespace headrace::harness {
 
-// What the machine reaches with `threads` threads, measured, not looked up; or a CUDA device (harness/device_measure.hpp).
+// What the machine reaches with `threads` threads, measured, not looked up; or a CUDA device
+// (harness/device_measure.hpp).
 struct Peaks {
     int threads = 1;        // 0: of a device
     std::string isa;        // of the arithmetic loops: "avx512", "avx2", "generic"; a device's name
@@ -55,11 +56,12 @@ std::vector<Timing> sample_interleaved(const std::vector<std::function<double()>
 // (the transition of the delta rule: K K), the adjoint 2 or 6 K V. Implementations may do more.
 double useful_flop(const ProblemLine& line);
 
-// The least bytes that the call must move: every input once, every output once, the states of a step in and out.
+// The least bytes that the call must move: every input that its results rest on once, every output once, the states of
+// a step in and out.
 double least_bytes(const Call& call);
 
-// The peak that judges a problem: f64 for f64, for f16 its dot product where there is one, for bf16 that or f32, which of
-// them is faster, else f32.
+// The peak that judges a problem: f64 for f64, for f16 its dot product where there is one, for bf16 that or f32,
+// which of them is faster, else f32.
 double judging_gflops(const Peaks& peaks, DType dtype);
 
 // How long the problem must take at least, and the share of the arithmetic peak that a time reaches.

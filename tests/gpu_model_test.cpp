@@ -48,6 +48,24 @@ TEST(GpuBound, GroupedHeadsReadKeysOnce) {
     EXPECT_EQ(least_bytes(make_shapes(line).call) / 1024, 2 * 256 + 4 * (2 * 256 + 8));
 }
 
+// Of a token and head in bf16, K 64, V 128; gates and betas are f32. What leaves is a state, of bytes.
+TEST(GpuBound, SummariesReadWhatTheyRestOn) {
+    constexpr int q = 128, k = 128, v = 256, d_o = 256, tokens = 1024;
+    constexpr double state = 4.0 * 64 * 128;
+    const auto bytes = [&](const char* problem, double out) {
+        const ProblemLine line = parsed(std::string(problem) + " t1024 h1 k64 v128 bf16");
+        return (least_bytes(make_shapes(line).call) - out) / tokens;
+    };
+    EXPECT_EQ(bytes("simple_gla:summary part=transition state=in", 4), 4);
+    EXPECT_EQ(bytes("gla:summary part=transition", 4 * 64), 4 * 64);
+    EXPECT_EQ(bytes("simple_gla:summary part=state state=in", 2 * state), k + v + 4);
+    EXPECT_EQ(bytes("simple_gla:summary state=none", state + 4), k + v + 4);
+    EXPECT_EQ(bytes("gated_delta_rule:summary part=transition", 4.0 * 64 * 64), k + 8);
+    EXPECT_EQ(bytes("comba:summary part=transition", 4.0 * 64 * 64), 2 * k + 8);
+    EXPECT_EQ(bytes("simple_gla:summary_bwd state=none", state), q + d_o + 4);
+    EXPECT_EQ(bytes("gated_delta_rule:summary_bwd state=none", state), q + k + d_o + 8);
+}
+
 TEST(GpuBound, OfPublishedShapes) {
     const Gpu& h200 = *find_gpu("h200");
     const auto milliseconds = [&](const char* problem) {

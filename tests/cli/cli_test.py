@@ -54,6 +54,13 @@ class Questions(Case):
         # the value-side gate exists in the recurrent form only: some refuse, with a reason
         refusals = [row["refusal"] for row in self.json("explain", "gla:fwd", "gv", "--json")["candidates"]]
         self.assertTrue("" in refusals and any(refusals), refusals)
+        # on a GPU, of a build without CUDA
+        if not self.json("explain", "gla:fwd cuda", "--json")["candidates"]:
+            reason = "no implementation accepts gla forward b1 t256 h4 hv4 k64 v64 f32 cuda: none for CUDA tensors is " \
+                     "compiled in (HEADRACE_CUDA)"
+            self.assertIn(reason, self.headrace("explain", "gla:fwd cuda"))
+            for command in (["plan"], ["check"], ["check", "--all"], ["bench"], ["gen", "--out", self.y]):
+                self.refused(reason, *command, "gla:fwd cuda")
 
     def test_pieces_are_checked_and_timed(self):
         self.assertIn("1 problem checked", self.headrace("check", "kda:bwd t100 h2 k32 state=inout ranks=3"))

@@ -51,6 +51,11 @@ class Files(Case):
         for line in lines:
             self.assertRegex(line, " cuda .* cuda[.]")
 
+    def test_without_a_device_nothing_is_missed(self):
+        for check in (["gla:fwd t5 h1 cuda"], ["gla:fwd t5 h1", "gla:fwd t5 h1 cuda", "--all"],
+                      ["gla:fwd t5 h1", "--device", "cuda"], ["--random", 3, "--device", "cuda"]):
+            self.refused("no CUDA-capable device", "check", *check, env={**os.environ, "HEADRACE_PTX_DEVICES": "0"})
+
     def test_gradients(self):
         self.headrace("gen", "kda:bwd", "t20", "h2", "k16", "l2norm", "rawgate", "beta=sigmoid", "cuda",
                       "--out", self.x)

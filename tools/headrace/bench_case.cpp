@@ -29,9 +29,9 @@ Call with_options(Call call, const std::string& name, int num_steps) {
 
 std::vector<std::string> names_of(const ProblemLine& line, const BenchOptions& options) {
     if (!line.force.empty()) return {line.force};
-    const std::string serving = serving_implementation(harness::make_shapes(line).call);
-    if (serving.empty()) throw Failure{format(line) + ": no implementation serves this problem"};
-    return options.all ? accepting_implementations(line) : std::vector<std::string>{serving};
+    require_served(line);
+    if (options.all) return accepting_implementations(line);
+    return {serving_implementation(harness::make_shapes(line).call)};
 }
 
 std::vector<int> steps_of(const ProblemLine& line, const BenchOptions& options) {
@@ -200,6 +200,9 @@ namespace {
 
 std::string steps_text(const BenchRow& row) { return row.num_steps > 0 ? std::to_string(row.num_steps) : "-"; }
 
+// Nothing of work that has no arithmetic, a transition's of the additive rule.
+std::string share_text(const BenchRow& row) { return row.share > 0 ? fixed(row.share * 100, 1) + " %" : "-"; }
+
 void print_device_rows(const BenchCase& result) {
     Table table({"implementation", ">steps", ">device ms min", ">median", ">95 %", ">call us min", ">median", ">95 %",
                  ">GFLOP/s", ">GB/s", ">workspace MiB", ">share of bound"});
@@ -207,7 +210,7 @@ void print_device_rows(const BenchCase& result) {
         table.add({row.implementation, steps_text(row), figure(row.timing.min_ms), figure(row.timing.median_ms),
                    figure(row.timing.tail_ms), figure(row.call.min_ms * 1e3), figure(row.call.median_ms * 1e3),
                    figure(row.call.tail_ms * 1e3), figure(row.useful_gflops), figure(row.gbs),
-                   mebibytes(static_cast<double>(row.workspace_bytes)), fixed(row.share * 100, 1) + " %"});
+                   mebibytes(static_cast<double>(row.workspace_bytes)), share_text(row)});
     }
     table.print();
 }
@@ -228,7 +231,7 @@ void print_case(const BenchCase& result, const harness::Peaks& peaks) {
         table.add({row.implementation, steps_text(row), figure(row.timing.min_ms), figure(row.timing.median_ms),
                    std::to_string(row.timing.calls), figure(row.tokens_per_second * 1e-3), figure(row.useful_gflops),
                    figure(row.gbs), mebibytes(static_cast<double>(row.workspace_bytes)),
-                   fixed(row.share * 100, 1) + " %"});
+                   share_text(row)});
     }
     table.print();
 }

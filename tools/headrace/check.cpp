@@ -1,6 +1,7 @@
 // headrace check: compares the library with the oracle on given, listed or random problems.
 #include "harness/check.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -41,12 +42,12 @@ std::vector<ProblemLine> variants_of(const ProblemLine& line, bool all) {
         forced.push_back(line);
         forced.back().force = name;
     }
-    if (forced.empty()) throw Failure{format(line) + ": no implementation serves this problem"};
+    if (forced.empty()) require_served(line);
     return forced;
 }
 
-// The problems that were given, not the random ones. What the library refuses, a wrong name say, or what does not fit
-// into memory is found here, before anything is computed.
+// The problems that were given, not the random ones. What the library refuses, a wrong name say, what does not fit into
+// memory and a device that is not there are found here, before anything is computed.
 std::vector<ProblemLine> collect(const CheckArguments& arguments) {
     std::vector<ProblemLine> lines = parse_problems(arguments.words);
     if (!arguments.file.empty()) {
@@ -62,8 +63,6 @@ std::vector<ProblemLine> collect(const CheckArguments& arguments) {
         require(explain(harness::make_shapes({}).call, &candidates));
     }
     if (on_cuda(arguments)) {
-        harness::DeviceFacts facts;
-        require(harness::describe_device(&facts));
         for (ProblemLine& line : lines) line.cuda = true;
     }
     const harness::AvailableMemory available = harness::available_memory();
@@ -75,6 +74,11 @@ std::vector<ProblemLine> collect(const CheckArguments& arguments) {
             require(harness::fits(format(variant), bytes, available));
             variants.push_back(variant);
         }
+    }
+    const auto wants_device = [](const ProblemLine& line) { return line.cuda; };
+    if (on_cuda(arguments) || std::any_of(variants.begin(), variants.end(), wants_device)) {
+        harness::DeviceFacts facts;
+        require(harness::describe_device(&facts));
     }
     return variants;
 }

@@ -49,7 +49,8 @@ std::string serving_implementation(const Call& call);
 // Throws the status, which concerns one problem, as a Failure that names it unless it is ok.
 void require(const ProblemLine& line, const Status& status);
 
-// Throws where the library refuses the problem, because it knows no implementation of the forced name, say.
+// Throws where the library refuses the problem, because it knows no implementation of the forced name, say, or none
+// serves it.
 void require_served(const ProblemLine& line);
 
 [[noreturn]] void refuse_number(const std::string& flag, bool whole, const std::string& range, const std::string& text);

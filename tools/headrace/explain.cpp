@@ -34,6 +34,11 @@ void explain_problem(const ExplainArguments& arguments) {
         return;
     }
     std::printf("%s\n\n", format(line).c_str());
+    if (candidates.empty()) {  // as calls are refused
+        std::size_t workspace = 0;
+        std::printf("%s\n", workspace_size(shapes.call, &workspace).message().c_str());
+        return;
+    }
     table.print();
     if (chosen.empty()) std::printf("\nno implementation serves this problem\n");
 }

@@ -112,7 +112,7 @@ typedef struct headrace_tensor {
 } headrace_tensor;
 
 /* What an operator reads. q, k, v and p share one floating dtype; gates, beta and states may each have any (f64 only
-   with f64 q). */
+   with f64 q). All on one device: of a GPU wrong values, which are errors on a CPU, make NaN of what rests on them. */
 typedef struct headrace_inputs {
     headrace_tensor q;  /* [B, T, H, K] */
     headrace_tensor k;  /* [B, T, H, K] */

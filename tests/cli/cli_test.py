@@ -20,7 +20,14 @@ class Questions(Case):
         general = self.headrace("--help")
         for command in ("list", "explain", "plan", "gen", "run", "check", "bench"):
             self.assertIn(command, general)
-            self.assertIn(f"headrace {command} ", self.headrace(command, "--help").split("Example")[1])
+            text = self.headrace(command, "--help")
+            self.assertIn(f"headrace {command} ", text.split("Example")[1])
+            self.assertLessEqual(max(map(len, text.splitlines())), 120)
+        self.headrace("check", "gla:fwd", "nonsense", code=2)
+        words = re.search(r"nonsense: expected one of (.*)\n", self.stderr)[1].split(", ")
+        self.assertGreater(len(words), 30)
+        for word in words:
+            self.assertIn(word, self.headrace("check", "--help"))
 
     def test_list(self):
         listed = self.json("list", "--json")

@@ -106,10 +106,11 @@ void add_bench(CLI::App& app, int*) {
         std::string(problem_help) +
         "\nFirst calls and allocations are not timed. GFLOP/s and GB/s count the least work that the recurrence\n"
         "needs; the share of the limit is that work over the time and the peak of the arithmetic (fp64, fp32, or\n"
-        "the bf16 dot product for bf16 where the machine has it), each measured in the same run. A problem with ranks=P is\n"
-        "timed in P pieces one after the other, summaries included.\n"
-        "With the word cuda: the time of the GPU, between events around queued calls, and of the host in one asynchronous\n"
-        "call; the bound is the larger of the bytes over a copy's rate and the work over the peak, both of that GPU.\n"
+        "the bf16 dot product for bf16 where it is faster), each measured in the same run. A problem with ranks=P\n"
+        "is timed in P pieces one after the other, summaries included.\n"
+        "With the word cuda: the time of the GPU, between events around queued calls, and of the host in one\n"
+        "asynchronous call; the bound is the larger of the bytes over a copy's rate and the work over the peak, both\n"
+        "of that GPU.\n"
         "Examples: headrace bench gated_delta_rule:fwd t4096 h16 k128 v128 --threads 2\n"
         "          headrace bench --preset ling-mini-linear --all --steps --json result.json");
     command->callback([arguments] { bench_all(*arguments); });

@@ -24,12 +24,26 @@ bool begins_problem(const std::string& word) {
 }  // namespace
 
 const char* const problem_help =
-    "PROBLEM is OPERATOR:fwd|bwd|step|summary|summary_bwd, then any of: b2 t4096 h16 hv32 k128 v128,\nf64|f32|bf16|f16, "
-    "gate=none|head|step|channel|step+head|channel+head, gamma=-0.7, gates=random|zero|strong|reset|minus_inf|lasting,\n"
-    "forget=0.001, share=0.25 (of the channels), betas=1.9,2, directions=2 (of keys), chunk=64, num_steps=4, varlen=0,100,4096, state=none|in|out|inout, l2norm, vfirst, reverse, rawgate, bound=-5,\n"
-    "beta=value|sigmoid|two_sigmoid, gv, betav, scale=1, saved=f32, states=f16, pool=8, spec=4, part=transition|state, ranks=4, link=25, strided, cuda, cuda=h200|h100|a100 (in plan), force=NAME, threads=2, "
-    "seed=1;\n"
-    "or a preset's name (headrace list) followed by words that change it. Left out: b1 t256 h4 hv=h k64 v=k f32.";
+    R"(PROBLEM is OPERATOR:fwd|bwd|step|summary|summary_bwd or a preset's name (headrace list), then any of these words:
+  b2 t4096 h16 hv32 k128 v128    sizes; left out: b1 t256 h4 hv=h k64 v=k
+  f64|f32|bf16|f16               type of the tensors; left out: f32
+  varlen=0,100,4096              a ragged batch: where its sequences begin and end
+  gate=none|head|step|channel|step+head|channel+head   left out: the operator's own; gamma=-0.7: of every head
+  gates=random|zero|strong|reset|minus_inf|lasting     how gates are drawn; lasting: forget=0.001, of share=0.25
+                                 of the channels
+  rawgate, bound=-5              g is a pre-activation of the softplus or the bounded form
+  beta=value|sigmoid|two_sigmoid beta itself or its logit; betas=1.9,2: what it is drawn from in the end
+  directions=2                   keys repeat after two tokens
+  gv, betav                      a gate on values, a beta of each value
+  l2norm, scale=1, reverse, vfirst   options of the call; vfirst: states are [V, K]
+  state=none|in|out|inout        states given and returned; states=f16: their type; saved=f32: that of saved ones
+  pool=8, spec=4                 of a step: rows of the state pool, tokens of speculative decoding
+  part=transition|state          of a summary: that part alone
+  ranks=4                        in as many pieces, joined by summaries; link=25: Gbit/s between them, in plan
+  strided                        tensors with padded, permuted or doubled strides
+  cuda                           tensors on a GPU; cuda=h200|h100|a100: on that one, in plan
+  chunk=64, num_steps=4, threads=2, force=NAME, seed=1   hints, the implementation (headrace explain), random numbers
+)";
 
 void require(const Status& status) {
     if (!status.ok()) throw Failure{status.message()};

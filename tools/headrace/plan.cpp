@@ -78,7 +78,10 @@ void print_plan(const PlanArguments& arguments) {
         }
         for (const Total& total : totals) value["bytes"][total.key] = total.bytes;
         if (line.link) {
-            value["model"] = {{"ranks", line.ranks}, {"link_gbits", *line.link}, {"gflops", arguments.gflops}, {"strategies", json::array()}};
+            value["model"] = {{"ranks", line.ranks},
+                              {"link_gbits", *line.link},
+                              {"gflops", arguments.gflops},
+                              {"strategies", json::array()}};
             for (const Strategy& strategy : strategies_of(line, *line.link, arguments.gflops)) {
                 value["model"]["strategies"].push_back(to_json(strategy));
             }
@@ -126,12 +129,14 @@ void add_plan(CLI::App& app, int*) {
     command->add_flag("--json", arguments->as_json, "Print JSON, sizes in bytes");
     command->add_flag("--peers", arguments->peers,
                       "In place of a problem: those that others publish times for on a GPU [cuda=h200]");
-    add_number(command, "--gflops", &arguments->gflops, 1e-3, 1e9, "What a rank computes in a second, for ranks=P link=GBITS [50]");
-    command->footer(std::string(problem_help) +
-                    "\nThe peak of a training step is the larger of the forward's and the backward's, each with its "
-                    "inputs,\noutputs and workspace. With ranks=P link=GBITS also a model of the ways to share the tokens among "
-                    "P ranks.\nWith cuda or cuda=h200, h100 or a100 also every launch, what it computes and moves, and a "
-                    "model of its time.\nExample: headrace plan simple_gla:bwd b2 t4096 h16 k128 bf16");
+    add_number(command, "--gflops", &arguments->gflops, 1e-3, 1e9,
+               "What a rank computes in a second, for ranks=P link=GBITS [50]");
+    command->footer(
+        std::string(problem_help) +
+        "\nThe peak of a training step is the larger of the forward's and the backward's, each with its inputs,\n"
+        "outputs and workspace. With ranks=P link=GBITS also a model of the ways to share the tokens among P ranks.\n"
+        "With cuda or cuda=h200, h100 or a100 also every launch, what it computes and moves, and a model of its time.\n"
+        "Example: headrace plan simple_gla:bwd b2 t4096 h16 k128 bf16");
     command->callback([arguments] { arguments->peers ? plan_peers(*arguments) : print_plan(*arguments); });
 }
 

@@ -60,7 +60,8 @@ struct Counts {
 bool is_seed(const std::string& name) { return name == "d_o" || name == "d_final_state"; }
 
 bool is_output(const std::string& name) {
-    return name == "o" || name == "final_state" || name == "transition" || name == "state" || (name.starts_with("d_") && !is_seed(name));
+    return name == "o" || name == "final_state" || name == "transition" || name == "state" ||
+           (name.starts_with("d_") && !is_seed(name));
 }
 
 Counts counts_of(const ProblemLine& line, const CallTensors& shapes) {
@@ -105,11 +106,14 @@ struct Oracle {
 Oracle oracle_of(const ProblemLine& line, const Counts& counts) {
     const double tokens = static_cast<double>(line.B) * static_cast<double>(line.T);
     if (line.direction == Direction::summarize) {  // the tokens once more with K value channels that are zero
-        const double heads = static_cast<double>(line.HV), K = static_cast<double>(line.K), V = static_cast<double>(line.V);
+        const double heads = static_cast<double>(line.HV), K = static_cast<double>(line.K),
+                     V = static_cast<double>(line.V);
         const double square = static_cast<double>(line.sequences()) * heads * K * K;
-        return {4 * square + 2 * counts.states, tokens * heads * (K + V) + counts.inputs + square + 2 * counts.prepared + 3 * K * K};
+        return {4 * square + 2 * counts.states,
+                tokens * heads * (K + V) + counts.inputs + square + 2 * counts.prepared + 3 * K * K};
     }
-    if (line.direction == Direction::summarize_backward) return {2 * counts.states, 20 * counts.state + counts.prepared};
+    if (line.direction == Direction::summarize_backward)
+        return {2 * counts.states, 20 * counts.state + counts.prepared};
     if (line.direction != Direction::backward) {
         const double o = tokens * static_cast<double>(line.HV) * static_cast<double>(line.V);
         const double kept = line.speculative > 0 ? tokens * static_cast<double>(line.HV) * counts.state : 0;
@@ -248,8 +252,10 @@ Status check_bytes(const ProblemLine& line, double* bytes) {
         std::max(inputs + oracle.answer + std::max(oracle.work, remembered), counts.pool + counts.states);
     const double expecting = remembered + 3 * oracle.answer, expected = remembered + oracle.answer;
     const double held = counts.input_bytes + counts.pool_bytes;
-    const double square = static_cast<double>(line.sequences()) * static_cast<double>(line.HV) * static_cast<double>(line.K * line.K);
-    const double joined = 8 * line.ranks * (4 * counts.states + (has_delta_rule(line.op) ? 2 : 1) * square);  // what pieces hand on
+    const double square =
+        static_cast<double>(line.sequences()) * static_cast<double>(line.HV) * static_cast<double>(line.K * line.K);
+    const double joined =
+        8 * line.ranks * (4 * counts.states + (has_delta_rule(line.op) ? 2 : 1) * square);  // what pieces hand on
     const double calling = 8 * expected + held + static_cast<double>(workspace) + joined;
     const double judged = 2 * counts.outputs + counts.terms + counts.pool + 3 * counts.pool_written;
     const double judging = 8 * (expected + judged) + held + counts.pool_bytes;

@@ -95,7 +95,8 @@ constexpr Rule rules[] = {
      [](Text t, Line& l) { return read_integer(t, std::int64_t{1}, largest_size, &l.pool); }},
     {"spec", Form::value, "1 to 65536 tokens",
      [](Text t, Line& l) { return read_integer(t, std::int64_t{1}, std::int64_t{65536}, &l.speculative); }},
-    {"part", Form::value, "both, transition or state", [](Text t, Line& l) { return read_enum(t, part_names, &l.part); }},
+    {"part", Form::value, "both, transition or state",
+     [](Text t, Line& l) { return read_enum(t, part_names, &l.part); }},
     {"ranks", Form::value, "1 to 8", [](Text t, Line& l) { return read_integer(t, 1, 8, &l.ranks); }},
     {"link", Form::value, "a number above 0", [](Text t, Line& l) { return read_number(t, &l.link) && *l.link > 0; }},
     {"strided", Form::flag, "", [](Text, Line& l) { return l.strided = true; }},
@@ -296,7 +297,8 @@ Status check_step(const Words& words, const ProblemLine& line) {
 Status check_summary(const Words& words, const ProblemLine& line) {
     const bool map = line.direction == Direction::summarize;
     if (line.link && line.ranks == 0) return error(words.text("link"), "ranks=P");
-    const bool joins = line.ranks > 0, in_pieces = line.direction == Direction::forward || line.direction == Direction::backward;
+    const bool joins = line.ranks > 0,
+               in_pieces = line.direction == Direction::forward || line.direction == Direction::backward;
     if (joins && !in_pieces) return error(words.text("ranks"), "direction fwd or bwd");
     if (line.link && line.cuda) return error(words.text("link"), "no cuda: it is for a model of ranks on CPUs");
     if (!map && words.has("part")) return error(words.text("part"), "direction summary");
@@ -322,7 +324,8 @@ Status check(const Words& words, const ProblemLine& line) {
         return error(words.text("betas"), "at most 1 with beta=sigmoid");
     }
     if (line.state_dtype && *line.state_dtype != DType::f32 && *line.state_dtype != line.dtype) {
-        return error(words.text("saved"), line.dtype == DType::f32 ? "f32" : std::string("f32 or ") + name_of(line.dtype));
+        return error(words.text("saved"),
+                     line.dtype == DType::f32 ? "f32" : std::string("f32 or ") + name_of(line.dtype));
     }
     if (line.given_states && (*line.given_states == DType::f64) != (line.dtype == DType::f64)) {
         return error(words.text("states"), "f64 with f64, else f32, bf16 or f16");
@@ -334,7 +337,8 @@ Status check(const Words& words, const ProblemLine& line) {
 
 Status parse(const std::string& text, ProblemLine* line) {
     const std::vector<std::string_view> parts = split(text, " \t\r\n");
-    if (parts.empty()) return error("problem", "OPERATOR:fwd|bwd|step|summary|summary_bwd or a preset, then words such as b2 t4096");
+    if (parts.empty())
+        return error("problem", "OPERATOR:fwd|bwd|step|summary|summary_bwd or a preset, then words such as b2 t4096");
     ProblemLine result;
     Words words;
     for (std::size_t i = 1; i < parts.size(); ++i) {

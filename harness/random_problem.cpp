@@ -174,7 +174,8 @@ void draw_options(Drawing& draw, ProblemLine& line) {
     line.strided = draw.chance(40);
     line.state_in = !step && draw.chance(50);
     line.state_out = !step && draw.chance(50) && line.direction != Direction::summarize;
-    if (line.direction == Direction::summarize) line.part = draw.pick({Parts::both, Parts::both, Parts::transition, Parts::state});
+    if (line.direction == Direction::summarize)
+        line.part = draw.pick({Parts::both, Parts::both, Parts::transition, Parts::state});
     if (draw.chance(20)) line.scale = draw.pick({1.0, 0.25, 2.0, -0.5});
     if (draw.chance(50)) line.chunk = draw.pick({16, 32, 64, 128, 256});
     if (draw.chance(40)) line.num_steps = draw.pick({1, 2, 3, 4, 5, 8, 16});
@@ -193,7 +194,8 @@ void draw_directions(Drawing& draw, ProblemLine& line) {
     const bool backward = line.direction == Direction::backward;
     const bool reflects = backward && line.dtype == DType::bf16 && line.betas && line.betas->least > 1.9;
     // Behind a reset Comba's transitions become next to nothing, and are right beside the identity only.
-    const bool resets = line.gates == GateValues::strong || line.gates == GateValues::reset || line.gates == GateValues::minus_inf;
+    const bool resets =
+        line.gates == GateValues::strong || line.gates == GateValues::reset || line.gates == GateValues::minus_inf;
     const bool vanishes = line.op == Operator::comba && line.direction == Direction::summarize && resets;
     if (!reflects && !vanishes) line.directions = directions;
 }
@@ -207,7 +209,8 @@ void draw_pool(Drawing& draw, ProblemLine& line) {
 
 void draw_ranks(Drawing& draw, ProblemLine& line) {
     const bool in_pieces = line.direction == Direction::forward || line.direction == Direction::backward;
-    if (in_pieces && !line.value_gate && !line.elementwise_beta && draw.chance(15)) line.ranks = static_cast<int>(draw.between(1, 8));
+    if (in_pieces && !line.value_gate && !line.elementwise_beta && draw.chance(15))
+        line.ranks = static_cast<int>(draw.between(1, 8));
 }
 
 // Forces one of the implementations that accept the problem, if any does.

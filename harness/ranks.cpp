@@ -18,7 +18,8 @@ using Shape = std::vector<std::int64_t>;
 
 TensorView tokens_of(TensorView view, std::int64_t begin, std::int64_t end) {
     if (!view.given()) return view;
-    view.data = static_cast<char*>(view.data) + begin * view.strides[1] * static_cast<std::int64_t>(size_of(view.dtype));
+    view.data =
+        static_cast<char*>(view.data) + begin * view.strides[1] * static_cast<std::int64_t>(size_of(view.dtype));
     view.shape[1] = end - begin;
     return view;
 }
@@ -93,14 +94,15 @@ class Ranks {
         }
         call.out.o = tokens_of(whole_.out.o, begin, end);
         call.d_out.d_o = tokens_of(whole_.d_out.d_o, begin, end);
-        for (TensorView Gradients::*tensor :
-             {&Gradients::d_q, &Gradients::d_k, &Gradients::d_v, &Gradients::d_p, &Gradients::d_g, &Gradients::d_beta}) {
+        for (TensorView Gradients::* tensor : {&Gradients::d_q, &Gradients::d_k, &Gradients::d_v, &Gradients::d_p,
+                                               &Gradients::d_g, &Gradients::d_beta}) {
             call.grads.*tensor = tokens_of(whole_.grads.*tensor, begin, end);
         }
         if (offsets.empty()) return;
         piece.cu_seqlens = Tensor(whole_.in.cu_seqlens.dtype, {N_ + 1});
         for (std::size_t n = 0; n < offsets.size(); ++n) {
-            piece.cu_seqlens.set(static_cast<std::int64_t>(n), static_cast<double>(std::clamp(offsets[n], begin, end) - begin));
+            piece.cu_seqlens.set(static_cast<std::int64_t>(n),
+                                 static_cast<double>(std::clamp(offsets[n], begin, end) - begin));
         }
         call.in.cu_seqlens = piece.cu_seqlens.view();
     }
@@ -212,7 +214,8 @@ class Ranks {
         const std::int64_t columns = view.rank == 2 ? view.shape[1] : 1;
         for (std::size_t i = 0; i < values.size(); ++i) {
             const auto number = static_cast<std::int64_t>(i);
-            const std::int64_t offset = number / columns * view.strides[0] + (view.rank == 2 ? number % columns * view.strides[1] : 0);
+            const std::int64_t offset =
+                number / columns * view.strides[0] + (view.rank == 2 ? number % columns * view.strides[1] : 0);
             if (view.dtype == DType::f64) static_cast<double*>(view.data)[offset] = values[i];
             if (view.dtype == DType::f32) static_cast<float*>(view.data)[offset] = static_cast<float>(values[i]);
         }

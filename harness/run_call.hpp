@@ -15,7 +15,8 @@ inline Status run_call(const Call& call, Workspace workspace = {}) {
         case Direction::step: return step(call.op, call.in, call.out, call.pool, call.options, workspace);
         case Direction::summarize: return summarize(call.op, call.in, call.summary, call.options, workspace);
         case Direction::summarize_backward:
-            return summarize_backward(call.op, call.in, call.d_out, call.grads.d_initial_state, call.options, workspace);
+            return summarize_backward(call.op, call.in, call.d_out, call.grads.d_initial_state, call.options,
+                                      workspace);
     }
     return Status(Code::invalid_argument, "direction: none of the library's");
 }

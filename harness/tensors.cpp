@@ -231,7 +231,8 @@ class Maker {
     }
 
     void add_states() {
-        const bool backward = line_.direction == Direction::backward || line_.direction == Direction::summarize_backward;
+        const bool backward =
+            line_.direction == Direction::backward || line_.direction == Direction::summarize_backward;
         if (line_.state_in) add_normal("initial_state", dtype_of_states(line_), state_);
         if (line_.state_out && !backward) add("final_state", wide_, state_);
         if (line_.state_out && backward) add_normal("d_final_state", dtype_of_states(line_), state_);

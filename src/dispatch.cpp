@@ -62,7 +62,9 @@ Status find_forced(const Problem& problem, const ImplementationList& list, const
                                             ", one of " + joined_names(serving(list, problem)) + ", got " +
                                             name};
     }
-    if (is_verbose()) print(where + "=" + name + " ignored: it does not serve " + name_of(problem.direction) + (problem.device == Device::cuda ? " on CUDA" : ""));
+    if (is_verbose())
+        print(where + "=" + name + " ignored: it does not serve " + name_of(problem.direction) +
+              (problem.device == Device::cuda ? " on CUDA" : ""));
     return {};
 }
 
@@ -108,8 +110,8 @@ Status unsupported(const Problem& problem, const Implementation* forced, const s
     }
     if (forced != nullptr)
         return {Code::unsupported, "the forced implementation refuses " + summary(problem) + ": " + reasons};
-    return {Code::unsupported,
-            "no implementation accepts " + summary(problem) + ": " + (reasons.empty() ? none_exists(problem) : reasons)};
+    return {Code::unsupported, "no implementation accepts " + summary(problem) + ": " +
+                                   (reasons.empty() ? none_exists(problem) : reasons)};
 }
 
 }  // namespace

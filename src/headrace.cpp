@@ -71,7 +71,8 @@ Status execute(const Call& call, const Workspace& workspace) {
     void* base = workspace.data;
     if (workspace.bytes > 0) {
         if (Status status = check_workspace(problem, workspace, measure.size()); !status.ok()) return status;
-        if (call.direction != Direction::step && problem.device == Device::cpu) ask_for_huge_pages(base, measure.size());
+        if (call.direction != Direction::step && problem.device == Device::cpu)
+            ask_for_huge_pages(base, measure.size());
     } else {
         if (Status status = implementation->allocate(problem, measure.size(), &own); !status.ok()) return status;
         base = own.get();
@@ -128,7 +129,8 @@ Status states_agree(const Call& backward, bool* agree) {
     return guarded([&]() -> Status {
         const Implementation *of_forward = nullptr, *of_backward = nullptr;
         Problem forward_problem, backward_problem;
-        if (Status status = prepare(backward, Contents::ignore, &backward_problem, &of_backward); !status.ok()) return status;
+        if (Status status = prepare(backward, Contents::ignore, &backward_problem, &of_backward); !status.ok())
+            return status;
         Call forward = backward;
         forward.direction = Direction::forward;
         const TensorView& v = backward.in.v;
@@ -140,7 +142,8 @@ Status states_agree(const Call& backward, bool* agree) {
             sizes = {piece->tokens, piece->longest, piece->sequences, piece->heads, {}, {}, {}, {}};
             forward.options.piece = &sizes;
         }
-        if (Status status = prepare(forward, Contents::ignore, &forward_problem, &of_forward); !status.ok()) return status;
+        if (Status status = prepare(forward, Contents::ignore, &forward_problem, &of_forward); !status.ok())
+            return status;
         *agree = of_forward->states(forward_problem) == of_backward->states(backward_problem);
         return {};
     });
@@ -155,8 +158,8 @@ Status summarize(Operator op, const Inputs& in, const Summary& out, const Option
     return guarded([&] { return execute({op, Direction::summarize, in, {}, {}, {}, {}, options, out}, workspace); });
 }
 
-Status summarize_backward(Operator op, const Inputs& in, const OutputGradients& d_out, const TensorView& d_initial_state,
-                          const Options& options, Workspace workspace) {
+Status summarize_backward(Operator op, const Inputs& in, const OutputGradients& d_out,
+                          const TensorView& d_initial_state, const Options& options, Workspace workspace) {
     Call call{op, Direction::summarize_backward, in, {}, d_out, {}, {}, options, {}};
     call.grads.d_initial_state = d_initial_state;
     return guarded([&] { return execute(call, workspace); });

@@ -204,7 +204,9 @@ void add_check(CLI::App& app, int* exit_code) {
     add_number(command, "--random", &arguments->random, std::int64_t{0}, std::int64_t{random_stride},
                "Check so many random problems");
     add_number(command, "--seed", &arguments->seed, std::uint64_t{0}, ~std::uint64_t{0}, "Of the random problems [1]");
-    command->add_option("--device", arguments->device, "cpu or cuda: where tensors lie of problems that do not say so [cpu]")
+    command
+        ->add_option("--device", arguments->device,
+                     "cpu or cuda: where tensors lie of problems that do not say so [cpu]")
         ->check(CLI::IsMember({"cpu", "cuda"}));
     command->add_flag("--all", arguments->all, "Force each problem through every implementation that accepts it");
     command->add_flag("--verbose,-v", arguments->verbose, "Print a line for each problem, not only for misses");

@@ -27,7 +27,10 @@ void explain_problem(const ExplainArguments& arguments) {
         if (serves) chosen = candidate.name;
         const std::string could = candidate.yields.empty() ? "could serve it" : "could serve it; " + candidate.yields;
         table.add({candidate.name, serves ? "serves this problem" : accepts ? could : candidate.refusal});
-        list.push_back({{"name", candidate.name}, {"accepts", accepts}, {"refusal", candidate.refusal}, {"yields", candidate.yields}});
+        list.push_back({{"name", candidate.name},
+                        {"accepts", accepts},
+                        {"refusal", candidate.refusal},
+                        {"yields", candidate.yields}});
     }
     if (arguments.as_json) {
         write_json("-", {{"problem", format(line)}, {"implementation", chosen}, {"candidates", list}});

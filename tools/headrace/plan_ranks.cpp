@@ -37,10 +37,14 @@ Sizes sizes_of(const ProblemLine& line) {
     const double K = static_cast<double>(line.K), V = static_cast<double>(line.V), HV = static_cast<double>(line.HV);
     const double states = static_cast<double>(line.sequences()) * HV, number = line.dtype == DType::f64 ? 8 : 4;
     const bool delta = harness::has_delta_rule(line.op), backward = line.direction == Direction::backward;
-    const double of_map = delta ? K * K : harness::has_channel(line.gate) ? K : line.gate == harness::GateKind::none ? 0 : 1;
+    const double of_map = delta                                  ? K * K
+                          : harness::has_channel(line.gate)      ? K
+                          : line.gate == harness::GateKind::none ? 0
+                                                                 : 1;
     const double element = static_cast<double>(size_of(line.dtype)), keys = line.op == Operator::comba ? 3 : 2;
     const double gate = harness::has_channel(line.gate) ? K : harness::has_step(line.gate) ? 1 : 0;
-    const double read = (keys * static_cast<double>(line.H) * K + HV * V) * element + HV * (gate + (delta ? 1 : 0)) * number;
+    const double read =
+        (keys * static_cast<double>(line.H) * K + HV * V) * element + HV * (gate + (delta ? 1 : 0)) * number;
     const double written = HV * V * element;  // o; backward: d_o is read, and a gradient of all that is read is written
     const double per_token = backward ? 2 * read + written : read + written;
     const double tokens = static_cast<double>(line.B * line.T) / line.ranks;
@@ -50,13 +54,15 @@ Sizes sizes_of(const ProblemLine& line) {
 }  // namespace
 
 std::vector<Strategy> strategies_of(const ProblemLine& line, double gbits, double gflops) {
-    const double P = line.ranks, heads = static_cast<double>(line.HV), tokens = static_cast<double>(line.B * line.T) / P;
+    const double P = line.ranks, heads = static_cast<double>(line.HV),
+                 tokens = static_cast<double>(line.B * line.T) / P;
     const Flops flops = flops_of(line);
     const Sizes sizes = sizes_of(line);
     const double alone = flops.whole * tokens * heads;  // what a rank computes of the undivided problem
     const auto seconds = [&](double flop) { return flop / gflops * 1e-9; };
     const auto sending = [&](double bytes) { return bytes * 8 / gbits * 1e-9; };
-    const auto made = [&](const char* name, double bytes, double messages, double more_flop, double waiting, bool possible) {
+    const auto made = [&](const char* name, double bytes, double messages, double more_flop, double waiting,
+                          bool possible) {
         const double time = seconds(alone + more_flop) + waiting;
         return Strategy{name, bytes, messages, alone + more_flop, time, possible ? seconds(alone) / time : 0};
     };
@@ -73,12 +79,14 @@ std::vector<Strategy> strategies_of(const ProblemLine& line, double gbits, doubl
 }
 
 void print_strategies(const ProblemLine& line, double gbits, double gflops) {
-    std::printf("\nmodel, not measured: %d ranks, %s GFLOP/s each, a link of %s Gbit/s\n", line.ranks, figure(gflops).c_str(), figure(gbits).c_str());
+    std::printf("\nmodel, not measured: %d ranks, %s GFLOP/s each, a link of %s Gbit/s\n", line.ranks,
+                figure(gflops).c_str(), figure(gbits).c_str());
     Table table({"strategy", ">MiB per message", ">messages", ">GFLOP per rank", ">ms", ">efficiency"});
     for (const Strategy& s : strategies_of(line, gbits, gflops)) {
         const bool possible = s.efficiency > 0;
         table.add({s.name, mebibytes(s.message_bytes), fixed(s.messages, 0), figure(s.flop * 1e-9),
-                   possible ? figure(s.seconds * 1e3) : "-", possible ? fixed(100 * s.efficiency, 1) + " %" : "heads do not divide"});
+                   possible ? figure(s.seconds * 1e3) : "-",
+                   possible ? fixed(100 * s.efficiency, 1) + " %" : "heads do not divide"});
     }
     table.print();
 }

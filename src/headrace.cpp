@@ -108,6 +108,17 @@ const char* name_of(Operator op) {
     return info == nullptr ? "?" : info->name;
 }
 
+const char* name_of(Direction direction) {
+    switch (direction) {
+        case Direction::forward: return "forward";
+        case Direction::backward: return "backward";
+        case Direction::step: return "step";
+        case Direction::summarize: return "summarize";
+        case Direction::summarize_backward: return "summarize_backward";
+    }
+    return "?";
+}
+
 Status forward(Operator op, const Inputs& in, const Outputs& out, const Options& options, Workspace workspace) {
     return guarded([&] { return execute({op, Direction::forward, in, out, {}, {}, {}, options}, workspace); });
 }

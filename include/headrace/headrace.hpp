@@ -56,6 +56,9 @@ const char* name_of(Operator op);
 
 enum class Direction { forward, backward, step, summarize, summarize_backward };  // the last two: summary.hpp
 
+// "forward", "backward", ...
+const char* name_of(Direction direction);
+
 // What an operator reads. Views not given (rank 0) are absent. q, k, v, p share one dtype of f64, f32, bf16, f16; the
 // gates, beta and states may each have any floating dtype (f64 only with f64 q). All on one device; on a GPU no call
 // looks at values before its kernels do, and those that are errors here make NaN of what rests on them (docs/cuda.md).

@@ -3,17 +3,6 @@
 
 namespace headrace {
 
-const char* name_of(Direction direction) {
-    switch (direction) {
-        case Direction::forward: return "forward";
-        case Direction::backward: return "backward";
-        case Direction::step: return "step";
-        case Direction::summarize: return "summarize";
-        case Direction::summarize_backward: return "summarize_backward";
-    }
-    return "?";
-}
-
 std::string summary(const Problem& problem) {
     const auto size = [](const char* letter, std::int64_t value) { return " " + (letter + std::to_string(value)); };
     return std::string(name_of(problem.op)) + " " + name_of(problem.direction) + size("b", problem.B) +

@@ -7,9 +7,6 @@
 
 namespace headrace {
 
-// "forward", "backward" or "step".
-const char* name_of(Direction direction);
-
 // "simple_gla forward b1 t256 h4 hv4 k64 v64 f32".
 std::string summary(const Problem& problem);
 

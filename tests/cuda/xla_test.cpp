@@ -76,10 +76,6 @@ void expect_said(const xla::Error* error, xla::ErrorCode code, const std::string
     EXPECT_NE(error->message.find(text), std::string::npos) << error->message;
 }
 
-const char* name_of(Direction direction) {
-    return direction == Direction::forward ? "forward" : direction == Direction::backward ? "backward" : "step";
-}
-
 // Rows of states in order, all offsets on the device.
 const char* const lines[] = {
     "linear_attention:fwd t20 h2 k16 v8 bf16 seed=1",

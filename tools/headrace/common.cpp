@@ -139,17 +139,6 @@ Operator operator_named(const std::string& name) {
     throw Failure{"operator: expected one of " + known + ", got '" + name + "'"};
 }
 
-const char* name_of(Direction direction) {
-    switch (direction) {
-        case Direction::forward: return "forward";
-        case Direction::backward: return "backward";
-        case Direction::step: return "step";
-        case Direction::summarize: return "summarize";
-        case Direction::summarize_backward: return "summarize_backward";
-    }
-    return "?";
-}
-
 std::string shape_text(const std::vector<std::int64_t>& shape) {
     std::string text;
     for (std::int64_t size : shape) text += (text.empty() ? "" : "x") + std::to_string(size);

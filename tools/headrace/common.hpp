@@ -89,7 +89,6 @@ extern const char* const problem_help;
 
 const std::vector<Operator>& operators();
 Operator operator_named(const std::string& name);
-const char* name_of(Direction direction);  // "forward", "backward", "step", ...
 
 // "2x4096x16x128".
 std::string shape_text(const std::vector<std::int64_t>& shape);

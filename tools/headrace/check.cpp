@@ -46,6 +46,11 @@ std::vector<ProblemLine> variants_of(const ProblemLine& line, bool all) {
     return forced;
 }
 
+void require_device() {
+    harness::DeviceFacts facts;
+    require(harness::describe_device(&facts));
+}
+
 // The problems that were given, not the random ones. What the library refuses, a wrong name say, what does not fit into
 // memory and a device that is not there are found here, before anything is computed.
 std::vector<ProblemLine> collect(const CheckArguments& arguments) {
@@ -63,6 +68,7 @@ std::vector<ProblemLine> collect(const CheckArguments& arguments) {
         require(explain(harness::make_shapes({}).call, &candidates));
     }
     if (on_cuda(arguments)) {
+        require_device();
         for (ProblemLine& line : lines) line.cuda = true;
     }
     const harness::AvailableMemory available = harness::available_memory();
@@ -75,11 +81,8 @@ std::vector<ProblemLine> collect(const CheckArguments& arguments) {
             variants.push_back(variant);
         }
     }
-    const auto wants_device = [](const ProblemLine& line) { return line.cuda; };
-    if (on_cuda(arguments) || std::any_of(variants.begin(), variants.end(), wants_device)) {
-        harness::DeviceFacts facts;
-        require(harness::describe_device(&facts));
-    }
+    if (std::any_of(variants.begin(), variants.end(), [](const ProblemLine& line) { return line.cuda; }))
+        require_device();
     return variants;
 }
 

@@ -70,8 +70,8 @@ headrace=build/release/tools/headrace/headrace
 for i in "${!presets[@]}"; do
     preset=${presets[i]} operator=${operators[i]}
     say "$preset: $operator"
-    # for the machine's peaks
-    quietly "$headrace" bench linear_attention:fwd t256 h4 k64 --json "$folder/$preset.peaks.json"
+    # for the peak that judges bf16
+    quietly "$headrace" bench linear_attention:fwd t256 h4 k64 bf16 --json "$folder/$preset.peaks.json"
     for direction in fwd bwd; do
         results=$folder/$preset.$direction
         flag=()

@@ -101,7 +101,7 @@ def read_texts(folder):
 def readable(kernels):
     """The names as one writes them, without namespaces and parameters."""
     names = subprocess.run(["c++filt"], input="\n".join(kernels), capture_output=True, text=True, check=True).stdout
-    plain = [re.sub(r"\(anonymous namespace\)::|headrace::cuda::|\(.*\)$|^void ", "", re.sub(r"\(bool\)", "", name))
+    plain = [re.sub(r"\(anonymous namespace\)::|headrace::cuda::|\(.*\)$|^void ", "", re.sub(r"\([\w:]+\)(?=[\dtf])", "", name))
              for name in names.splitlines()]
     return dict(zip(kernels, plain))
 
@@ -190,6 +190,8 @@ def main(words=None):
     if arguments.each:
         texts = {kernel: its for kernel, its in texts.items() if having(its, arguments.each)}
         statements = {kernel: len(its) for kernel, its in texts.items()}
+    # One that has code for other GPUs alone.
+    statements = {kernel: number for kernel, number in statements.items() if number > 1}
     names, below, places = readable(sorted(statements)), 0, reached_places(texts, counts)
     for kernel in sorted(statements):
         executed, share = shares_of(kernel, statements[kernel], texts, counts, places)

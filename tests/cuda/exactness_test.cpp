@@ -1,5 +1,6 @@
 // Which products of the delta rule with a gate per token have 16 bits: what walks and sweeps make of the numbers that
 // chunks prepared (decision 3).
+#include "cuda/plumbing/launch.hpp"
 #include "tests/cuda/made_chunks.hpp"
 
 namespace headrace::test {
@@ -32,7 +33,8 @@ class Walk : public MadeChunks {
         const auto each = [&](auto f) { each_array(f), f(o_), f(exact_), f(final_); };
         each([](const auto& array) { array.upload(); });
         const cuda::TensorKernels kernels = cuda::tensor_kernels<true>(of_.K, of_.dtype);
-        launch_alone(of_.to_outputs ? kernels.forward : kernels.states, args, segments() * HV);
+        launch_alone(of_.two ? kernels.forward_of_two : of_.to_outputs ? kernels.forward : kernels.states, args,
+                     segments() * HV);
         each([](auto& array) { array.download(); });
     }
     // The share of the chunks that read with 16 bits.
@@ -73,18 +75,18 @@ class Walk : public MadeChunks {
     // What a token found, by its outputs, or by what it wrote.
     double found(std::int64_t head, std::int64_t chunk, int which) const {
         if (!of_.to_outputs) return written(head, chunk, which);
-        const std::size_t row = static_cast<std::size_t>((chunk * C + writers[which]) * HV + head);
-        const auto value = [&](std::size_t column) {
-            const std::uint16_t bits = o_.values[row * V + column];
+        const std::int64_t row = (chunk * C + writers[which]) * HV + head;
+        const auto value = [&](std::int64_t column) {
+            const std::uint16_t bits = o_.values[std::size_t(row * V + column)];
             return of_.dtype == DType::f16 ? f16_to_float(bits) : bf16_to_float(bits);
         };
-        for (std::size_t column = 1; column < V; ++column) EXPECT_EQ(value(column), value(0));
+        for (std::int64_t column = 1; column < V; ++column) EXPECT_EQ(value(column), value(0));
         return value(0);
     }
     double written(std::int64_t head, std::int64_t chunk, int which) const {
-        const auto row = static_cast<std::size_t>((head * of_.K + channel(chunk, which)) * V);
-        for (std::size_t column = 1; column < V; ++column) EXPECT_EQ(final_.values[row + column], final_.values[row]);
-        return final_.values[row];
+        const float* const row = &final_.values[std::size_t((head * of_.K + channel(chunk, which)) * V)];
+        for (std::int64_t column = 1; column < V; ++column) EXPECT_EQ(row[column], row[0]);
+        return row[0];
     }
 };
 
@@ -179,17 +181,18 @@ class Sweeps : public MadeChunks {
         return fine;
     }
     double found(const Managed<std::uint16_t>& of, std::int64_t chunk, std::int64_t head, int token) const {
-        const auto value = [&](std::size_t line) {
-            return bf16_to_float(of.values[(place(chunk, head) * lines + line) * C + static_cast<std::size_t>(token)]);
+        const auto value = [&](std::int64_t line) {
+            const auto of_chunk = static_cast<std::int64_t>(place(chunk, head));
+            return bf16_to_float(of.values[std::size_t((of_chunk * lines + line) * C + token)]);
         };
-        for (std::size_t line = 1; line < V; ++line) EXPECT_EQ(value(line), value(0));
+        for (std::int64_t line = 1; line < V; ++line) EXPECT_EQ(value(line), value(0));
         return value(0);
     }
 };
 
 std::string text_of(const ExactnessCase& of) {
     return "K " + std::to_string(of.K) + (of.dtype == DType::f16 ? " f16" : " bf16") +
-           (of.to_outputs ? "" : " states") + " segments of " + std::to_string(of.segment) +
+           (of.two ? " by two groups" : of.to_outputs ? "" : " states") + " segments of " + std::to_string(of.segment) +
            (of.rounded ? " rounded" : "");
 }
 
@@ -214,8 +217,12 @@ TEST(Exactness, OfWalks) {
         {128, f16, true},
         {128, f16, false},
         {256, bf16, true, 0, false, 1},
+        {128, bf16, true, 0, false, 2, true},
+        {128, bf16, true, 0, true, 1, true},
     };
+    const void* const by_two = cuda::tensor_kernels<true>(128, bf16).forward_of_two.function;
     for (const ExactnessCase& of : cases) {
+        if (of.two && !cuda::takes(by_two, cuda::three_groups, nullptr)) continue;  // another GPU's
         SCOPED_TRACE(text_of(of));
         Walk walk(of);
         walk.run();

@@ -35,6 +35,7 @@ FORWARDS = {"gated_delta_rule": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 
             "gla": ["t256 h1 v64", "t128 h1 v64", "t2048 h1 v64", "t3072 h1 v64"]}
 IN_SEGMENTS = ("t2048", "t1536")
 LONG = (*IN_SEGMENTS, "t3072")
+BY_TWO = ["t256 h67 v128", "t128 h67 v128"]  # with as many heads that two groups walk, of the delta rule in bf16
 WIDE = ("gated_delta_rule", "comba")  # which have kernels of 256 channels, in bf16 and not in segments
 SWEPT = ["t128 h4 hv8 v64", "t192 h8 v64", "t128 h8 v64", "t64 h8 v128", "t64 h34 v128",
          "t2048 h4 v64", "t3072 h4 v64"]
@@ -52,8 +53,8 @@ IN_F16 = {("gated_delta_rule", "fwd"), ("comba", "fwd")}
 BESIDE, STEP, HEAD, VALUES = range(4)
 NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_add_outputs": (STEP, HEAD),
            **dict.fromkeys(("tensor_gradients", "channel_gradients", "split_gradients"), (STEP, HEAD, VALUES)),
-           **dict.fromkeys(("tensor_walk", "tensor_walk_states", "tensor_join_transitions", "tensor_sweeps",
-                            "tensor_forward", "tensor_forward_gradient", "tensor_forward_terms", "channel_walk",
+           **dict.fromkeys(("tensor_walk", "tensor_walk_two", "tensor_walk_states", "tensor_join_transitions", "tensor_sweeps",
+                            "tensor_forward", "tensor_forward_gradient", "tensor_forward_terms", "channel_walk", "channel_walk_two",
                             "channel_sweeps", "channel_estimate", "channel_join", "channel_states",
                             "walk_forward", "split_sweeps"),
                          (BESIDE, STEP))}
@@ -94,7 +95,9 @@ def sizes_of(operator, direction, K, dtype, quick):
     if K > 128:
         short = [each for each in sizes if not each.startswith(LONG)]
         sizes = short if operator in WIDE and dtype == "bf16" else []
-    return sizes[:1] + [each for each in sizes if each.startswith(IN_SEGMENTS)] if quick else sizes
+    if (K, direction, dtype) == (128, "fwd", "bf16") and RULES[operator] != "additive":
+        sizes = sizes + BY_TWO
+    return sizes[:1] + [each for each in sizes if each.startswith(IN_SEGMENTS) or each == BY_TWO[0]] if quick else sizes
 
 
 def problems(quick):

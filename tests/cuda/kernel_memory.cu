@@ -112,7 +112,7 @@ void print_scalar(const std::string& size) {
     print_walk.template operator()<AdditiveWalk::gradient>("tensor_states,");
     print_tensor<PrepareKernel<K, Format, false>>(("tensor_prepare," + size).c_str(), true, true);
     print_tensor<WalkerKernel<K, Format>>(("tensor_walk," + size).c_str(), true, true);
-    print_tensor<WalkerKernel<K, Format, false>>(("tensor_walk_states," + size).c_str(), true, false);
+    print_tensor<WalkerKernel<K, Format, WalkTo::states>>(("tensor_walk_states," + size).c_str(), true, false);
 }
 // Under channel gates, and of the delta rule's backward.
 template <int K>
@@ -122,7 +122,7 @@ void print_channel(const char* size) {
         print_tensor<ChannelPrepare<K, delta>>(("channel_prepare" + rest).c_str(), delta, true);
         if (delta) print_tensor<ChannelPrepare<K, delta>>(("channel_prepare_low" + rest).c_str(), delta, true);
         print_tensor<ChannelWalk<K, delta>>(("channel_walk" + rest).c_str(), delta, true);
-        print_tensor<ChannelWalk<K, delta, false>>(("channel_states" + rest).c_str(), delta, false);
+        print_tensor<ChannelWalk<K, delta, WalkTo::states>>(("channel_states" + rest).c_str(), delta, false);
         constexpr int most_swept = most_channel_sweep_threads / 2;
         print_tensor<ChannelSweep<K, delta, false>>(("channel_sweeps" + rest).c_str(), delta, true, most_swept);
         print_tensor<ChannelSweep<K, delta, true>>(("channel_sweep_segments" + rest).c_str(), delta, true, most_swept);
@@ -146,8 +146,12 @@ void print_backward(const char* size) {
     print_tensor<GradientKernel<K, true>>((std::string("tensor_gradients,") + size + ",comba").c_str(), true, true);
 }
 
-// Of more than 128 channels, of the delta rule.
+// Of the delta rule: blocks of 128 values; with one gate per token more than 128 channels.
 void print_wide() {
+    print_tensor<WalkerKernel<128, Bf16, WalkTo::outputs_of_two>>("tensor_walk_two,k128", true, true,
+                                                                  2 * tensor_values);
+    print_tensor<ChannelWalk<128, true, WalkTo::outputs_of_two>>("channel_walk_two,k128,delta", true, true,
+                                                                 2 * tensor_values);
     print_tensor<PrepareKernel<256, Bf16, false>>("tensor_prepare,k256", true, true);
     print_tensor<PrepareKernel<256, Bf16, true>>("tensor_prepare,k256,backward", true, true);
     print_tensor<WalkerKernel<256, Bf16>>("tensor_walk,k256", true, true);

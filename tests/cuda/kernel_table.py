@@ -55,6 +55,7 @@ LIMITS = {
     "tensor_join_transitions": (128, 0, 0, (2, 2, 2)),
     "channel_join": (64, 0, 0, (2, 2, 2)),
     "tensor_walk": (255, 0, 0, (1, 1, 1)),
+    "tensor_walk_two": (255, 0, 0, (1, 1, 1)),  # on sm_90a alone; elsewhere without code
     # Of a state that takes 128 registers of each thread, addresses.
     "tensor_walk k256": (255, 112, 400, (0, 1, 1)),
     "tensor_sweeps k256": (255, 40, 288, (1, 1, 1)),
@@ -67,6 +68,7 @@ LIMITS = {
     "channel_prepare": (168, 0, 0, (2, 3, 3)),
     "channel_prepare_low": (168, 0, 0, (2, 3, 3)),
     "channel_walk": (255, 0, 0, (0, 1, 1)),
+    "channel_walk_two": (255, 0, 0, (0, 1, 1)),
     "channel_gradients": (255, 0, 0, (0, 1, 1)),
     "channel_gradients k64 additive": (255, 0, 0, (1, 1, 1)),
     "channel_gradients_low": (255, 0, 0, (0, 1, 1)),
@@ -90,8 +92,8 @@ LIMITS = {
 # Kernels whose blocks have three groups of warps where these share registers, sm_90a, and the bytes of shared memory
 # that they take for it (Kernel::more_shared in src/cuda/kernels/kernels.hpp; values of a second group that walks).
 THREE_GROUPS = 384
-THIRD_GROUP = {r"tensor_walk k(128|256)": 0, "tensor_walk_states k128": 2 * 64 * 64 * 2, r"tensor_forward\w* k128": 0,
-               "tensor_states k128": 0, r"channel_walk k\d+ delta": 0, "tensor_sweeps k128": 2 * 64 * (128 + 64),
+THIRD_GROUP = {r"tensor_walk k(128|256)": 0, "tensor_walk_two k128": 0, "tensor_walk_states k128": 2 * 64 * 64 * 2, r"tensor_forward\w* k128": 0,
+               "tensor_states k128": 0, r"channel_walk(_two)? k\d+ delta": 0, "tensor_sweeps k128": 2 * 64 * (128 + 64),
                "tensor_sweeps k256": 2 * 64 * (256 + 64),
                "tensor_sweep_segments k128": 0}
 
@@ -122,8 +124,7 @@ def short_name(symbol):
     if not function:
         return symbol
     name, arguments = function[1], function[2] or ""
-    arguments = re.sub(r"(ChannelWalk<\d+, \w+), \w+>", r"\1>", arguments)  # gives_outputs
-    arguments = re.sub(r"(WalkerKernel<\d+, [\w:]+<[\w:]+ ?>), \w+>", r"\1>", arguments)  # to_outputs
+    arguments = re.sub(r"((?:ChannelWalk<\d+, \w+|WalkerKernel<\d+, [\w:]+<[\w:]+ ?>)), \([\w:]+\)\d>", r"\1>", arguments)  # WalkTo
     blocks = "AdditiveKernel|AddedOutputsKernel|PrepareKernel|WalkerKernel|ChannelPrepare|ChannelWalk|channel_(?:estimate|sweeps|sweep_segments|gradients(?:_low)?|key_sums)|tensor_\\w+"
     sizes = re.findall(rf"(?:(?:{blocks})<|true, |false, )(\d+)", name + arguments)
     words = [name, *(f"k{value}" for value in sizes)]

@@ -21,6 +21,7 @@ struct ExactnessCase {
     int segment = 0;       // chunks of one, or 0
     bool rounded = false;  // the state comes from another piece
     int stages = 2;
+    bool two = false;  // groups that walk to outputs
 };
 
 // Chunks of which nothing decays, each channel of a state is one number, queries are nothing and scores the unit
@@ -29,11 +30,12 @@ struct ExactnessCase {
 // number and 16 of the other says which products had them.
 class MadeChunks {
   protected:
-    static constexpr std::int64_t HV = 4, V = 8, chunks = 21;
+    static constexpr std::int64_t HV = 4, chunks = 21;
     static constexpr int C = cuda::tensor_chunk, reader = 0, source = 1, taker = 2;
     static constexpr float small = 0x1p-13f;
     static constexpr double limit = 0.75, hardly_forgets = 0.6;
     ExactnessCase of_;
+    const std::int64_t V = of_.two ? 72 : 8;
     Managed<std::uint16_t> q_, k_, p_, v_, scores_, scores_low_, high_, low_;
     Managed<float> factors_, decay_, numbers_, entering_;
 
@@ -90,7 +92,8 @@ class MadeChunks {
     cuda::KernelArgs args() const {
         cuda::KernelArgs args{};
         args.N = 1, args.T = chunks * C, args.H = args.HV = HV, args.group = 1;
-        args.K = static_cast<int>(of_.K), args.V = V, args.value_columns = cuda::tensor_values;
+        args.K = static_cast<int>(of_.K), args.V = static_cast<int>(V);
+        args.value_columns = (of_.two ? 2 : 1) * cuda::tensor_values;
         args.delta = args.undecayed_error = true, args.scale = 1, args.write_scale = 1, args.stages = of_.stages;
         args.q = rows(q_, of_.K), args.k = rows(k_, of_.K), args.p = rows(p_, of_.K), args.v = rows(v_, V);
         args.segments.groups = 1, args.segments.blocks = 1;

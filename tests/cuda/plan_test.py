@@ -29,11 +29,11 @@ COUNTED = ("tensor_flop", "fma_flop", "tile_bytes", "input_bytes", "output_bytes
 class Plan(unittest.TestCase):
     program = ""
 
-    def run_on_stand_in(self, problem):
+    def run_on_stand_in(self, problem, **of_gpu):
         """([(kernel, blocks, threads, shared bytes)], {kernel: {instruction: executions by warps}})"""
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            switches = {"TRACE": 1, "COVERAGE": folder / "counts", "DUMP": folder, "RACES": 0, "ORDER": "ascending"}
+            switches = {"TRACE": 1, "COVERAGE": folder / "counts", "DUMP": folder, "RACES": 0, "ORDER": "ascending", **of_gpu}
             environment = {**os.environ, **{f"HEADRACE_PTX_{key}": str(value) for key, value in switches.items()}}
             done = subprocess.run([self.program, "check", problem], env=environment, capture_output=True, text=True,
                                   check=False)
@@ -169,6 +169,24 @@ class Plan(unittest.TestCase):
             self.assertEqual([list(grid) for _, *grid in launches],
                              [[launch[key] for key in ("blocks", "threads", "shared_bytes")] for launch in planned])
             self.assertEqual(len(launches), count, problem)
+
+    def test_two_groups(self):
+        """Of many heads blocks walk 128 values, where groups of warps share registers and the blocks come in fewer waves."""
+        for sizes, gpu, blocks in (("h66 v128", "h200", 0), ("h67 v128", "h200", 67), ("h67 v72", "h200", 67),
+                                   ("h132 v128", "h200", 132), ("h133 v128", "h200", 0), ("h90 v192", "h200", 0),
+                                   ("h67 v256", "h200", 0), ("h100 v256", "h200", 200), ("h67 v128", "a100", 0)):
+            for operator, kernel in (("gated_delta_rule", "tensor_walk"), ("kda", "channel_walk")):
+                walk = self.planned(f"{operator}:fwd t128 {sizes} k128 bf16 cuda={gpu}")[-1]
+                self.assertEqual(walk["kernel"], kernel + "_two" * (blocks > 0), f"{sizes}, {gpu}")
+                if blocks:
+                    self.assertEqual((walk["blocks"], walk["threads"]), (blocks, 384))
+        for operator, kernel in (("comba", "tensor_walk_two"), ("kda", "channel_walk_two")):
+            problem = f"{operator}:fwd t128 h67 k128 v128 bf16 cuda"
+            launches, _ = self.run_on_stand_in(problem, CAPABILITY="9.0")
+            planned = self.planned(problem, HEADRACE_PTX_CAPABILITY="9.0")
+            self.assertEqual([list(grid) for _, *grid in launches],
+                             [[launch[key] for key in ("blocks", "threads", "shared_bytes")] for launch in planned])
+            self.assertIn(kernel, launches[-1][0])
 
     def test_key_gradients(self):
         """Value heads that share keys; of unit length."""

@@ -9,9 +9,10 @@
 
 namespace headrace::cuda {
 
-// gives_outputs: else no walk has any.
-template <int K, bool delta, bool gives_outputs>
+template <int K, bool delta, WalkTo walks_to>
 struct ChannelStages : FilledStages {
+    static constexpr bool gives_outputs = walks_to != WalkTo::states, of_two = walks_to == WalkTo::outputs_of_two;
+    static constexpr int block_values = of_two ? 2 * tensor_values : tensor_values;
     // Of the delta rule others than those that walk fetch: where outputs are wanted, which they compute, a third group
     // where groups share registers.
     static constexpr bool has_third_group = delta && gives_outputs && ptx::groups_share_registers;
@@ -91,7 +92,7 @@ struct ChannelStages : FilledStages {
         // Those that are always there first, at places known to the compiler.
         Stage stage{};
         stage.writes.data = matrix(K);
-        stage.v.data = matrix(64);
+        stage.v.data = matrix(block_values);  // of two groups one behind the other
         if (delta) {
             stage.erases.data = matrix(K);
             stage.solve.high.data = matrix(64), stage.solve.low.data = matrix(64);
@@ -129,15 +130,15 @@ struct ChannelStages : FilledStages {
     }
     // Of the delta rule, by warps that fetch: what a thread copies, found once, as this is on the way of every chunk.
     struct Arriving {
-        WholePieces<64> v;
+        WholePieces<block_values> v;
         LowerPieces lower;
         bool whole;
 
         HEADRACE_DEVICE explicit Arriving(const ChannelStages& of)
-            : v(of.stage_at(of.first_stage, nullptr).v, of.rows->v.from(first_token(of.rows->first_chunk)),
+            : v({of.stage_at(of.first_stage, nullptr).v.data}, of.rows->v.from(first_token(of.rows->first_chunk)),
                 fetching_warps().first * warp_lanes),
               lower(fetching_warps()),
-              whole(of.rows->v.near() && of.rows->values >= tensor_values) {}
+              whole(of.rows->v.near() && of.rows->values >= block_values) {}
         HEADRACE_DEVICE void queue(const ChannelStages& of, int chunk) {
             if (whole && of.length_of(chunk) == tensor_chunk) {
                 v.copy(of.number_of(chunk) * static_cast<std::uint32_t>(of.stage_bytes));
@@ -152,8 +153,8 @@ struct ChannelStages : FilledStages {
 
   private:
     HEADRACE_DEVICE void fetch_values(const Stage& to, int chunk, Warps by) const {
-        copy_rows(to.v, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk, rows->values,
-                  args.value_columns, by);
+        copy_rows(Matrix<block_values>{to.v.data}, rows->v.from(first_token(chunk)), length_of(chunk), tensor_chunk,
+                  rows->values, args.value_columns, by);
     }
     HEADRACE_DEVICE void fetch_prepared(const Stage& to, std::int64_t place, const LowerPieces& pieces) const {
         const Prepared& from = args.prepared;
@@ -192,7 +193,10 @@ struct ChannelStages : FilledStages {
         } else if (which == 3 && own % of_image < 8 * K / line) {
             ask(from.decay + place * 2 * K, own % of_image);
         }
-        if (own < length_of(chunk)) ptx::prefetch(rows->v.from(first_token(chunk) + own).first);
+        if (own >= length_of(chunk)) return;
+        const TokenRows v = rows->v.from(first_token(chunk) + own);
+        ptx::prefetch(v.first);
+        if (of_two) ptx::prefetch(v.right(tensor_values).first);
     }
 };
 

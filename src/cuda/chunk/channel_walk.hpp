@@ -9,33 +9,39 @@
 
 namespace headrace::cuda {
 
-// gives_outputs: else it is never asked for more than states.
-template <int K, bool delta, bool gives_outputs = true>
-struct ChannelWalk : ChannelStages<K, delta, gives_outputs> {
-    using Base = ChannelStages<K, delta, gives_outputs>;
-    using Ops = ChannelWalkOps<K, delta>;
+template <int K, bool delta, WalkTo walks_to = WalkTo::outputs>
+struct ChannelWalk : ChannelStages<K, delta, walks_to> {
+    using Base = ChannelStages<K, delta, walks_to>;
+    using Ops = ChannelWalkOps<K, delta, walks_to>;
     using Format = typename Ops::Format;
     using Base::args, Base::rows, Base::stage_of, Base::place_of, Base::length_of, Base::first_token, Base::inputs;
-    using Base::has_third_group, Base::wants_outputs;
+    using Base::has_third_group, Base::wants_outputs, Base::gives_outputs, Base::of_two;
     using typename Base::Stage;
-    // Registers of threads that walk and that fetch, with those that compute outputs what registers_allowed gives all.
-    static constexpr int walking_registers = 224, fetching_registers = 2 * group_registers - walking_registers;
+    // Registers of threads that walk and that fetch, with those that compute outputs, or the second group that walks,
+    // what registers_allowed gives all.
+    static constexpr int walking_registers = of_two ? 208 : 224,
+                         fetching_registers = of_two ? 3 * group_registers - 2 * walking_registers
+                                                     : 2 * group_registers - walking_registers;
     static constexpr int threads = channel_walk_threads(delta) + (has_third_group ? launched_threads : 0);
+    static constexpr bool leaves_outputs = delta && gives_outputs && !of_two;  // to others than those that walk
 
-    Matrix<64> patches;            // additive rule: [value_columns,64] OutputPatch of each warp
+    Matrix<64> patches;            // where they compute their own, [value_columns,64] OutputPatch of each warp
     LeftOperands<K, Format> left;  // delta rule: of all that walk
     Ops ops;
     double passed = 1;  // of a segment: the decay of all chunks so far, of the channel threadIdx.x
 
     __host__ __device__ ChannelWalk(const KernelArgs& arguments, Arena& arena) : Base{{}, arguments} {
+        if (of_two) patches = Matrix<64>::take(arena, Ops::values_of_all);
         this->carve(arena);
         if (!delta) patches = Matrix<64>::take(arena, wants_outputs() ? args.value_columns : 0);
-        if (delta && gives_outputs) left = LeftOperands<K, Format>::take(arena, block_warps);
+        if (leaves_outputs) left = LeftOperands<K, Format>::take(arena, block_warps);
     }
 
     // One value head, values [first, first + value_columns): of sequence `place`, or of the segment of that slot.
+    // Two groups, which walk where there is a third, have a sequence.
     HEADRACE_DEVICE void forward(std::int64_t place, std::int64_t head, int first) {
-        const Walk walk = walk_of(args, place);
+        static_assert(!of_two || has_third_group);
+        const Walk walk = of_two ? whole_walk(sequence_of(args, place), place) : walk_of(args, place);
         if (walk.first_chunk < 0) return;
         const bool in_between = walk.first_chunk > 0;
         this->find_rows(walk, head, first, args.V - first);
@@ -44,7 +50,7 @@ struct ChannelWalk : ChannelStages<K, delta, gives_outputs> {
                 ptx::keep_registers<fetching_registers>();
                 return fill_stages();
             }
-            if (warp() >= block_warps)
+            if (!of_two && warp() >= block_warps)
                 return this->each_filled(rows->first_chunk, rows->end_chunk, args.stages,
                                          [&](int chunk) { compute_outputs(chunk); });
             ptx::take_registers<walking_registers>();
@@ -52,10 +58,10 @@ struct ChannelWalk : ChannelStages<K, delta, gives_outputs> {
             if (warp() >= block_warps) return assist();
         }
         load_values(ops.state, in_between ? segment_tensor(args, args.segments.states, args.V) : args.initial_state,
-                    in_between ? place : walk.n, head, args.K, first + Ops::first_value(), args.V);
+                    in_between ? place : walk.n, head, args.K, own_values_from(first), args.V);
         run<false>();
         if (rows->last)
-            store_values(args.final_state, ops.state, rows->n, rows->head, args.K, rows->first + Ops::first_value(),
+            store_values(args.final_state, ops.state, rows->n, rows->head, args.K, own_values_from(rows->first),
                          args.V);
     }
 
@@ -82,6 +88,10 @@ struct ChannelWalk : ChannelStages<K, delta, gives_outputs> {
     }
 
   private:
+    // This warp's first value, where the block has those from `first` on.
+    HEADRACE_DEVICE static int own_values_from(int first) {
+        return first + Ops::before_group(tensor_values) + Ops::first_value();
+    }
     HEADRACE_DEVICE bool in_segments() const { return !delta || args.segments.tokens > 0; }  // where states() is asked
     // What a block of states() leaves: columns of a segment's or sequence's state, or of its transition, which a walk
     // without values finds from those of the unit matrix.
@@ -131,9 +141,9 @@ struct ChannelWalk : ChannelStages<K, delta, gives_outputs> {
             const Stage stage = stage_of(chunk);
             if (states) pass(stage);
             compute(stage, chunk, outputs);
-            if (delta || !outputs || leaves_sums()) return;
+            if (leaves_outputs || !outputs || leaves_sums()) return;
             ptx::sync_warp();
-            store(chunk);
+            store(stage, chunk);
         };
         if constexpr (has_third_group) {
             this->each_filled(rows->first_chunk, rows->end_chunk, args.stages, compute_and_store);
@@ -144,13 +154,22 @@ struct ChannelWalk : ChannelStages<K, delta, gives_outputs> {
         }
     }
     // Of this warp, found where it is needed, as registers are few.
-    HEADRACE_DEVICE OutputPatch patch() const { return {{patches.data + 16 * warp_here() * 64}}; }
-    HEADRACE_DEVICE void store(int chunk) const {
-        store_outputs(args.o, rows->o.from(first_token(chunk)), patch(), length_of(chunk), args.V - rows->first);
+    HEADRACE_DEVICE OutputPatch patch() const {
+        return OutputPatch::of(patches, warp_here() % Ops::walking_warps);
+    }
+    // Of this warp's group, from a token on.
+    HEADRACE_DEVICE TokenRows outputs_from(std::int64_t token) const {
+        return rows->o.from(token).right(Ops::before_group(tensor_values));
+    }
+    // Of the delta rule up to those of the recurrence.
+    HEADRACE_DEVICE void store(const Stage& stage, int chunk) const {
+        const int length = length_of(chunk), end = delta && stage.exact[1] < length ? stage.exact[1] : length;
+        store_outputs(args.o, outputs_from(first_token(chunk)), patch(), end,
+                      rows->values - Ops::before_group(tensor_values), 16 * (warp_here() % block_warps));
     }
     // Of the delta rule, by another warp than that which walks, up to those of the recurrence.
     HEADRACE_DEVICE void compute_outputs(int chunk) const {
-        if constexpr (gives_outputs) {
+        if constexpr (leaves_outputs) {
             const Stage stage = stage_of(chunk);
             const int first_exact = stage.exact[0], end = stage.exact[1], length = length_of(chunk),
                       of_warp = warp() - block_warps;
@@ -194,9 +213,10 @@ struct ChannelWalk : ChannelStages<K, delta, gives_outputs> {
     }
     HEADRACE_DEVICE void compute(const Stage& stage, int chunk, bool outputs) {
         ops.exact_writes = delta && stage.numbers[1] != 0, ops.exact_reads = delta && stage.numbers[2] != 0;
-        ops.exact = stage.exact, ops.leaves = delta && gives_outputs;
-        ops.waits = has_third_group && chunk > rows->first_chunk;
-        if constexpr (delta && gives_outputs) ops.left = left.of_pair(warp(), stage.solve);
+        ops.exact = stage.exact, ops.leaves = leaves_outputs;
+        ops.waits = has_third_group && leaves_outputs && chunk > rows->first_chunk;
+        if constexpr (of_two) ops.queries = stage.reads, ops.scores_low = args.prepared.scores_low;
+        if constexpr (leaves_outputs) ops.left = left.of_pair(warp(), stage.solve);
         ops.decay = reinterpret_cast<const float2*>(stage.decay), ops.place = static_cast<int>(place_of(chunk));
         if constexpr (!delta) {
             ops.sums.data = nullptr;
@@ -235,12 +255,13 @@ struct ChannelWalk : ChannelStages<K, delta, gives_outputs> {
         float* const decays = reinterpret_cast<float*>(stage.writes.data);                  // [group,K]
         std::uint32_t* const pairs = reinterpret_cast<std::uint32_t*>(decays + group * K);  // [2,group,K/2]
         const float* const factors = args.prepared.factors + place_of(chunk) * 4 * tensor_chunk;
-        const int length = length_of(chunk), value = 16 * (own / warp_lanes) + at.row;
+        const int length = length_of(chunk), value = 16 * (own / warp_lanes % block_warps) + at.row;
+        const Matrix<64> v = Ops::own_values(stage.v);
         HEADRACE_ROLLED
         for (int first = 0; first < length; first += group) {
-            ptx::sync_threads(solved_barrier, block_threads);
+            ptx::sync_threads(solved_barrier, Ops::threads);
             load_tokens(first_token(chunk) + first, decays, pairs);
-            ptx::sync_threads(solved_barrier, block_threads);
+            ptx::sync_threads(solved_barrier, Ops::threads);
             HEADRACE_ROLLED
             for (int n = 0; n < group && first + n < length; ++n) {
                 const int i = first + n;
@@ -256,11 +277,12 @@ struct ChannelWalk : ChannelStages<K, delta, gives_outputs> {
                 };
                 const float norm = factors[2 * tensor_chunk + i];
                 recurrence.advance(
-                    {stage.beta[i], norm, norm, {low_half(stage.v.at(i, value)), low_half(stage.v.at(i, value + 8))}},
+                    {stage.beta[i], norm, norm, {low_half(v.at(i, value)), low_half(v.at(i, value + 8))}},
                     row_of(1), row_of(1), decay, false);
                 if (!gives_outputs || i < first_output) continue;
                 const float2 found = recurrence.read(row_of(0));
-                store_token<Bf16>(rows->o.from(first_token(chunk) + i), rows->values, own % warp_lanes,
+                store_token<Bf16>(outputs_from(first_token(chunk) + i),
+                                  rows->values - Ops::before_group(tensor_values), own % warp_lanes,
                                   {factors[i] * found.x, factors[i] * found.y});
             }
         }
@@ -271,7 +293,7 @@ struct ChannelWalk : ChannelStages<K, delta, gives_outputs> {
         constexpr int pieces = K / lane_channels, group = 16;
         const ChannelInputs from = inputs();
         HEADRACE_ROLLED
-        for (int place = thread_here(); place < group * pieces; place += block_threads) {
+        for (int place = thread_here(); place < group * pieces; place += Ops::threads) {
             const int n = place / pieces, c = place % pieces * lane_channels;
             const Piece q = from.load_piece(args.q, rows->sources.q, first + n, c, rows->tokens),
                         k = from.load_piece(args.k, rows->sources.k, first + n, c, rows->tokens);

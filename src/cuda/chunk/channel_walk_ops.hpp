@@ -9,8 +9,11 @@
 
 namespace headrace::cuda {
 
-template <int K, bool delta>
-struct ChannelWalkOps {
+template <int K, bool delta, WalkTo walks_to>
+struct ChannelWalkOps : WalkingWarps<walks_to> {
+    using Walking = WalkingWarps<walks_to>;
+    using Walking::of_two, Walking::walking_warps, Walking::first_value, Walking::own_values;
+    static constexpr int threads = walking_warps * warp_lanes;  // that walk
     using T = float;
     using Format = ByGroup<Bf16>;
     struct Rows {
@@ -37,8 +40,11 @@ struct ChannelWalkOps {
     SavedTiles<token_tiles> sums;    // additive rule: outputs that are not complete, in place of those in rows
     LeftOperands<K, Format> left;    // delta rule: to this warp's other, where outputs are wanted
     bool leaves, waits;              // whether they are; whether for what was left of the chunk before to be taken
+    // Of two groups q S, whose products go on with those of e S, and q; scores_low of all chunks.
+    TokenSums of_queries;
+    Matrix<K> queries;
+    const std::uint16_t* scores_low;
 
-    HEADRACE_DEVICE static int first_value() { return 16 * warp(); }
     // Else the state stays as it enters.
     HEADRACE_DEVICE bool writes() const { return exact[1] == tensor_chunk; }
 
@@ -60,9 +66,15 @@ struct ChannelWalkOps {
         };
         const auto meanwhile = [&] {
             if (leaves) ptx::arrive_threads(left_state_barrier, 2 * walking_threads);
-            of_v = TransposedRows::load(v.matrix, first_value());
+            of_v = TransposedRows::load(own_values(v.matrix), first_value());
         };
-        read_of<Left::high, K, Format>(of_read, operand, x.matrix, {}, meanwhile);
+        if constexpr (of_two) {
+            SplitA of_state[K / 16];
+            each_step(of_state, operand);
+            group_products::read_two<Format>(of_read, of_queries, of_state, x.matrix, queries, meanwhile);
+        } else {
+            read_of<Left::high, K, Format>(of_read, operand, x.matrix, {}, meanwhile);
+        }
         if (exact_reads) {
             each_rest(x, [&](bool of_state) {
                 const auto rest = [&](int step) { return part(left_operand(state, step), of_state); };
@@ -82,8 +94,17 @@ struct ChannelWalkOps {
             values, [&](int step) -> const SplitA& { return of[step]; }, solver.split);
     }
     HEADRACE_DEVICE void scale_value_rows(Tile, Tile, const float* factors) { scale_tokens(values, factors); }
-    HEADRACE_DEVICE void read_and_score(Tile o, Rows x, State, Tile P, Tile b) const {
-        if constexpr (!delta) {
+    HEADRACE_DEVICE void read_and_score(Tile o, Rows x, State, Tile P, Tile b) {
+        if constexpr (of_two) {
+            const ChunkOutputs<K, Format, false> outputs{x.matrix,
+                                                         nullptr,
+                                                         {P.matrix, {}},
+                                                         exact[0] < tensor_chunk,
+                                                         scores_low + ptx::not_before(place) * LowerImage::size,
+                                                         {0, walking_warps}};
+            outputs.add_scores(of_queries, [&](int step) { return left_operand(values, step); });
+            o.patch.store(of_queries);
+        } else if constexpr (!delta) {
             TokenSums found;
             read<Left::high, K, Format>(found, state, x.matrix);
             add_lower_transposed<Left::high, Format>(
@@ -132,7 +153,7 @@ struct ChannelWalkOps {
         HEADRACE_ROLLED
         for (int turn = 0; turn < 2; ++turn) {
             const std::int64_t first = static_cast<std::int64_t>(ptx::not_before(place)) * tensor_chunk * K;
-            if (turn == 1) replace_rows<solved_barrier>(x.matrix, x.low + first, block_threads);
+            if (turn == 1) replace_rows<solved_barrier>(x.matrix, x.low + first, threads);
             f(turn == 0);
         }
     }

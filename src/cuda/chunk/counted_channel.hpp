@@ -25,6 +25,7 @@ struct CountedChannelWalkOps {
     static constexpr double lower = 8 + 6 + 4 + 2;  // products of [16,64] and a lower triangular [64,64]
 
     WarpProducts products;
+    bool leaves;  // whether others compute the outputs
 
     State right_state(State) const { return {}; }
     Rows reads(const Inputs&) const { return {}; }
@@ -43,7 +44,7 @@ struct CountedChannelWalkOps {
         products.add((delta ? 2 : 1) * lower, lower / 2, 1);
         products.add(0, delta ? 0 : steps, 0);
         products.access(2 * tiles, 0);
-        if (!delta) return;
+        if (!leaves) return;
         products.counter.work.tile_waits = waits;
         products.add(0, 2 * (K / 16.0 + 2 * steps), 0);
         products.counter.work.barriers += 3 * products.warps / (products.warps + block_warps);
@@ -123,13 +124,13 @@ KernelWork channel_walk_chunk_work(const KernelArgs& args, double values) {
     using Ops = CountedChannelWalkOps<K, delta>;
     const double C = tensor_chunk, outputs = args.o.given ? 1 : 0;
     TileCounter counter;
-    Ops ops{{counter, args.value_columns / 16.0}};
+    Ops ops{{counter, args.value_columns / 16.0}, delta && args.value_columns <= tensor_values};
     const double rows = (delta ? 2 : 1) + outputs, matrices = (delta ? 2 : 0) + outputs;
     counter.work.saved_bytes =
         rows * channel_rows_bytes(K) + matrices * lower_matrix_bytes + 8 * K + (delta ? 4 * C + 16 : 0);
     counter.work.again_bytes = counter.work.saved_bytes * share_of_others(args);
     counter.work.input_bytes = bytes_of(args.v, C * values);
-    counter.work.tile_bytes = counter.work.saved_bytes + C * 64 * 2;
+    counter.work.tile_bytes = counter.work.saved_bytes + C * args.value_columns * 2;
     if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
     counter.barrier();
     const typename Ops::Tile given{true};

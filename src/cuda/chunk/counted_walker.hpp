@@ -104,6 +104,7 @@ struct CountedWalkerOps : CountedWarpOps {
     using Inputs = algorithms::ChunkInputs<CountedWalkerOps>;
     bool split;
     double exact;
+    bool leaves;  // whether others compute the outputs
 
     void add_read(Tile, Tile, Decayed, State) {
         read_state(K, exact);
@@ -115,12 +116,11 @@ struct CountedWalkerOps : CountedWarpOps {
     void scale_value_rows(Tile, Tile, const float*) {}
     // By others where they fetch, which then take left operands: what they wait for holds up none that walks.
     void read_and_score(Tile, Decayed, State, Tile, Tile) {
-        const bool left = fetching_threads(K) > 0;
         const double waits = products.counter.work.tile_waits;
         read_state(K, 0);
         products.add((split ? 3 : 2) * lower, split ? lower : lower / 2, split ? 2 : 1);
         products.access(2 * tiles, 0);
-        if (!left) return;
+        if (!leaves) return;
         products.counter.work.tile_waits = waits;
         products.add(0, 2 * (K / 16.0 + 2 * steps), 0);
         products.counter.work.barriers += 3 * products.warps / (products.warps + fetching_threads(K) / warp_lanes);
@@ -138,16 +138,17 @@ inline double prepared_bytes(double matrices) {
 template <int K>
 KernelWork walk_chunk_work(const KernelArgs& args, double values, bool outputs, double exact) {
     using Ops = CountedWalkerOps<K>;
-    const double C = tensor_chunk, groups = args.segments.groups > 1 ? 2 : 1, columns = groups * args.value_columns;
+    const double C = tensor_chunk, columns = (args.segments.groups > 1 ? 2.0 : 1.0) * args.value_columns;
+    const bool leaves = fetching_threads(K) > 0 && args.value_columns <= tensor_values;
     TileCounter counter;
-    Ops ops{{{counter, columns / 16}}, splits_scores(args), exact};
+    Ops ops{{{counter, columns / 16}}, splits_scores(args), exact, leaves};
     const double key_rows = (outputs ? 2 : 1) + (args.undecayed_error ? 1 : 0);
     counter.work.input_bytes = key_rows * C * args.K * 2 + bytes_of(args.v, C * values);
     const bool split = splits_scores(args);
     const double matrices = (outputs ? 2 : 1) * (split ? 2 : 1) + (split ? 0 : exact);
     counter.work.saved_bytes = prepared_bytes(matrices);
     counter.work.again_bytes = prepared_bytes(matrices) * share_of_others(args);
-    counter.work.tile_bytes = key_rows * C * K * 2 + groups * C * 64 * 2 + prepared_bytes(matrices);
+    counter.work.tile_bytes = key_rows * C * K * 2 + columns * C * 2 + prepared_bytes(matrices);
     if (args.stages == 1) counter.work.memory_waits = 1, counter.barrier();
     counter.barrier();
     if (!split) counter.work.barriers += block_warps / (columns / 16 + fetching_threads(K) / warp_lanes);
@@ -158,7 +159,7 @@ KernelWork walk_chunk_work(const KernelArgs& args, double values, bool outputs, 
     algorithms::chunk_states<true>(ops, in, tiles, {}, {}, {outputs});
     if (outputs) {
         counter.work.output_bytes = bytes_of(args.o, C * values);
-        ops.products.add(0, 4, fetching_threads(K) > 0 ? 0 : 1);
+        ops.products.add(0, 4, leaves ? 0 : 1);
     }
     return counter.work;
 }

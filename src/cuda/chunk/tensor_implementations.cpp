@@ -110,12 +110,16 @@ class Tensor : public SummarizingImplementation {
     }
     static void launch_channels(const Problem& problem, KernelArgs args, std::vector<Launch>& launches) {
         const ChannelKernels kernels = channel(problem);
-        args.stages = stages_of(problem, kernels.walk, args);
-        const std::int64_t heads = problem.N * problem.HV, values = blocks_of(problem.V);
+        const bool two = walks_two(problem, args, kernels.walk_of_two);
+        const Kernel& forward = two ? kernels.walk_of_two : kernels.walk;
+        if (two) args.value_columns = 2 * tensor_values;
+        args.stages = stages_of(problem, forward, args);
+        const std::int64_t heads = problem.N * problem.HV, values = blocks_of(problem.V, args.value_columns);
         for (Launch& each : prepare_channels(problem, args)) launches.push_back(each);
         Steps steps = steps_along(problem, tensor_chunk, heads * values);
+        const int threads = two ? three_groups : channel_walk_threads(args.delta);
         if (args.segments.tokens == 0) {
-            launches.push_back({kernels.walk, args, heads * values, channel_walk_threads(args.delta), steps});
+            launches.push_back({forward, args, heads * values, threads, steps});
             return;
         }
         const ChannelSegmentKernels segments =
@@ -123,10 +127,9 @@ class Tensor : public SummarizingImplementation {
         KernelArgs of_states = args;
         of_states.o = {}, of_states.segments.blocks = values + (args.delta ? blocks_of(problem.K) : 0);
         of_states.stages = stages_of(problem, segments.states, of_states);
-        const int threads = channel_walk_threads(args.delta);
         join_segments(problem, {segments.states, of_states}, {segments.join, args}, threads, steps, launches);
         if (args.segments.to_end) return;
-        launches.push_back({kernels.walk, args, args.segments.slots * problem.HV * values, threads, steps});
+        launches.push_back({forward, args, args.segments.slots * problem.HV * values, threads, steps});
     }
     static const Kernel& forward_of(const TensorKernels& tensor, const KernelArgs& args) {
         if (args.gate_walk.terms != GateTerms::none) return tensor.forward_with_terms;
@@ -154,11 +157,13 @@ class Tensor : public SummarizingImplementation {
     static void walk(const Problem& problem, KernelArgs args, std::vector<Launch>& launches, Part part = Part::all) {
         // Of all parts of keys the same, as what they leave lies in the order of its threads.
         const TensorKernels kernels = tensor(problem, args.added.parts > 1 ? most_key_part : args.K);
+        const bool two = walks_two(problem, args, kernels.forward_of_two);
+        if (two) args.value_columns = 2 * tensor_values;
+        const Kernel& forward = two ? kernels.forward_of_two : forward_of(kernels, args);
         const std::int64_t values = blocks_of(args.V, args.value_columns);
         const int threads = args.delta ? 2 * args.value_columns + fetching_threads(args.K) : tensor_threads;
-        args.stages =
-            stages_of(problem, forward_of(kernels, args), args,
-                      has_third_group(forward_of(kernels, args), threads, problem.options.planned_gpu) ? 3 : 2);
+        args.stages = stages_of(problem, forward, args,
+                                has_third_group(forward, threads, problem.options.planned_gpu) ? 3 : 2);
         KernelArgs of_states = args;
         of_states.o = {}, of_states.value_columns = tensor_values;
         const int tokens = args.segments.tokens;
@@ -177,7 +182,15 @@ class Tensor : public SummarizingImplementation {
             if (part != Part::outputs) launches.insert(launches.end(), joining.begin(), joining.end());
         }
         if (part == Part::entering) return;
-        launches.push_back({forward_of(kernels, args), args, blocks, threads, steps});
+        launches.push_back({forward, args, blocks, threads, steps});
+    }
+    // Whether a walk is by two groups of a block, which find the same bits: a chunk takes them 1.7 times as long as one
+    // takes one whose outputs others compute, by the model of an H200.
+    static bool walks_two(const Problem& problem, const KernelArgs& args, const Kernel& of_two) {
+        const std::int64_t values = blocks_of(args.V), blocks = problem.N * problem.HV * values;
+        if (of_two.function == nullptr || args.segments.tokens > 0 || values % 2 != 0) return false;
+        return 17 * blocks_of(blocks / 2, multiprocessors) < 10 * blocks_of(blocks, multiprocessors) &&
+               takes(of_two.function, three_groups, problem.options.planned_gpu);
     }
 
     // By all parts of the keys, outputs of value heads.

@@ -9,6 +9,8 @@ namespace headrace::cuda {
 
 class SummarizingImplementation : public PreparingImplementation {
   protected:
+    static constexpr int multiprocessors = 132;  // of an H100 or H200
+
     static TensorKernels tensor(const Problem& problem, std::int64_t K) {
         return problem.rule == Rule::delta ? tensor_kernels<true>(K, problem.dtype)
                                            : tensor_kernels<false>(K, problem.dtype);
@@ -27,7 +29,7 @@ class SummarizingImplementation : public PreparingImplementation {
         for (Launch& each : prepare(problem, args, tensor(problem, args.K).prepare)) launches.push_back(each);
         const Kernel kernel =
             problem.channel_gate ? channel_segment_kernels<true>(problem.K).states : tensor(problem, args.K).states;
-        constexpr std::int64_t multiprocessors = 132;  // of an H100: while some have no block one has one group's
+        // While some multiprocessors have no block one has one group's.
         const bool pairs = takes_pairs(problem, kernel) && heads * columns > multiprocessors;
         args.stages = stages_of(problem, kernel, args);
         args.segments.groups = pairs ? 2 : 1;

@@ -8,38 +8,38 @@
 
 namespace headrace::cuda {
 
-// The delta rule with a scalar gate. `to_outputs`: whether it walks to these, or leaves states of segments.
-template <int K, class Format, bool to_outputs = true>
-struct WalkerKernel : WalkerStages<K, Format> {
-    using Base = WalkerStages<K, Format>;
-    using Ops = WalkerOps<K, Format, to_outputs>;
+// The delta rule with a scalar gate.
+template <int K, class Format, WalkTo walks_to = WalkTo::outputs>
+struct WalkerKernel : WalkerStages<K, Format, walks_to == WalkTo::outputs_of_two> {
+    using Base = WalkerStages<K, Format, walks_to == WalkTo::outputs_of_two>;
+    using Ops = WalkerOps<K, Format, walks_to>;
     using Base::args, Base::rows, Base::stage_of, Base::length_of, Base::first_token, Base::has_third_group;
     using Base::decay_at, Base::exact_at;
     using typename Base::Stage;
 
     static constexpr int channels = K;
-    // Registers of threads that walk and that fetch where a third group does that: of walks to the outputs, with those
-    // that compute these, and of walks that leave states, of two groups, together what registers_allowed gives all.
-    static constexpr int walking_registers = small_state<K> ? 224 : 240,
-                         fetching_registers = 2 * group_registers - walking_registers, states_registers = 208,
-                         states_fetching_registers = 3 * group_registers - 2 * states_registers;
+    // Registers of threads that walk and that fetch where a third group does that: where the second group computes
+    // outputs, with as many as who fetch, and where two walk, together what registers_allowed gives all.
+    static constexpr bool two_walk = walks_to != WalkTo::outputs;
+    static constexpr int walking_registers = two_walk ? 208 : small_state<K> ? 224 : 240,
+                         fetching_registers = two_walk ? 3 * group_registers - 2 * walking_registers
+                                                       : 2 * group_registers - walking_registers;
 
-    OutputPatch patch;             // of this warp, where it computes its own outputs
+    Matrix<64> patches;            // OutputPatch of all that walk, where they compute their own outputs
     LeftOperands<K, Format> left;  // of all that walk, where others compute outputs
     Ops ops;
 
     __host__ __device__ WalkerKernel(const KernelArgs& arguments, Arena& arena) : Base{{}, arguments} {
+        if (!Ops::leaves_outputs) patches = Matrix<64>::take(arena, Base::block_values);
         this->carve(arena);
-        if (!Ops::leaves_outputs) patch.matrix = Matrix<64>::take(arena, tensor_values);
         if (Ops::leaves_outputs && args.o.given) left = LeftOperands<K, Format>::take(arena, block_warps);
-#ifdef __CUDA_ARCH__
-        patch.matrix.data += Ops::first_value() * 64;
-#endif
     }
 
-    // One value head, values [first, first + 64): of sequence `place`, or of the segment of that slot.
+    // One value head, values from `first` on, 64 of them: of sequence `place`, or of the segment of that slot. Two
+    // groups, which walk where there is a third, have 128 of a sequence.
     HEADRACE_DEVICE void forward(std::int64_t place, std::int64_t head, int first) {
-        const Walk walk = walk_of(args, place);
+        static_assert(!Ops::of_two || has_third_group);
+        const Walk walk = Ops::of_two ? whole_walk(sequence_of(args, place), place) : walk_of(args, place);
         if (walk.first_chunk < 0) return;
         const bool in_between = walk.first_chunk > 0;
         const Strided entering = in_between ? segment_tensor(args, args.segments.states, args.V) : args.initial_state;
@@ -51,17 +51,18 @@ struct WalkerKernel : WalkerStages<K, Format> {
                 typename Base::Arriving arriving(*this, stage_of(0), walk.first_chunk, columns);
                 return this->fill_stages(walk, of_identity(), arriving);
             }
-            if (!walks())
+            if (!Ops::of_two && !walks())
                 return this->each_filled(
                     walk, [&](int chunk) { compute_outputs(chunk, columns, chunk + 1 < walk.end_chunk); });
             ptx::take_registers<walking_registers>();
         } else if constexpr (Ops::leaves_outputs) {
             if (!walks()) return assist(walk, columns);
         }
-        load(entering, in_between ? place : walk.n, head, columns);
+        const WalkedColumns own{first + Ops::before_group(tensor_values), args.V, true};
+        load(entering, in_between ? place : walk.n, head, own);
         // Known at run time only, as ptxas has no registers for wgmma otherwise.
-        run<!Ops::leaves_outputs>(walk, columns, Ops::leaves_outputs || args.o.given, of_identity());
-        if (rows->last) store(args.final_state, walk.n, head, columns);
+        run<!Ops::leaves_outputs>(walk, own, Ops::leaves_outputs || args.o.given, of_identity());
+        if (rows->last) store(args.final_state, walk.n, head, own);
     }
 
     // What leaves the segment of a slot, or, of a summary, a sequence, 64 columns of it: of its own values, or, behind
@@ -74,11 +75,11 @@ struct WalkerKernel : WalkerStages<K, Format> {
             typename Base::template ArrivingOfStates<2> arriving{{columns_of(first), columns_of(first + 1)}};
             this->find_rows(walk, head, arriving.columns[0]);
             if (own < 2) {
-                ptx::take_registers<states_registers>();
+                ptx::take_registers<walking_registers>();
                 if (own >= groups) return this->each_filled(walk, [](int) {});
                 return leave_state<false>(walk, slot, head, columns_of(first + own));
             }
-            ptx::keep_registers<states_fetching_registers>();
+            ptx::keep_registers<fetching_registers>();
             this->fill_stages(walk, !columns_of(first + groups - 1).of_values, arriving);
         } else {
             const WalkedColumns columns = columns_of(part);
@@ -111,8 +112,12 @@ struct WalkerKernel : WalkerStages<K, Format> {
         return rows->first_place + static_cast<std::int64_t>(chunk) * args.HV;
     }
     HEADRACE_DEVICE bool walks() const { return warp() < block_warps; }
+    HEADRACE_DEVICE OutputPatch own_patch() const {
+        return OutputPatch::of(patches, warp_here() % Ops::walking_warps);
+    }
     // Of the group of this warp, which walks.
     HEADRACE_DEVICE static Matrix<64> own_values(const Stage& stage) {
+        if constexpr (Ops::of_two) return Ops::own_values(stage.v[0]);
         return has_third_group && warp() >= block_warps ? stage.v[1] : stage.v[0];
     }
     // The warp that walks with the values whose outputs this one computes.
@@ -129,7 +134,9 @@ struct WalkerKernel : WalkerStages<K, Format> {
         const auto compute_and_store = [&](int chunk) {
             compute(stage_of(chunk), chunk, columns, outputs, exact, chunk > walk.first_chunk);
             if constexpr (!Ops::leaves_outputs) {
-                if (outputs) store_outputs(chunk, first_of_recurrence(stage_of(chunk)), columns, patch, warp());
+                if (outputs)
+                    store_outputs(chunk, first_of_recurrence(stage_of(chunk)), columns, own_patch(),
+                                  warp_here() % block_warps);
             }
         };
         if constexpr (has_third_group) {
@@ -168,7 +175,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
         const bool overlap = known.x < tensor_chunk;
         ops.exact_reads = exact || known.z != 0, ops.exact_writes = exact || known.w != 0 || overlap;
         const bool is_fine = Base::solves_finely(known, exact);
-        ops.first_exact = !is_fine ? tensor_chunk : ops.exact_reads || !to_outputs ? 0 : known.x;
+        ops.first_exact = !is_fine ? tensor_chunk : ops.exact_reads || !Ops::to_outputs ? 0 : known.x;
         ops.writes = known.y == tensor_chunk;
         ops.scores_low = args.prepared.scores_low;
         ops.leaves = Ops::leaves_outputs && outputs;
@@ -177,14 +184,15 @@ struct WalkerKernel : WalkerStages<K, Format> {
         ops.place = static_cast<int>(place_of(chunk));
         ops.decay = stage.numbers[decay_at];
         const float* const factors = stage.numbers;
+        if constexpr (Ops::of_two) ops.queries = stage.q;
         ops.read = factors, ops.erase = factors + tensor_chunk, ops.write = factors + 2 * tensor_chunk;
-        const auto tile = [](Matrix<64> matrix) { return typename Ops::Tile{matrix, {}, {}, true}; };
+        const Matrix<64> values = Ops::of_two ? stage.v[0] : own_values(stage);  // of two groups found where it is read
         const algorithms::ChunkInputs<Ops> in{
-            {stage.q}, {stage.k},           {stage.e}, tile(own_values(stage)), factors + 3 * tensor_chunk,
+            {stage.q}, {stage.k},           {stage.e}, {values, {}, {}, true}, factors + 3 * tensor_chunk,
             1.0f,      args.undecayed_error};
         const algorithms::ForwardTiles<Ops> tiles{
             {{}, stage.scores, {}, true}, {}, {{}, stage.solve, {}, true}, {}, {}};
-        algorithms::chunk_states<true>(ops, in, tiles, {}, {}, {{}, {}, patch, outputs});
+        algorithms::chunk_states<true>(ops, in, tiles, {}, {}, {{}, {}, own_patch(), outputs});
         if (!ops.writes) advance(ptx::not_before(chunk), columns, outputs);
     }
     // The token from which on the recurrence has the chunk's outputs.
@@ -207,6 +215,7 @@ struct WalkerKernel : WalkerStages<K, Format> {
                 gates[odd] = expm1f(token_log_decay(args, rows->sequence, chunk * tensor_chunk + i, rows->head));
         }
         const auto norm = [&](auto row) { return args.l2norm ? Recurrence::inverse_norm(row) : 1.0f; };
+        const Matrix<64> values = own_values(stage);
         HEADRACE_ROLLED
         for (int i = 0; i < length; ++i) {
             const auto row_of = [&](Matrix<K> rows) {
@@ -221,23 +230,26 @@ struct WalkerKernel : WalkerStages<K, Format> {
                 {stage.numbers[3 * tensor_chunk + i],
                  of_k,
                  args.undecayed_error ? norm(e) : of_k,
-                 {Format::first(own_values(stage).at(i, value)), Format::first(own_values(stage).at(i, value + 8))}},
+                 {Format::first(values.at(i, value)), Format::first(values.at(i, value + 8))}},
                 k, e, [gate](int, int) { return gate; }, args.undecayed_error);
             if (!outputs || i < first_output) continue;
             const float2 found = recurrence.read(q);
             const float factor = static_cast<float>(args.scale) * norm(q);
-            store_token<Format>(rows->o.from(first_token(chunk) + i), columns.all - columns.first, own,
+            store_token<Format>(outputs_from(first_token(chunk) + i), columns.all - columns.first, own,
                                 {factor * found.x, factor * found.y});
         }
     }
 
     // ---- what leaves ----
+    HEADRACE_DEVICE TokenRows outputs_from(std::int64_t token) const {
+        return rows->o.from(token).right(Ops::before_group(tensor_values));
+    }
     // Up to those of the recurrence, from `end` on.
     HEADRACE_DEVICE void store_outputs(int chunk, int end, WalkedColumns columns, OutputPatch patch,
                                        int of_warp) const {
         const int length = length_of(chunk);
         ptx::sync_warp();
-        cuda::store_outputs(args.o, rows->o.from(first_token(chunk)), patch, length < end ? length : end,
+        cuda::store_outputs(args.o, outputs_from(first_token(chunk)), patch, length < end ? length : end,
                             columns.all - columns.first, 16 * of_warp);
     }
 

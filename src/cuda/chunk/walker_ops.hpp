@@ -15,13 +15,16 @@ namespace headrace::cuda {
 template <int K>
 inline constexpr bool has_third_group = fetching_threads(K) > 0 && ptx::groups_share_registers;
 
-// to_outputs: of a walk to these, not of one that leaves states of segments.
-template <int K, class Format, bool to_outputs>
-struct WalkerOps {
+template <int K, class Format, WalkTo walks_to>
+struct WalkerOps : WalkingWarps<walks_to> {
+    using Walking = WalkingWarps<walks_to>;
+    using Walking::of_two, Walking::walking_warps, Walking::first_value, Walking::own_values;
+    static constexpr bool to_outputs = walks_to != WalkTo::states;
     // Whether what products are multiplied by or added to arrives while they go on; factors of what is written.
-    static constexpr bool loads_writes = has_third_group<K> && small_state<K>, loads_early = to_outputs && loads_writes;
+    static constexpr bool loads_writes = has_third_group<K> && small_state<K> && !of_two,
+                          loads_early = to_outputs && loads_writes;
     // Whether others compute the outputs, which are those that fetch.
-    static constexpr bool leaves_outputs = fetching_threads(K) > 0;
+    static constexpr bool leaves_outputs = fetching_threads(K) > 0 && !of_two;
     // Then products of groups go on while what is left to the others is stored, but for f16, whose operands take its
     // place.
     static constexpr bool leaves_late = leaves_outputs && Format::by_group && !Format::splits_scores && small_state<K>;
@@ -46,6 +49,9 @@ struct WalkerOps {
 
     float state[K / 8][4];
     TokenSums values;                   // v + e S, then the delta rule's residual r, of which beta r is d
+    // Of two groups q S, whose products go on with those of e S, where registers are left (reads_together), and q.
+    TokenSums of_queries;
+    Matrix<K> queries;
     bool exact_reads, exact_writes;     // of this chunk
     int first_exact;                    // token from which on its solve is, tensor_chunk for none
     bool writes;                        // else the state stays as it enters
@@ -60,8 +66,6 @@ struct WalkerOps {
     LeftOperands<K, Format> left;  // to this warp's other, where outputs are wanted of it
     bool leaves;                   // whether they are
     bool waits;                    // whether for what it has left of the chunk before to be taken
-
-    HEADRACE_DEVICE static int first_value() { return 16 * (warp() % block_warps); }
 
     // ---- what the page asks for ----
     HEADRACE_DEVICE State right_state(State) const { return {}; }
@@ -79,7 +83,7 @@ struct WalkerOps {
         if (waits) ptx::meet_threads(taken_barrier, 2 * walking_threads);
         if (leaves) left.leave_factors(factors);
         // Upper halves, which all chunks need, are found before it is known which this is.
-        constexpr bool upper_first = loads_early && !Format::splits_scores;
+        constexpr bool upper_first = (loads_early || of_two) && !Format::splits_scores;
         const auto leave = [&](int step) {
             const SplitA a = left_operand<Format>(state, step, factors);
             if (leaves) left.leave_state(step, a);
@@ -99,12 +103,15 @@ struct WalkerOps {
         };
         if (exact_reads) {
             read_of<Left::both, K, Format>(sums, operand, x.x.matrix, factors, meanwhile);
+        } else if (reads_together()) {
+            if constexpr (of_two)
+                group_products::read_two<Format>(sums, of_queries, upper, x.x.matrix, queries, meanwhile);
         } else {
             const auto known = [&](int step) { return upper_first ? upper[step] : leave(step); };
             read_of<Left::high, K, Format>(sums, known, x.x.matrix, factors, meanwhile);
         }
         if constexpr (!loads_early)
-            of_rows = TokenFactors::load(x.factors), of_v = TransposedRows::load(v.matrix, first_value());
+            of_rows = TokenFactors::load(x.factors), of_v = TransposedRows::load(own_values(v.matrix), first_value());
         of_v.template add_to_scaled<Format>(sums, of_rows);
         if constexpr (!in_values) {
 #pragma unroll
@@ -140,15 +147,20 @@ struct WalkerOps {
             if constexpr (!leaves_late) leave_values();
         } else {
             const auto factors = Format::RowFactors::of(state);
-            TokenSums sums;
+            TokenSums of_read;
+            TokenSums& sums = of_two ? of_queries : of_read;
             const ChunkOutputs<K, Format> outputs{x.x.matrix,
                                                   x.factors,
                                                   P.split,
                                                   exact[0] < tensor_chunk,
                                                   scores_low + ptx::not_before(place) * LowerImage::size,
-                                                  {0, block_warps}};
-            outputs.read_state(
-                sums, [&](int step) { return left_operand<Format>(state, step, factors); }, factors);
+                                                  {0, walking_warps}};
+            if (reads_together()) {
+                scale_tokens(sums, x.factors);
+            } else {
+                outputs.read_state(
+                    sums, [&](int step) { return left_operand<Format>(state, step, factors); }, factors);
+            }
             outputs.add_scores(sums, [&](int step) { return left_operand(values, step); });
             o.patch.template store<Format>(sums);
         }
@@ -162,6 +174,7 @@ struct WalkerOps {
     }
 
   private:
+    HEADRACE_DEVICE bool reads_together() const { return of_two && !exact_reads && first_exact == tensor_chunk; }
     template <Left left_of>
     HEADRACE_DEVICE void add_written(Decayed x) {
         if constexpr (!leaves_late) {
@@ -192,17 +205,18 @@ struct WalkerOps {
     // Of both matrices the rows before `first`, when all warps that walk have read them.
     HEADRACE_DEVICE static void clear_rows(SplitMatrix m, int first) {
         if (first == 0) return;
-        ptx::sync_threads(solved_barrier, walking_threads);
-        const int thread = thread_here() % walking_threads, row = thread / 2;
+        constexpr int threads = walking_warps * warp_lanes, of_row = threads / tensor_chunk, columns = 64 / of_row;
+        ptx::sync_threads(solved_barrier, threads);
+        const int thread = thread_here() % threads, row = thread / of_row;
         if (row < first) {
             HEADRACE_ROLLED
-            for (int column = thread % 2 * 32, end = column + 32; column < end; column += 8) {
+            for (int column = thread % of_row * columns, end = column + columns; column < end; column += 8) {
                 *reinterpret_cast<uint4*>(&m.high.pair(row, column)) = {};
                 *reinterpret_cast<uint4*>(&m.low.pair(row, column)) = {};
             }
         }
         ptx::publish_to_products();
-        ptx::sync_threads(solved_barrier, walking_threads);
+        ptx::sync_threads(solved_barrier, threads);
     }
 };
 

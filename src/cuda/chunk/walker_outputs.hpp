@@ -149,6 +149,27 @@ struct ChunkOutputs {
 // Of a block that walks with 64 values.
 inline constexpr int walking_threads = block_warps * warp_lanes;
 
+// What a block walks to: the outputs of 64 values, which others compute where these fetch; of 128 values, by two groups
+// of warps that compute their own while a third fetches; or states of segments.
+enum class WalkTo { outputs, outputs_of_two, states };
+
+// The warps that walk, of which each has 16 values.
+template <WalkTo walks_to>
+struct WalkingWarps {
+    static constexpr bool of_two = walks_to == WalkTo::outputs_of_two;
+    static constexpr int walking_warps = of_two ? 2 * block_warps : block_warps, values_of_all = 16 * walking_warps;
+
+    // Of its group's.
+    HEADRACE_DEVICE static int first_value() { return 16 * (warp() % block_warps); }
+    // Where two groups walk to outputs, so much of each before this warp's; their values' matrices are neighbours.
+    HEADRACE_DEVICE static int before_group(int of_each) {
+        return of_two && warp_here() >= block_warps ? of_each : 0;
+    }
+    HEADRACE_DEVICE static Matrix<64> own_values(Matrix<64> of_block) {
+        return {of_block.data + before_group(tensor_chunk * 64)};
+    }
+};
+
 // What a warp with 16 values leaves, as its lanes hold it, to one that computes its outputs: left operands of the state
 // that enters a chunk, their upper halves, and d in fp32, where the solver was. Both pass the barriers below, one for
 // each, so that the other reads the state while this one solves.

@@ -11,8 +11,9 @@
 
 namespace headrace::cuda {
 
-template <int K, class Format>
+template <int K, class Format, bool of_two = false>
 struct WalkerStages : FilledStages {
+    static constexpr int block_values = of_two ? 2 * tensor_values : tensor_values;  // but where states leave segments
     // Numbers of a chunk in a stage: factors, the decay, which becomes that of the walk (CarriedDecay), what tells
     // exactness: as floats, and Prepared::exact and what follows of the chunk (Exactness).
     static constexpr int decay_at = 4 * tensor_chunk, numbers_at = decay_at + 4, exact_at = numbers_at + 4,
@@ -48,7 +49,7 @@ struct WalkerStages : FilledStages {
     __host__ __device__ void carve(Arena& arena) {
         const std::size_t column = 2 * tensor_chunk, of_outputs = args.o.given ? 1 : 0,
                           of_keys = (args.undecayed_error ? 2 : 1) + of_outputs,
-                          groups = args.segments.groups > 1 ? 2 : 1,
+                          groups = of_two || args.segments.groups > 1 ? 2 : 1,
                           of_scores = Format::splits_scores ? 2 * of_outputs : of_outputs;
         const auto stages = static_cast<std::size_t>(args.stages);
         stage_bytes = column * (of_keys * K + (2 + groups + of_scores) * 64);
@@ -72,8 +73,9 @@ struct WalkerStages : FilledStages {
         Stage stage{};
         // Those that are always there first, at places known to the compiler.
         stage.k.data = take(K), stage.v[0].data = take(64);
+        if (of_two) stage.v[1].data = take(64);  // behind the other, as of one matrix
         stage.solve.high.data = take(64), stage.solve.low.data = take(64);
-        stage.v[1].data = args.segments.groups > 1 ? take(64) : stage.v[0].data;
+        if (!of_two) stage.v[1].data = args.segments.groups > 1 ? take(64) : stage.v[0].data;
         stage.e.data = args.undecayed_error ? take(K) : stage.k.data;
         stage.q.data = args.o.given ? take(K) : stage.k.data;
         stage.scores.high.data = args.o.given ? take(64) : stage.k.data;
@@ -192,9 +194,9 @@ struct WalkerStages : FilledStages {
         static constexpr int first = has_third_group ? 2 * block_threads : block_threads;  // of the threads
         static constexpr int image_lines = 2 * LowerImage::size / 128;
         static_assert(2 * LowerImage::size % 128 == 0 && 3 * image_lines + 8 == block_threads);  // of 1 KB of factors
-        std::conditional_t<small_state<K>, PlacedPieces<K>, WholePieces<K>> q, k;
+        std::conditional_t<small_state<K> && !of_two, PlacedPieces<K>, WholePieces<K>> q, k;
         WholePieces<K> e;
-        PlacedPieces<64> v;
+        std::conditional_t<of_two, WholePieces<block_values>, PlacedPieces<block_values>> v;
         LowerPieces lower;
         const char *solve_high, *scores, *solve_low, *scores_low;  // in the images of the chunk; low ones of f16
         const char *q_line, *k_line, *v_line, *prepared_line;      // of the next chunk, by a third group
@@ -202,12 +204,12 @@ struct WalkerStages : FilledStages {
         WalkedColumns columns;
         int whole_chunks;  // of the sequence, up to which all rows are copied in one way
 
-        // With outputs, of one group that walks.
+        // With outputs.
         HEADRACE_DEVICE Arriving(const WalkerStages& of, const Stage& to, std::int64_t chunk, WalkedColumns of_columns)
             : q(to.q, of.rows->q.from(chunk * tensor_chunk), first),
               k(to.k, of.rows->k.from(chunk * tensor_chunk), first),
               e(to.e, of.rows->e.from(chunk * tensor_chunk), first),
-              v(to.v[0], of.rows->v.from(chunk * tensor_chunk), first),
+              v({to.v[0].data}, of.rows->v.from(chunk * tensor_chunk), first),
               lower(fetching_warps()),
               place(of.rows->first_place + chunk * of.args.HV),
               columns(of_columns) {
@@ -218,13 +220,13 @@ struct WalkerStages : FilledStages {
             solve_high = image(from.solve_high), scores = image(from.scores);
             solve_low = Format::splits_scores ? image(from.solve_low) : nullptr;
             scores_low = Format::splits_scores ? image(from.scores_low) : nullptr;
-            const bool rows_are = of.rows->whole && columns.values() >= tensor_values;
+            const bool rows_are = of.rows->whole && columns.values() >= block_values;
             whole_chunks = rows_are ? static_cast<int>(of.rows->tokens / tensor_chunk) : 0;
             if constexpr (has_third_group) {
                 const int own = thread_here() - first;
                 q_line = line_of<K>(of.rows->q.from(chunk * tensor_chunk), own);
                 k_line = line_of<K>(of.rows->k.from(chunk * tensor_chunk), own);
-                v_line = line_of<64>(of.rows->v.from(chunk * tensor_chunk), own % tensor_chunk);
+                v_line = line_of<block_values>(of.rows->v.from(chunk * tensor_chunk), own % block_values);
                 const int which = own / image_lines;
                 prepared_line = which == 3 ? reinterpret_cast<const char*>(from.factors + 4 * tensor_chunk * place)
                                            : reinterpret_cast<const char*>((which == 0   ? from.solve_high
@@ -244,6 +246,10 @@ struct WalkerStages : FilledStages {
             } else {
                 of.fetch_keys(to, chunk, true);
                 of.fetch_values(to.v[0], chunk, columns, of.rows->v);
+                if (of_two) {
+                    const WalkedColumns of_second{columns.first + tensor_values, columns.all, true};
+                    of.fetch_values(to.v[1], chunk, of_second, of.rows->v.right(tensor_values));
+                }
             }
             lower.copy(to.solve.high, solve_high), lower.copy(to.scores.high, scores);
             if (Format::splits_scores) lower.copy(to.solve.low, solve_low), lower.copy(to.scores.low, scores_low);
@@ -265,7 +271,7 @@ struct WalkerStages : FilledStages {
             ptx::prefetch(q_line), ptx::prefetch(k_line);
             if (Format::splits_scores || own / image_lines != 2) ptx::prefetch(prepared_line);
             if (K > 128) ptx::prefetch(q_line + 128), ptx::prefetch(k_line + 128);
-            if (own < tensor_chunk) ptx::prefetch(v_line);
+            if (own < block_values) ptx::prefetch(v_line);
         }
     };
     // The same of walks that leave states, by a third group.
@@ -282,9 +288,8 @@ struct WalkerStages : FilledStages {
 #pragma unroll
         for (int group = 0; group < groups; ++group) {
             if (group >= args.segments.groups && groups > 1) break;
-            TokenRows v = rows->v;
-            if (columns[group].of_values) v.first += 2 * tensor_values * group;
-            fetch_values(to.v[group], chunk, columns[group], v);
+            fetch_values(to.v[group], chunk, columns[group],
+                         rows->v.right(columns[group].of_values ? tensor_values * group : 0));
         }
         fetch_prepared(to, rows->first_place + static_cast<std::int64_t>(chunk) * args.HV, outputs,
                        LowerPieces(fetching_warps()));

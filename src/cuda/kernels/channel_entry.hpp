@@ -39,12 +39,22 @@ __global__ void __launch_bounds__(block_threads, prepare_blocks)
 }
 
 template <class Block>
-__global__ void __launch_bounds__(Block::threads, 1) channel_walk(const __grid_constant__ KernelArgs args) {
+__device__ void walk_channels(const KernelArgs& args) {
     Arena arena = block_arena();
     Block block(args, arena);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
     const Task task = task_of(blockIdx.x, args.HV, blocks);
     block.forward(task.place, task.head, task.part * args.value_columns);
+}
+template <class Block>
+__global__ void __launch_bounds__(Block::threads, 1) channel_walk(const __grid_constant__ KernelArgs args) {
+    walk_channels<Block>(args);
+}
+// By two groups of warps, where there is a third.
+template <class Block>
+__global__ void __launch_bounds__(Block::has_third_group ? three_groups : block_threads, 1)
+    channel_walk_two(const __grid_constant__ KernelArgs args) {
+    if constexpr (Block::has_third_group) walk_channels<Block>(args);
 }
 
 // Of the additive rule as many as registers let onto a multiprocessor.
@@ -58,7 +68,7 @@ __global__ void __launch_bounds__(Block::threads, blocks) channel_states(const _
 }
 template <int K, bool delta>
 Kernel states_kernel() {
-    using Walk = ChannelWalk<K, delta, false>;
+    using Walk = ChannelWalk<K, delta, WalkTo::states>;
     constexpr int blocks = states_blocks<delta>;
     return {"channel_states",
             reinterpret_cast<const void*>(&channel_states<Walk, blocks>),
@@ -83,6 +93,12 @@ ChannelKernels channel_kernels_of() {
                 &shared_memory_of<Walk>,
                 &channel_walk_work<K, delta>,
                 third_group(delta)};
+    if constexpr (delta && K == 128) {
+        using Blocks = ChannelWalk<K, delta, WalkTo::outputs_of_two>;
+        all.walk_of_two = {"channel_walk_two", reinterpret_cast<const void*>(&channel_walk_two<Blocks>),
+                           registers_allowed(three_groups, 1), &shared_memory_of<Blocks>,
+                           &channel_walk_work<K, delta>};
+    }
     if constexpr (delta) {
         all.estimate = {"channel_estimate", reinterpret_cast<const void*>(&channel_estimate<K>),
                         registers_allowed(block_threads, 1), &no_memory, &channel_estimate_work<K>};

@@ -65,7 +65,7 @@ BlockWork walk_backward_work(const KernelArgs& args, std::size_t shared_limit);
 
 // The chunk form on tensor cores: tensors of 16 bits, a scalar gate, up to 128 key channels (of the additive rule as
 // many of more: chunk/key_parts.hpp), of the delta rule in bf16 up to 256. A block walks the chunks of a sequence, or
-// of a segment (Segments), of a head and 64 of its values (args.value_columns): of the delta rule with a thread for
+// of a segment (Segments), of a head and 64 or 128 values (args.value_columns): of the delta rule with a thread for
 // every half, of the additive one with tensor_threads.
 inline constexpr int tensor_chunk = 64, tensor_threads = 256, tensor_values = 64;
 // add_outputs: a block has a chunk of a head, 64 or 128 columns and so many threads.
@@ -85,6 +85,7 @@ constexpr int join_threads(bool delta, std::int64_t K = 0) {
 struct TensorKernels {
     Kernel prepare,  // delta rule: what no state enters of each chunk and value head
         forward,     // outputs; from segments[].states where there are segments; its memory depends on args.stages
+        forward_of_two,  // delta rule: the same of 128 values, where groups of warps share registers, if there is one
         forward_of_gradient,  // additive rule: the same in a backward (KeyGradient)
         forward_with_terms,   // and where it leaves terms of a gate's gradient, too (GateWalk)
         states,       // of segments that no state enters, and behind the values' blocks those of the transitions
@@ -121,7 +122,8 @@ struct ChannelKernels {
     Kernel prepare,   // a block for each chunk (part_at) and value head
         estimate,     // delta rule: a warp for each sequence and head finds the chunks that need 16 bits of their rows
         prepare_low,  // delta rule: their other 8; blocks as prepare's, most with nothing to do
-        walk;         // channel_walk_threads; its memory depends on args.stages and value_columns
+        walk,         // channel_walk_threads; its memory depends on args.stages and value_columns
+        walk_of_two;  // delta rule: as TensorKernels::forward_of_two
 };
 // Two for each of tensor_values; of the delta rule as many again, which fetch and compute outputs. Of walks with
 // outputs there is another group where groups of warps share registers.

@@ -8,7 +8,7 @@ template <int K, class Format>
 TensorKernels delta_kernels() {
     using Chunk = PrepareKernel<K, Format, false>;
     using Block = WalkerKernel<K, ByGroup<Format>>;
-    using States = WalkerKernel<K, ByGroup<Format>, false>;
+    using States = WalkerKernel<K, ByGroup<Format>, WalkTo::states>;
     TensorKernels kernels{};
     kernels.prepare = {"tensor_prepare", reinterpret_cast<const void*>(&tensor_prepare<Chunk>),
                        registers_allowed(block_threads, prepare_blocks<Chunk>), &shared_memory_of<Chunk>,
@@ -19,6 +19,11 @@ TensorKernels delta_kernels() {
                        &shared_memory_of<Block>,
                        &tensor_walk_work<K>,
                        fetching_threads(K)};
+    if constexpr (K == 128 && !Format::splits_scores) {
+        using Blocks = WalkerKernel<K, ByGroup<Format>, WalkTo::outputs_of_two>;
+        kernels.forward_of_two = {"tensor_walk_two", reinterpret_cast<const void*>(&tensor_walk_two<Blocks>),
+                                  registers_allowed(three_groups, 1), &shared_memory_of<Blocks>, &tensor_walk_work<K>};
+    }
     if constexpr (K <= 128) {  // in segments
         kernels.states = {"tensor_walk_states", reinterpret_cast<const void*>(&tensor_walk_states<States>),
                           K <= 64 ? registers_allowed(walker_threads, states_blocks<K>)

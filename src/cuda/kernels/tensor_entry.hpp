@@ -71,13 +71,23 @@ __global__ void __launch_bounds__(block_threads, prepare_blocks<Kernel>)
 template <int K>
 inline constexpr int walk_threads = walker_threads + fetching_threads(K);
 template <class Kernel>
-__global__ void __launch_bounds__(walk_threads<Kernel::channels> + (Kernel::has_third_group ? launched_threads : 0), 1)
-    tensor_walk(const __grid_constant__ KernelArgs args) {
+__device__ void walk_delta(const KernelArgs& args) {
     Arena arena = block_arena();
     Kernel kernel(args, arena);
     const std::int64_t blocks = (args.V + args.value_columns - 1) / args.value_columns;
     const Task task = task_of(blockIdx.x, args.HV, blocks);
     kernel.forward(task.place, task.head, task.part * args.value_columns);
+}
+template <class Kernel>
+__global__ void __launch_bounds__(walk_threads<Kernel::channels> + (Kernel::has_third_group ? launched_threads : 0), 1)
+    tensor_walk(const __grid_constant__ KernelArgs args) {
+    walk_delta<Kernel>(args);
+}
+// By two groups of warps, where there is a third.
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::has_third_group ? three_groups : walker_threads, 1)
+    tensor_walk_two(const __grid_constant__ KernelArgs args) {
+    if constexpr (Kernel::has_third_group) walk_delta<Kernel>(args);
 }
 // Of few channels as many as shared memory lets onto a multiprocessor of 9.0.
 template <int K>

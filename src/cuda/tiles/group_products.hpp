@@ -50,6 +50,25 @@ HEADRACE_DEVICE void read(Sums& sums, const SplitA (&state)[K / 16], Matrix<K> r
     ptx::wait_for_products<0>(sums);
 }
 
+// The same of two matrices' rows at once, of upper halves.
+template <class Format, int K, class Meanwhile>
+HEADRACE_DEVICE void read_two(Sums& sums, Sums& others, const SplitA (&state)[K / 16], Matrix<K> rows,
+                              Matrix<K> other_rows, Meanwhile meanwhile) {
+    const GroupOperandAt<K> from(rows), of_others(other_rows);
+    ptx::begin_products();
+#pragma unroll
+    for (int step = 0; step < K / 16; ++step)
+        multiply<Left::high, false, Format>(sums, state[step], from.at(0, 16 * step), step > 0);
+    ptx::end_products();
+#pragma unroll
+    for (int step = 0; step < K / 16; ++step)
+        multiply<Left::high, false, Format>(others, state[step], of_others.at(0, 16 * step), step > 0);
+    ptx::end_products();
+    meanwhile();
+    ptx::wait_for_products<0>(sums);
+    ptx::wait_for_products<0>(others);
+}
+
 // The same of more channels than there are registers for operands of: 64 at a time, which state(step) gives.
 template <Left left, class Format, int K, class State, class Meanwhile = Nothing>
 HEADRACE_DEVICE void read_in_parts(Sums& sums, State state, Matrix<K> rows, Meanwhile meanwhile = {}) {

@@ -81,6 +81,7 @@ struct TokenRows {
     char* first;
     std::int64_t step;
     HEADRACE_DEVICE TokenRows from(std::int64_t token) const { return {first + token * step, step}; }
+    HEADRACE_DEVICE TokenRows right(int columns) const { return {first + 2 * columns, step}; }
     // Whether 32 rows lie within 2^31 bytes.
     HEADRACE_DEVICE bool near() const {
         const int narrow = static_cast<int>(step);

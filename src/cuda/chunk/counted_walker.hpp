@@ -199,9 +199,10 @@ inline BlockWork join_work(const KernelArgs& args, int columns) {
 template <int K>
 BlockWork transition_join_work(const KernelArgs& args, std::size_t /*shared_limit*/) {
     constexpr double warps = join_threads(true, K) / double{warp_lanes}, pieces = K / 8, split = 3, sums = 12;
+    const double transition = 4 * args.K * quotient_up(args.K, 4) * 4;
     BlockWork work = join_work(args, transition_columns);
     KernelWork& step = work.step;
-    step.saved_bytes += 4 * args.K * quotient_up(args.K, 4) * 4;
+    step.saved_bytes += transition, step.again_bytes = transition * (1 - 1 / quotient_up(args.V, transition_columns));
     step.tensor_flop = warps * 3 * pieces * WarpProducts::flop_of_product;
     step.fma_flop = warps * (split * 4 * pieces + split * 4 + sums) * 2 * warp_lanes;
     step.tile_bytes = warps * 128 * (2 * pieces * 2 + 2 * 4);

@@ -31,7 +31,7 @@ CAPABILITY = "9.0"
 FORWARDS = {"gated_delta_rule": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 v64", "t2048 h1 v192", "t3072 h1 v192"],
             "comba": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 v64"],
             "simple_gla": ["t256 h1 v64", "t128 h1 v64", "t1536 h1 v64"],
-            "kda": ["t256 h1 v64", "t128 h1 v64", "t2048 h1 v64", "t3072 h1 v64"],
+            "kda": ["t256 h4 v64", "t128 h4 v64", "t2048 h1 v64", "t3072 h1 v64"],
             "gla": ["t256 h1 v64", "t128 h1 v64", "t2048 h1 v64", "t3072 h1 v64"]}
 IN_SEGMENTS = ("t2048", "t1536")
 LONG = (*IN_SEGMENTS, "t3072")
@@ -159,6 +159,8 @@ def times_of(launch, sizes, K):
     others = FETCHING if launch["kernel"] in WITH_FETCHING and K > 64 else 0
     others += GROUP if launch["threads"] == THREE_GROUPS else 0
     warps, blocks_of_values = launch["threads"] // 32 - others, -(-size_of(sizes, "v", 0) // 64)
+    if launch["kernel"] == "channel_estimate":  # a warp for each head
+        warps = size_of(sizes, "hv", heads) / launch["blocks"]
     steps = warps * launch["all_steps"]
     if launch["kernel"] == "channel_gradients":  # a value head each; one stores gradients of keys that it does not share
         return [warps * launch["blocks"], steps, steps * (group == 1), steps * blocks_of_values]

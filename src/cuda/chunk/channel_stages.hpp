@@ -13,8 +13,8 @@ template <int K, bool delta, WalkTo walks_to>
 struct ChannelStages : FilledStages {
     static constexpr bool gives_outputs = walks_to != WalkTo::states, of_two = walks_to == WalkTo::outputs_of_two;
     static constexpr int block_values = of_two ? 2 * tensor_values : tensor_values;
-    // Of the delta rule others than those that walk fetch: where outputs are wanted, which they compute, a third group
-    // where groups share registers.
+    // Of the delta rule others than those that walk fetch: where outputs are wanted, which they or a second group
+    // compute, a third group where groups share registers.
     static constexpr bool has_third_group = delta && gives_outputs && ptx::groups_share_registers;
     static constexpr std::int64_t rows_size = tensor_chunk * K;
 

@@ -1,6 +1,7 @@
 // ChannelWalk: a thread block walks the chunks of one sequence or segment, value head and some of its values under
 // channel gates, from what ChannelPrepare left of them; each warp has 16 of the values and needs no other, while the
-// next chunk arrives. Of the delta rule others fetch it, and compute outputs, or four more for each of these.
+// next chunk arrives. Of the delta rule others fetch it, and compute outputs, or four more for each of these; or two
+// groups walk, compute their own and leave the fetching to the third (WalkTo).
 #pragma once
 
 #include "cuda/chunk/channel_stages.hpp"
@@ -26,12 +27,12 @@ struct ChannelWalk : ChannelStages<K, delta, walks_to> {
     static constexpr bool leaves_outputs = delta && gives_outputs && !of_two;  // to others than those that walk
 
     Matrix<64> patches;            // where they compute their own, [value_columns,64] OutputPatch of each warp
-    LeftOperands<K, Format> left;  // delta rule: of all that walk
+    LeftOperands<K, Format> left;  // of all that walk, where others compute outputs
     Ops ops;
     double passed = 1;  // of a segment: the decay of all chunks so far, of the channel threadIdx.x
 
     __host__ __device__ ChannelWalk(const KernelArgs& arguments, Arena& arena) : Base{{}, arguments} {
-        if (of_two) patches = Matrix<64>::take(arena, Ops::values_of_all);
+        if (of_two) patches = Matrix<64>::take(arena, Base::block_values);
         this->carve(arena);
         if (!delta) patches = Matrix<64>::take(arena, wants_outputs() ? args.value_columns : 0);
         if (leaves_outputs) left = LeftOperands<K, Format>::take(arena, block_warps);

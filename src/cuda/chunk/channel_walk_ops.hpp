@@ -1,6 +1,6 @@
 // ChannelWalkOps: the primitives of the algorithm page chunk_states on tensor cores under channel gates, by warps that
 // own 16 values each. Rows come decayed and normalised (ChannelPrepare). Of the delta rule other warps compute the
-// outputs (walker_outputs.hpp).
+// outputs (walker_outputs.hpp), unless two groups walk.
 #pragma once
 
 #include "algorithms/chunk.hpp"

@@ -1,6 +1,7 @@
 // WalkerKernel: a thread block walks the chunks of one sequence or segment, value head and some of its values on tensor
 // cores; each warp has 16 of the values and needs no other, while the next chunk arrives. With more than 64 channels
-// walks to the outputs have as many warps more, which fetch and compute outputs, or four for each of these.
+// walks to the outputs have as many warps more, which fetch and compute outputs, or four for each of these; or two
+// groups walk, compute their own and leave the fetching to the third (WalkTo).
 #pragma once
 
 #include "cuda/chunk/token_recurrence.hpp"

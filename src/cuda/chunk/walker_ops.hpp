@@ -2,7 +2,8 @@
 //
 // A warp holds its part of the state, [16 values, K channels], and of a chunk's residuals in fp32 registers, and reads
 // the chunk's rows and what was prepared of it (Prepared) in shared memory: nothing on the way from state to state
-// passes between warps. With more than 64 channels it leaves the outputs to another warp (walker_outputs.hpp).
+// passes between warps. With more than 64 channels it leaves the outputs to another warp (walker_outputs.hpp), unless
+// two groups walk.
 // docs/decisions/003 says what the delta rule computes with 16 bits in place of 8.
 #pragma once
 

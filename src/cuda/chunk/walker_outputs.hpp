@@ -157,7 +157,7 @@ enum class WalkTo { outputs, outputs_of_two, states };
 template <WalkTo walks_to>
 struct WalkingWarps {
     static constexpr bool of_two = walks_to == WalkTo::outputs_of_two;
-    static constexpr int walking_warps = of_two ? 2 * block_warps : block_warps, values_of_all = 16 * walking_warps;
+    static constexpr int walking_warps = of_two ? 2 * block_warps : block_warps;
 
     // Of its group's.
     HEADRACE_DEVICE static int first_value() { return 16 * (warp() % block_warps); }

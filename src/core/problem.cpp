@@ -93,11 +93,8 @@ bool check_sequences(Problem& problem, Fault& fault) {
 bool check_piece(Problem& problem, Fault& fault) {
     if (problem.is_piece && problem.direction == Direction::step) return fault("piece: expected none, step does not take it");
     const bool known = problem.sequences.size() == static_cast<std::size_t>(problem.N);
-    std::int64_t tokens = known ? 0 : problem.T, longest = tokens;
-    for (const Sequence& s : problem.sequences) {
-        tokens += s.end - s.begin;
-        longest = std::max(longest, s.end - s.begin);
-    }
+    std::int64_t tokens = known ? 0 : problem.T;
+    for (const Sequence& s : problem.sequences) tokens += s.end - s.begin;
     Piece& whole = problem.whole;
     // Of sequences that lie on another device all that is known is that they are no longer than all tokens.
     const auto resolve = [&](const char* name, std::int64_t& size, std::int64_t own, bool is_known) {
@@ -105,7 +102,7 @@ bool check_piece(Problem& problem, Fault& fault) {
         return size >= own || !is_known ||
                fault("piece.", name, ": expected at least ", own, " as in the call, got ", size);
     };
-    return resolve("tokens", whole.tokens, tokens, known) && resolve("longest", whole.longest, longest, known) &&
+    return resolve("tokens", whole.tokens, tokens, known) && resolve("longest", whole.longest, own_longest(problem), known) &&
            resolve("sequences", whole.sequences, problem.N, true) && resolve("heads", whole.heads, problem.H, true);
 }
 

@@ -1,6 +1,7 @@
 // Problem: one validated call; nothing below this layer checks user input again.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -55,6 +56,14 @@ struct Problem {
     bool runs_backward() const { return direction == Direction::backward || direction == Direction::summarize_backward; }
 };
 
+// Tokens of the longest sequence of this call, which may be a piece of a longer one; where they lie on another device
+// all that is known is that there are no more.
+inline std::int64_t own_longest(const Problem& problem) {
+    if (problem.sequences.size() != static_cast<std::size_t>(problem.N)) return problem.T;
+    std::int64_t longest = 0;
+    for (const Sequence& s : problem.sequences) longest = std::max(longest, s.end - s.begin);
+    return longest;
+}
 // A backward whose states alone are wanted: backward_states.
 inline bool wants_states(const Problem& problem) {
     return problem.direction == Direction::backward && problem.out.final_state.given();

@@ -5,6 +5,7 @@
 
 #include "tests/cuda/device_runs.hpp"
 #include "tests/cuda/device_tensors.hpp"
+#include "tests/pieces.hpp"
 
 namespace headrace::test {
 namespace {
@@ -39,6 +40,27 @@ TEST(CudaSegments, Gradients) {
                              "gla:bwd t2100 h1 k33 v40 gates=lasting state=inout reverse",
                              "gla:bwd varlen=0,1090,1095 h1 k200 v72 gates=lasting state=inout"})
         expect_right(std::string(text) + " bf16 force=cuda.tensor cuda");
+}
+
+// Some without tokens, some shorter than a segment and some longer.
+TEST(CudaSegments, PiecesOfLongSequences) {
+    for (const char* text :
+         {"simple_gla:fwd t1900 h1 k32 v32", "gla:fwd t1900 h1 k32 v32", "gated_delta_rule:fwd t1900 h1 k64 v32",
+          "kda:fwd t1900 h1 k64 v32", "comba:fwd varlen=0,1900,2000 h1 k64 v32", "simple_gla:bwd t1900 h8 k32 v32",
+          "gla:bwd t1900 h8 k32 v32", "gated_delta_rule:bwd t1900 h8 k64 v32", "kda:bwd t1900 h8 k64 v32"}) {
+        CallTensors made =
+            harness::make_tensors(line_of(std::string(text) + " gates=lasting state=inout bf16 force=cuda.tensor cuda"));
+        const harness::Expected expected = harness::expect(made.call);
+        const auto there = [](const Call& call) {
+            std::string violation;
+            const Status status = harness::run_on_device(call, true, &violation);
+            EXPECT_EQ(violation, "");
+            return status;
+        };
+        Pieces pieces(made, {0, 300, 300, 1500}, there, true);
+        made.call.direction == Direction::forward ? pieces.run_forward() : pieces.run_backward();
+        expect_within_bars(made.call, expected.outputs, text, expected.terms);
+    }
 }
 
 // The gradient of v or the initial state alone has the same bits, and needs no states and nothing saved, in segments or

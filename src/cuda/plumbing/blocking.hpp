@@ -73,7 +73,7 @@ inline int segment_tokens(const Problem& problem) {
     if (delta && (problem.K > 128 || problem.direction == Direction::summarize)) return 0;
     const bool few = delta || problem.channel_gate;
     const int tokens = blocks > (few ? 32 : 64) ? 0 : few ? 1024 : 512;
-    return problem.whole.longest > tokens ? tokens : 0;
+    return own_longest(problem) > tokens ? tokens : 0;
 }
 
 // The same of sweeps, which take two blocks of 64 values of a sequence and head, one for each direction, and once more,
@@ -85,7 +85,7 @@ inline int sweep_segment_tokens(const Problem& problem) {
     constexpr std::int64_t most = 96;
     constexpr int tokens = 1024;
     if (problem.rule == Rule::delta && problem.K > 128) return 0;
-    return problem.N * problem.HV * of_head <= most && problem.whole.longest > tokens ? tokens : 0;
+    return problem.N * problem.HV * of_head <= most && own_longest(problem) > tokens ? tokens : 0;
 }
 
 // Blocks of a launch whose tiles lie beyond shared memory: the workspace has these once for each of them, whatever the

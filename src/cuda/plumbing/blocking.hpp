@@ -19,6 +19,10 @@ inline bool hands_doubles_on(const Problem& problem) {
                        [](const TensorView* view) { return view->given() && view->dtype == DType::f64; });
 }
 
+// Whether a chunk of the delta rule may leave so little of the state, through differences of numbers near 1, that more
+// than fp32 is needed; in double it leaves as much of it as results in f64 may be off by with one or two channels.
+inline bool erases_much(const Problem& problem) { return problem.rule == Rule::delta && problem.K < 16; }
+
 // Where results rest on few sums, or the delta rule erases through differences what little is left, or keeps the
 // roundings of many tokens, in double (docs/numerics.md). What lies on the device is not known here, so it is the
 // shapes that decide.
@@ -28,11 +32,10 @@ inline bool computes_in_double(const Problem& problem) {
     // 7; 8192 sums in fp32, one after another, take o to 0.44 of its bar, 65536 past it. At any length, so that
     // prefixes keep their bits, and as products of doubles on tensor cores are faster than multiply-adds of floats; a
     // step's few tokens meet a state that is rounded anyway.
-    const bool erases_much = delta && problem.K < 16, keeps_roundings = problem.dtype == DType::f32 &&
-                                                                        problem.direction != Direction::step &&
-                                                                        (delta || !problem.runs_backward());
+    const bool keeps_roundings = problem.dtype == DType::f32 && problem.direction != Direction::step &&
+                                 (delta || !problem.runs_backward());
     const bool few_sums = problem.whole.tokens * problem.whole.heads < (problem.runs_backward() ? 8 : 2);
-    return problem.wide || hands_doubles_on(problem) || erases_much || keeps_roundings || few_sums;
+    return problem.wide || hands_doubles_on(problem) || erases_much(problem) || keeps_roundings || few_sums;
 }
 
 // Backwards of the chunk form always: on tensor cores products of doubles take less time than fp32 multiply-adds, by

@@ -208,6 +208,8 @@ class CudaImplementation : public Implementation {
     static std::string chunk_refusal(const Problem& problem) {
         if (problem.value_gate) return "the chunk form has no value-side gate (gv)";
         if (problem.elementwise_beta) return "the chunk form needs one beta per token";
+        if (problem.wide && erases_much(problem))
+            return "the delta rule of f64 tensors in chunks needs at least 16 key channels to stay accurate";
         return common_refusal(problem);
     }
     static std::string common_refusal(const Problem& problem) {

@@ -28,17 +28,17 @@ ROWS = re.compile(r"(?<=    // begin\n).*?(?=    // end\n)", re.DOTALL)
 CAPABILITY = "9.0"
 # Without K; the first of each form is one that a comparison runs, and those in segments. Blocks have whole chunks and 16
 # values for each warp, sequences whole segments.
-FORWARDS = {"gated_delta_rule": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 v64", "t2048 h1 v192", "t3072 h1 v192"],
+FORWARDS = {"gated_delta_rule": ["t512 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 v64", "t1024 h1 v192", "t3072 h3 v192"],
             "comba": ["t256 h1 hv4 v64", "t128 h1 hv4 v64", "t128 h4 v64"],
             "simple_gla": ["t256 h1 v64", "t128 h1 v64", "t1536 h1 v64"],
-            "kda": ["t256 h4 v64", "t128 h4 v64", "t2048 h1 v64", "t3072 h1 v64"],
-            "gla": ["t256 h1 v64", "t128 h1 v64", "t2048 h1 v64", "t3072 h1 v64"]}
-IN_SEGMENTS = ("t2048", "t1536")
-LONG = (*IN_SEGMENTS, "t3072")
+            "kda": ["t512 h4 v64", "t128 h4 v64", "t1024 h1 v64", "t3072 h17 v64"],
+            "gla": ["t512 h1 v64", "t128 h1 v64", "t1024 h1 v64", "t3072 h17 v64"]}
+IN_SEGMENTS = ("t3072", "t2048", "t1536")
+LONG = (*IN_SEGMENTS, "t1024")
 BY_TWO = ["t256 h67 v128", "t128 h67 v128"]  # with as many heads that two groups walk, of the delta rule in bf16
 WIDE = ("gated_delta_rule", "comba")  # which have kernels of 256 channels, in bf16 and not in segments
-SWEPT = ["t128 h4 hv8 v64", "t192 h8 v64", "t128 h8 v64", "t64 h8 v128", "t64 h34 v128",
-         "t2048 h4 v64", "t3072 h4 v64"]
+SWEPT = ["t128 h4 hv8 v64", "t512 h8 v64", "t128 h8 v64", "t64 h8 v128", "t64 h34 v128",
+         "t2048 h4 v64", "t2048 h13 v64"]  # in segments of 512 tokens, of 1024
 BACKWARDS = {"gated_delta_rule": SWEPT, "comba": SWEPT, "kda": SWEPT, "gla": SWEPT,
              "simple_gla": ["t128 h8 v{K}", "t192 h8 v{K}", "t64 h8 v{K}", "t64 h1 hv8 v{K}", "t128 h4 hv8 v{K}"]}
 # In double, of types that are computed so, with the form that this is for.
@@ -54,6 +54,7 @@ BESIDE, STEP, HEAD, VALUES = range(4)
 NUMBERS = {"tensor_prepare": (STEP, HEAD), "tensor_add_outputs": (STEP, HEAD),
            **dict.fromkeys(("tensor_gradients", "channel_gradients", "split_gradients"), (STEP, HEAD, VALUES)),
            **dict.fromkeys(("tensor_walk", "tensor_walk_two", "tensor_walk_states", "tensor_join_transitions", "tensor_sweeps",
+                            "tensor_sweep_segments", "channel_sweep_segments",
                             "tensor_forward", "tensor_forward_gradient", "tensor_forward_terms", "channel_walk", "channel_walk_two",
                             "channel_sweeps", "channel_estimate", "channel_join", "channel_states",
                             "walk_forward", "split_sweeps"),

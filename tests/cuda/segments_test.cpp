@@ -10,17 +10,28 @@
 namespace headrace::test {
 namespace {
 
-// One of 512 tokens or 1024, and sequences that are shorter.
+// Of 512, 1024 and 2048 tokens, and sequences that are shorter.
 TEST(CudaSegments, N6_Prefixes) {
-    for (const std::string text : {"simple_gla:fwd t1300 h1 k32 v40 bf16", "simple_gla:fwd t1300 h1 k32 v40 f16",
-                                   "gla:fwd t1300 h1 k32 v40 bf16", "gated_delta_rule:fwd t1300 h1 k64 v40 bf16 l2norm",
-                                   "gated_delta_rule:fwd t1300 h1 k64 v40 f16 l2norm"}) {
-        const ProblemLine line = line_of(text + " state=inout force=cuda.tensor cuda");
+    const struct {
+        const char* text;
+        std::vector<std::int64_t> lengths;
+    } cases[] = {{"simple_gla:fwd t1300 h1 k32 v40 bf16", {400, 512, 520, 1024, 1030}},
+                 {"simple_gla:fwd t1300 h1 k32 v40 f16", {400, 512, 520, 1024, 1030}},
+                 {"simple_gla:fwd t2100 h33 k32 v40 bf16", {520, 2048, 2055}},
+                 {"gla:fwd t1300 h1 k32 v40 bf16", {400, 512, 520, 1024, 1030}},
+                 {"gla:fwd t2100 h33 k32 v40 bf16", {520, 2048, 2055}},
+                 {"gated_delta_rule:fwd t1300 h1 k64 v40 bf16 l2norm", {400, 512, 520, 1024, 1030}},
+                 {"gated_delta_rule:fwd t1300 h1 k64 v40 f16 l2norm", {400, 512, 520, 1024, 1030}},
+                 {"gated_delta_rule:fwd t1300 h9 k72 v40 bf16 l2norm", {520, 1024, 1030}},
+                 {"kda:fwd t1300 h1 k64 v40 bf16 l2norm", {400, 512, 520, 1024, 1030}},
+                 {"kda:fwd t1300 h17 k72 v40 bf16 l2norm", {520, 1024, 1030}}};
+    for (const auto& each : cases) {
+        const ProblemLine line = line_of(std::string(each.text) + " state=inout force=cuda.tensor cuda");
         const CallTensors whole = harness::make_tensors(line), prefix = harness::make_tensors(line);
         const harness::Expected expected = harness::expect(whole.call);
         run_there(whole);
         expect_within_bars(whole.call, expected.outputs, format(line));
-        for (const std::int64_t length : {400, 512, 520, 1024, 1030}) {
+        for (const std::int64_t length : each.lengths) {
             run_there(prefix, tokens_of(prefix.call, 0, length));
             EXPECT_TRUE(harness::read_bytes(tokens_of(prefix.call.out.o, 0, length)) ==
                         harness::read_bytes(tokens_of(whole.call.out.o, 0, length)))
@@ -86,21 +97,50 @@ TEST(CudaSegments, AdjointsAlone) {
     }
 }
 
-// Where few blocks walk whole sequences; of a backward each takes a value head and 64 values twice.
+// Where few blocks walk whole sequences, in segments of so many tokens; of a backward each takes a value head and 64
+// values twice.
 TEST(CudaSegments, WhereFewBlocksAre) {
-    const auto in_segments = [](const std::string& text) {
+    const auto segments = [](const std::string& text) {
         for (const PlanEntry& entry : workspace_entries(line_of(text + " bf16 cuda")))
-            if (entry.name.find("segment") == 0) return true;
-        return false;
+            if (entry.name.find("segment states") == 0) return entry.shape[0];
+        return std::int64_t{0};
     };
-    for (const char* text :
-         {"gated_delta_rule:bwd t1025 h9", "gated_delta_rule:bwd t1025 h2 hv8 k128", "kda:bwd t2048 b2 h4 k128",
-          "gla:bwd t8192 h4 k64 v128", "delta_rule:bwd t1025 h2 k128 v512", "gated_delta_rule:fwd t1025 h16 k128"})
-        EXPECT_TRUE(in_segments(text)) << text;
-    for (const char* text :
-         {"gated_delta_rule:bwd t1024 h1", "gated_delta_rule:bwd t1025 h20", "gated_delta_rule:bwd t8192 h10 k128",
-          "gla:bwd t8192 h4 k256 v512", "kda:bwd t2048 b3 h4 k128", "gated_delta_rule:fwd t1025 h17 k128"})
-        EXPECT_FALSE(in_segments(text)) << text;
+    // The most tokens without segments, and of how many one segment more has some.
+    const struct {
+        const char *text, *heads, *more_heads;
+        std::int64_t tokens, more_tokens;
+    } cases[] = {{"simple_gla:fwd k128 v64", "h32", "h33", 512, 2048},
+                 {"simple_gla:fwd k128 v128", "h32", "h33", 2048, 0},
+                 {"gla:fwd k128 v64", "h16", "h17", 512, 1024},
+                 {"gla:fwd k128 v64", "h32", "h33", 1024, 2048},
+                 {"gla:fwd k128 v64", "h48", "h49", 2048, 0},
+                 {"gated_delta_rule:fwd k64 v64", "h32", "h33", 512, 0},
+                 {"gated_delta_rule:fwd k128 v128", "h4", "h5", 512, 1024},
+                 {"gated_delta_rule:fwd k128 v128", "h12", "h13", 1024, 0},
+                 {"gated_delta_rule:fwd k128 v128", "b2 h2", "b3 h2", 512, 1024},
+                 {"gated_delta_rule:fwd k256 v64", "h1", "h9", 0, 0},
+                 {"kda:fwd k64 v64", "h32", "h33", 512, 0},
+                 {"kda:fwd k128 v128", "h8", "h9", 512, 1024},
+                 {"kda:fwd k128 v128", "h16", "h17", 1024, 0},
+                 {"simple_gla:bwd k64 v128", "h16", "h17", 512, 2048},
+                 {"simple_gla:bwd k128 v64", "h32", "h33", 2048, 0},
+                 {"gated_delta_rule:bwd k64 v64", "h9", "h10", 512, 1024},
+                 {"gated_delta_rule:bwd k128 v128", "h2 hv4", "h1 hv5", 512, 1024},
+                 {"gated_delta_rule:bwd k128 v128", "h2 hv8", "h9", 1024, 0},
+                 {"kda:bwd k128 v128", "b2 h4", "b3 h3", 1024, 0},
+                 {"gla:bwd k64 v128", "h6", "h7", 512, 1024},
+                 {"gla:bwd k64 v128", "h10", "h11", 1024, 0}};
+    for (const auto& each : cases) {
+        for (const auto& [heads, tokens] : {std::pair(each.heads, each.tokens), {each.more_heads, each.more_tokens}}) {
+            const std::string text = std::string(each.text) + " " + heads;
+            const std::int64_t most = tokens > 0 ? tokens : 8192,
+                               sequences = text.find(" b") == text.npos ? 1 : text[text.find(" b") + 2] - '0';
+            EXPECT_EQ(segments(text + " t" + std::to_string(most)), 0) << text;
+            if (tokens == 0) continue;
+            EXPECT_EQ(segments(text + " t" + std::to_string(most + 1)), 2 * sequences) << text;
+            EXPECT_EQ(segments(text + " t" + std::to_string(2 * most + 1)), 3 * sequences) << text;
+        }
+    }
 }
 
 }  // namespace

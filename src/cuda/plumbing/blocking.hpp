@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 #include <iterator>
 
 #include "core/problem.hpp"
@@ -65,30 +66,42 @@ inline int walk_value_columns(const Problem& problem, std::int64_t values) {
 }
 
 // Tokens of the segments that the tensor-core form cuts sequences into where few blocks have 64 values of a sequence
-// and head each, else 0. A segment's state is computed twice, the delta rule's transition too, and decayed rows of
-// channel gates are read twice: a quarter of 128 multiprocessors, or half of them, may do without. In a backward two
-// walks of three have 64 key channels in place of values. A transition of more than 128 channels is as much as four
-// states of 64 values. By sizes that a longer sequence does not change, as its first tokens' outputs do not change.
+// and head each, else 0. A segment's state is computed twice, the delta rule's transition too (of more than 128 channels
+// as much as four states of 64 values), and decayed rows of channel gates are read twice: segments are as short as they
+// may be where they leave most of 132 multiprocessors without work, longer where they fill them, and gone where a
+// sequence's own blocks do. By the model of an H200 these took the least time of 1000 to 65,000 tokens on the mean,
+// where several would do. In a backward two walks of three have 64 key channels in place of values. By sizes that a
+// longer sequence does not change, as its first tokens' outputs do not change.
+struct SegmentsOf {
+    std::int64_t most_blocks;  // of whole sequences
+    int tokens;
+};
+// By the first row whose blocks are enough.
+inline int segment_tokens(const Problem& problem, std::int64_t blocks, std::initializer_list<SegmentsOf> rows) {
+    for (const SegmentsOf& row : rows)
+        if (blocks <= row.most_blocks) return own_longest(problem) > row.tokens ? row.tokens : 0;
+    return 0;
+}
 inline int segment_tokens(const Problem& problem) {
-    const bool delta = problem.rule == Rule::delta;
+    const bool delta = problem.rule == Rule::delta, channels = problem.channel_gate;
     const std::int64_t columns = problem.runs_backward() ? std::max(problem.K, problem.V) : problem.V,
                        blocks = problem.N * problem.HV * ((columns + 63) / 64);
-    if (delta && (problem.K > 128 || problem.direction == Direction::summarize)) return 0;
-    const bool few = delta || problem.channel_gate;
-    const int tokens = blocks > (few ? 32 : 64) ? 0 : few ? 1024 : 512;
-    return own_longest(problem) > tokens ? tokens : 0;
+    if (!delta && channels) return segment_tokens(problem, blocks, {{16, 512}, {32, 1024}, {48, 2048}});
+    if (!delta) return segment_tokens(problem, blocks, {{32, 512}, {64, 2048}});
+    if (problem.K > 128 || problem.direction == Direction::summarize) return 0;
+    if (problem.K <= 64) return segment_tokens(problem, blocks, {{32, 512}});
+    if (channels) return segment_tokens(problem, blocks, {{16, 512}, {32, 1024}});
+    return segment_tokens(problem, blocks, {{8, 512}, {24, 1024}});
 }
 
 // The same of sweeps, which take two blocks of 64 values of a sequence and head, one for each direction, and once more,
-// with those of its transition, to find what enters segments: in segments they take less than three quarters of the
-// time where these fill an H100 no more than three quarters.
+// with those of its transition, to find what enters segments.
 inline int sweep_segment_tokens(const Problem& problem) {
+    const bool delta = problem.rule == Rule::delta;
     const std::int64_t values = (problem.V + 63) / 64, keys = (problem.K + 63) / 64,
-                       of_head = 4 * values + (problem.rule == Rule::delta ? keys : 0);
-    constexpr std::int64_t most = 96;
-    constexpr int tokens = 1024;
-    if (problem.rule == Rule::delta && problem.K > 128) return 0;
-    return problem.N * problem.HV * of_head <= most && own_longest(problem) > tokens ? tokens : 0;
+                       of_head = 4 * values + (delta ? keys : 0);
+    if (delta && problem.K > 128) return 0;
+    return segment_tokens(problem, problem.N * problem.HV * of_head, {{48, 512}, {80, 1024}});
 }
 
 // Blocks of a launch whose tiles lie beyond shared memory: the workspace has these once for each of them, whatever the

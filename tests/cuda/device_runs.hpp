@@ -20,6 +20,14 @@ inline std::map<std::string, Bytes> run_there(const ProblemLine& line, bool own_
     return run_there(harness::make_tensors(line), own_workspace);
 }
 
+// The run of Pieces, with the library's own workspace.
+inline Status run_piece_there(const Call& call) {
+    std::string violation;
+    const Status status = harness::run_on_device(call, true, &violation);
+    EXPECT_EQ(violation, "");
+    return status;
+}
+
 // The implementation that takes the problem where none is forced.
 inline std::string served_by(const std::string& text) {
     const CallTensors shapes = harness::make_shapes(line_of(text));

@@ -62,13 +62,7 @@ TEST(CudaSegments, PiecesOfLongSequences) {
         CallTensors made =
             harness::make_tensors(line_of(std::string(text) + " gates=lasting state=inout bf16 force=cuda.tensor cuda"));
         const harness::Expected expected = harness::expect(made.call);
-        const auto there = [](const Call& call) {
-            std::string violation;
-            const Status status = harness::run_on_device(call, true, &violation);
-            EXPECT_EQ(violation, "");
-            return status;
-        };
-        Pieces pieces(made, {0, 300, 300, 1500}, there, true);
+        Pieces pieces(made, {0, 300, 300, 1500}, &run_piece_there, true);
         made.call.direction == Direction::forward ? pieces.run_forward() : pieces.run_backward();
         expect_within_bars(made.call, expected.outputs, text, expected.terms);
     }

@@ -229,13 +229,7 @@ TEST(CudaSummary, PiecesAreWithinTheBars) {
           "comba:bwd varlen=0,60,150 h2 k32 v20", "delta_rule:bwd t90 h2 k20 v16 f16"}) {
         CallTensors made = harness::make_tensors(line_of(std::string(text) + " state=inout cuda"));
         const harness::Expected expected = harness::expect(made.call);
-        const auto there = [](const Call& call) {
-            std::string violation;
-            const Status status = harness::run_on_device(call, true, &violation);
-            EXPECT_EQ(violation, "");
-            return status;
-        };
-        Pieces pieces(made, {50, 64}, there, true);
+        Pieces pieces(made, {50, 64}, &run_piece_there, true);
         made.call.direction == Direction::forward ? pieces.run_forward() : pieces.run_backward();
         expect_within_bars(made.call, expected.outputs, text, expected.terms);
     }

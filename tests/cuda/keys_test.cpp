@@ -77,5 +77,23 @@ TEST(CudaKeys, SomeBetasOfZero) {
     }
 }
 
+// What few channels leave of a state is a small difference in chunks: those of f64 go token by token.
+TEST(CudaKeys, OfFewChannels) {
+    for (const std::string op : {"delta_rule", "gated_delta_rule", "comba", "kda"}) {
+        for (const char* words : {":fwd t70 state=inout", ":bwd t70 state=inout", ":summary t70", ":summary_bwd t70"}) {
+            for (const char* K : {" k1", " k2", " k15"}) {
+                for (const char* keys : {" betas=1,1 l2norm", " beta=sigmoid"}) {
+                    for (const char* type : {" f64", " f32", " bf16"})
+                        expect_right(op + words + " h2" + K + " v6 gates=lasting" + keys + type + " cuda");
+                }
+            }
+        }
+        for (const char* words : {":fwd t70", ":bwd t70", ":summary t70", ":summary_bwd t70"}) {
+            EXPECT_EQ(served_by(op + words + " k15 f64 cuda"), "cuda.recurrent") << op << words;
+            EXPECT_NE(served_by(op + words + " k16 f64 cuda"), "cuda.recurrent") << op << words;
+        }
+    }
+}
+
 }  // namespace
 }  // namespace headrace::test

@@ -51,9 +51,13 @@ TEST(CudaBadElements, OnTensorCores) {
         for (const char* words :
              {"simple_gla gate=step+head", "gla", "gated_delta_rule", "comba", "kda gate=channel+head"})
             all.push_back(words);
-        for (const std::string& words : all)
-            expect_answers(in_the_second_chunk, words, direction, " varlen=0,8,78 h2 hv4 k64 v32 bf16 cuda",
+        for (const std::string& words : all) {
+            // As many heads and sequences as its gradients behind a softplus ask for.
+            const bool many = words.find("simple_gla") == 0 && direction == ":bwd";
+            expect_answers(in_the_second_chunk, words, direction,
+                           std::string(" varlen=0,8,78 ") + (many ? "h8 hv16" : "h2 hv4") + " k64 v32 bf16 cuda",
                            ".tensor");
+        }
     }
 }
 

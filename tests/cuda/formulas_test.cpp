@@ -16,8 +16,9 @@ void expect_right_at_ends(const ProblemLine& line) {
 
 TEST(CudaFormulas, N2_EndsOfTheirRange) {
     for (const std::string op : {"simple_gla", "gla", "gated_delta_rule", "comba", "kda"}) {
-        // As many tokens as gradients of gates on tensor cores ask for.
-        for (const std::string& text : lines_of_formulas(op, ":bwd t70 k64 bf16 cuda"))
+        // As many tokens as gradients of gates on tensor cores ask for, and behind a softplus sequences and heads.
+        const char* const sizes = op == "simple_gla" ? ":bwd b8 t70 k64 bf16 cuda" : ":bwd t70 k64 bf16 cuda";
+        for (const std::string& text : lines_of_formulas(op, sizes))
             for (const ProblemLine& line : forced_lines(text, ".tensor")) expect_right_at_ends(line);
         for (const std::string direction : {":fwd t40", ":bwd t40", ":step t1", ":step t2"}) {
             for (const std::string& type :
@@ -51,6 +52,19 @@ TEST(CudaFormulas, BetasOfEitherSign) {
     on_all([](const Directions& directions, const std::string& rest) {
         expect_betas_of_either_sign(directions, rest, run);
     });
+}
+
+// Where the formula's slope leaves nothing of the gradients of weak gates, strong ones' decide, of which sums of other
+// tokens' terms must leave nothing.
+TEST(CudaFormulas, StrongGatesBesideWeakOnes) {
+    for (const char* text : {"simple_gla:bwd t292 h1 k64 v64 f16", "simple_gla:bwd t292 h8 k64 v64 f16 l2norm",
+                             "simple_gla:bwd t292 h1 k64 v64 bf16", "simple_gla:bwd t292 h8 k64 v64 bf16 reverse",
+                             "simple_gla:bwd t100 h4 hv8 k64 v64 bf16", "simple_gla:bwd t292 b2 h6 k64 v64 bf16",
+                             "gla:bwd t100 h2 k64 v64 bf16", "gated_delta_rule:bwd t292 h1 k64 v64 bf16",
+                             "comba:bwd t100 h2 k64 v64 f16", "kda:bwd t100 h8 k64 v64 bf16"}) {
+        for (int seed = 1; seed <= 4; ++seed)
+            expect_right(std::string(text) + " gates=strong rawgate state=in cuda seed=" + std::to_string(seed));
+    }
 }
 
 }  // namespace

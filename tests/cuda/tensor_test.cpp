@@ -210,8 +210,8 @@ TEST(CudaTensor, B3_GradientsWithoutThoseOfGates) {
           "simple_gla:bwd t150 h2 k32 v64 bf16 gates=reset state=in",
           "simple_gla:bwd t150 h2 k32 v64 f16 gates=reset state=in",
           "simple_gla:bwd t190 h1 bf16 gates=minus_inf state=out",
-          "simple_gla:bwd t190 h1 k80 bf16 gates=lasting rawgate reverse",
-          "simple_gla:bwd t190 h1 k80 f16 gates=lasting rawgate reverse",
+          "simple_gla:bwd t190 h1 k80 bf16 gates=lasting rawgate bound=-5 reverse",
+          "simple_gla:bwd t190 h1 k80 f16 gates=lasting rawgate bound=-5 reverse",
           "simple_gla:bwd t130 h1 hv3 k70 v64 bf16 gates=strong state=inout",
           "linear_attention:bwd t150 h2 k80 v40 bf16 l2norm",
           "retention:bwd varlen=0,33,33,200 h2 hv4 k32 v100 f16 l2norm state=inout reverse strided",
@@ -243,7 +243,7 @@ TEST(CudaTensor, B3_GradientsWithoutThoseOfGates) {
 TEST(CudaTensor, GradientsOfSharedKeysAndUnitRows) {
     for (const char* text :
          {"simple_gla:bwd t200 h1 hv8 k128 v64 bf16 state=inout",
-          "simple_gla:bwd t150 h4 hv12 k64 v33 bf16 gate=step+head rawgate",
+          "simple_gla:bwd t70 h16 hv32 k64 v33 bf16 gate=step+head rawgate",
           "simple_gla:bwd t150 h4 hv12 k64 v33 f16 gate=step+head",
           "simple_gla:bwd varlen=0,0,64,150 h2 hv10 k100 v100 bf16 gates=reset state=in reverse",
           "simple_gla:bwd t130 h8 k128 v128 bf16 l2norm state=inout",
@@ -312,7 +312,7 @@ TEST(CudaTensor, GradientsThatRestOnOnePair) {
 TEST(CudaTensor, GateGradientsOfF16) {
     for (const char* text :
          {"simple_gla:bwd t200 h8 k64 v40 state=inout",
-          "simple_gla:bwd varlen=0,33,33,130 h8 k128 v128 rawgate strided",
+          "simple_gla:bwd varlen=0,33,33,130 h8 k128 v128 rawgate bound=-5 strided",
           "simple_gla:bwd t70 h8 k40 v72 gates=strong gate=step+head reverse",
           "retention:bwd t130 h8 k64 v64 state=in"})
         expect_right(std::string(text) + " f16 force=cuda.tensor cuda");

@@ -1,6 +1,7 @@
 // gate_terms: the gradient of a scalar gate in one chunk, of what kernels of a backward on tensor cores left.
 #pragma once
 
+#include "cuda/chunk/tensor_decays.hpp"
 #include "cuda/kernels/kernels.hpp"
 #include "cuda/tiles/token_tiles.hpp"
 
@@ -10,7 +11,9 @@ namespace headrace::cuda {
 // S_0) + sum_{j<=i} ..., and A_ij what pair (i, j) adds to q_i.dq_i and to k_j.dk_j alike, so that pairs which do not
 // span gate m cancel but for fp32's roundings:
 //     dg_m = sum_{i>=m} (q_i.dq_i - sum_{l>=i} A_li) + sum_{j<m} k_j.kx_j + e^{G_L} <S_0, D_L>
-// of tokens i, j, l of the chunk: math.md, section 6.
+// of tokens i, j, l of the chunk: math.md, section 6. All of the first sum that does not cancel has the decay e^{g_m},
+// while pairs behind m may have none: where it is negligible beside theirs what is left is their roundings, and zero is
+// closer (docs/decisions/002).
 struct GateTermsKernel {
     const KernelArgs& args;
     Tile<float> gradient;  // [1,C]
@@ -39,10 +42,35 @@ struct GateTermsKernel {
     }
 
   private:
+    static constexpr float negligible = -15.25f;  // e to that is 2^-22
+
+    // Whether gates say that of a lane's two tokens more is left than roundings: of none that is no number.
+    struct Kept {
+        bool first, next;
+        HEADRACE_DEVICE explicit Kept(const float (&gates)[2]) {
+            float later = fmaxf(gates[0], gates[1]);  // the greatest from this lane's on, then behind it
+#pragma unroll
+            for (int distance = 1; distance < warp_lanes; distance *= 2) {
+                const float other = ptx::shuffle_from(later, (lane() + distance) & (warp_lanes - 1));
+                if (lane() + distance < warp_lanes) later = fmaxf(later, other);
+            }
+            later = ptx::shuffle_from(later, (lane() + 1) & (warp_lanes - 1));
+            if (lane() + 1 == warp_lanes) later = gates[1];
+            first = !(gates[0] < fmaxf(gates[1], later) + negligible), next = !(gates[1] < later + negligible);
+        }
+    };
+
     // By one warp; a lane has two tokens.
     HEADRACE_DEVICE void add_up(const ChunkRange& range, std::int64_t row, std::int64_t head) const {
         const GateWalk& from = args.gate_walk;
         double closing[2] = {}, leaving[2] = {}, crossing = 0;
+        float gates[2];
+#pragma unroll
+        for (int token = 0; token < 2; ++token) {
+            const int i = 2 * lane() + token;
+            gates[token] = i < range.length ? given_log_decay(args, range, i, head) : -INFINITY;
+        }
+        const Kept kept(gates);
         HEADRACE_ROLLED
         for (int block = 0; block < from.blocks; ++block) {
 #pragma unroll
@@ -66,8 +94,9 @@ struct GateTermsKernel {
             if (lane() >= distance) before += earlier;
         }
         before -= leaving[0] + leaving[1];
-        gradient.at(0, 2 * lane()) = static_cast<float>(after + before + crossing);
-        gradient.at(0, 2 * lane() + 1) = static_cast<float>(after - closing[0] + before + leaving[0] + crossing);
+        const double first = kept.first ? after : 0, next = kept.next ? after - closing[0] : 0;
+        gradient.at(0, 2 * lane()) = static_cast<float>(first + before + crossing);
+        gradient.at(0, 2 * lane() + 1) = static_cast<float>(next + before + leaving[0] + crossing);
     }
 };
 

@@ -149,6 +149,12 @@ class Tensor : public SummarizingImplementation {
                    "few sums to average roundings";
         if (!problem.d_out.d_o.given())
             return "a gradient through the final state alone may rest on too few tokens to average roundings";
+        // Of f16, whose bars are half as wide, in any number.
+        const std::int64_t heads = problem.whole.sequences * problem.whole.heads * problem.group;
+        if (wants_gate_gradient(problem) && problem.options.gate_form == GateForm::softplus &&
+            (problem.dtype == DType::f16 || heads < 32))
+            return "gradients behind a softplus of fewer than 32 heads and sequences, or of f16 tensors, may rest on "
+                   "strong gates alone, of which sums that cancel leave too little";
         return {};
     }
 

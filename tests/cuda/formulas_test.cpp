@@ -1,5 +1,7 @@
 // Raw gates and betas at the ends of what their formulas take, left out and of either sign, in every CUDA
 // kernel that reads them.
+#include <cmath>
+
 #include "tests/cuda/device_runs.hpp"
 #include "tests/formula_ends.hpp"
 #include "tests/optional_inputs.hpp"
@@ -61,10 +63,39 @@ TEST(CudaFormulas, StrongGatesBesideWeakOnes) {
                              "simple_gla:bwd t292 h1 k64 v64 bf16", "simple_gla:bwd t292 h8 k64 v64 bf16 reverse",
                              "simple_gla:bwd t100 h4 hv8 k64 v64 bf16", "simple_gla:bwd t292 b2 h6 k64 v64 bf16",
                              "gla:bwd t100 h2 k64 v64 bf16", "gated_delta_rule:bwd t292 h1 k64 v64 bf16",
-                             "comba:bwd t100 h2 k64 v64 f16", "kda:bwd t100 h8 k64 v64 bf16"}) {
+                             "comba:bwd t100 h2 k64 v64 f16", "kda:bwd t100 h8 k64 v64 bf16",
+                             "simple_gla:bwd t66 h32 k64 v64 bf16"}) {
         for (int seed = 1; seed <= 4; ++seed)
             expect_right(std::string(text) + " gates=strong rawgate state=in cuda seed=" + std::to_string(seed));
     }
+}
+
+// On tensor cores a strong gate's gradient has its decay, and nothing of pairs of tokens behind it.
+TEST(CudaFormulas, GradientsOfStrongGates) {
+    constexpr double strong = -30, most = 1e-8;  // e^-30 of 1e5, of roundings 1e-6 and more
+    for (const char* type : {"bf16", "f16"}) {
+        for (const char* order : {"", " reverse"}) {
+            const ProblemLine line = line_of(std::string("simple_gla:bwd t300 h1 k64 v64 ") + type + order +
+                                             " gates=lasting state=in force=cuda.tensor cuda");
+            CallTensors made = harness::make_tensors(line);
+            for (std::int64_t i = 5; i < line.T; i += 10) made.tensors.at("g").set(i, strong);
+            const harness::Expected expected = harness::expect(made.call);
+            run_there(made);
+            expect_within_bars(made.call, expected.outputs, format(line), expected.terms);
+            const std::vector<double> gradients = harness::read_values(made.call.grads.d_g);
+            for (std::size_t i = 5; i < gradients.size(); i += 10)
+                EXPECT_LT(std::abs(gradients[i]), most) << format(line) << ": token " << i;
+        }
+    }
+}
+
+TEST(CudaFormulas, SoftplusOnTensorCores) {
+    const auto served = [](const std::string& sizes) { return served_by("simple_gla:bwd t292 k64 v64 " + sizes); };
+    for (const char* sizes : {"h31 bf16 rawgate cuda", "b3 h10 bf16 rawgate cuda", "h64 f16 rawgate cuda"})
+        EXPECT_EQ(served(sizes), "cuda.split") << sizes;
+    for (const char* sizes : {"h32 bf16 rawgate cuda", "b4 h8 bf16 rawgate cuda", "h8 f16 rawgate bound=-5 cuda",
+                              "h8 f16 cuda"})
+        EXPECT_EQ(served(sizes), "cuda.tensor") << sizes;
 }
 
 }  // namespace

@@ -20,8 +20,8 @@ inline bool hands_doubles_on(const Problem& problem) {
                        [](const TensorView* view) { return view->given() && view->dtype == DType::f64; });
 }
 
-// Whether a chunk of the delta rule may leave so little of the state, through differences of numbers near 1, that more
-// than fp32 is needed; in double it leaves as much of it as results in f64 may be off by with one or two channels.
+// Whether a chunk of the delta rule may leave so little of the state, through differences of numbers near 1, that fp32
+// is too little for any result, and, with one or two channels, double for one in f64.
 inline bool erases_much(const Problem& problem) { return problem.rule == Rule::delta && problem.K < 16; }
 
 // Where results rest on few sums, or the delta rule erases through differences what little is left, or keeps the

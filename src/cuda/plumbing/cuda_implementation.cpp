@@ -53,14 +53,8 @@ LaunchPlan plan_of(const SumsArgs& sums) {
 }  // namespace
 
 CudaImplementation::Steps CudaImplementation::steps_along(const Problem& problem, int tokens, std::int64_t blocks) {
-    std::int64_t longest = problem.T;
-    if (problem.in.cu_seqlens.given()) {
-        longest = problem.N > 0 ? (problem.T + problem.N - 1) / problem.N : 0;  // unless their lengths are known
-        for (std::size_t i = 0; i < problem.sequences.size(); ++i) {
-            const std::int64_t length = problem.sequences[i].end - problem.sequences[i].begin;
-            longest = i == 0 ? length : std::max(longest, length);
-        }
-    }
+    const bool known = problem.sequences.size() == static_cast<std::size_t>(problem.N);
+    const std::int64_t longest = known ? own_longest(problem) : (problem.T + problem.N - 1) / problem.N;
     const double mean =
         static_cast<double>(problem.B * problem.T) / static_cast<double>(std::max<std::int64_t>(problem.N, 1));
     return {(longest + tokens - 1) / tokens, static_cast<double>(blocks) * mean / tokens};

@@ -1,5 +1,5 @@
 // Raw gates and betas at the ends of what their formulas take, left out and of either sign, in every CUDA
-// kernel that reads them.
+// kernel that reads them; gradients of strong gates beside weak ones.
 #include <cmath>
 
 #include "tests/cuda/device_runs.hpp"
